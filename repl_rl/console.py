@@ -1,0 +1,86 @@
+"""Pure logic of the console: lines, cells and prompts. No event loop, no I/O, no tokenizer.
+
+The reference is `code.InteractiveConsole`. Completeness is decided here with `codeop` only where the answer is
+certain, to save a trip to the kernel; whatever is sent on is decided again by the console inside the sandbox.
+"""
+
+import codeop
+import warnings
+from enum import StrEnum
+
+PS1 = ">>> "
+PS2 = "... "
+
+_HOST_COMPILE_CHARS = 8192
+"""Longer cells are judged by the sandboxed console alone: a hostile source must not keep the host's parser busy."""
+
+
+class Verdict(StrEnum):
+    """What the host knows about a cell after one more line."""
+
+    VOID = "void"
+    """Blank or a comment where a cell would start: the console prints nothing and asks again."""
+    INCOMPLETE = "incomplete"
+    """The console would ask for a continuation line."""
+    SEND = "send"
+    """Only the console can tell, or it would run (or refuse) the cell now."""
+
+
+class CellBuffer:
+    """Collects physical lines until the console would take them as one cell."""
+
+    def __init__(self, *, decide: bool = True) -> None:
+        """`decide=False`: host and sandbox Pythons differ, so every verdict is `SEND`."""
+        self._decide = decide
+        self._lines: list[str] = []
+        self._compile = codeop.CommandCompiler()
+
+    @property
+    def source(self) -> str:
+        """The cell so far, as `InteractiveConsole` would compile it."""
+        return "\n".join(self._lines)
+
+    def add(self, line: str) -> Verdict:
+        """Append one physical line (without its newline) and say what is known now."""
+        if self._decide and not self._lines and (not (text := line.strip()) or text.startswith("#")):
+            return Verdict.VOID
+        self._lines.append(line)
+        if not self._decide or sum(map(len, self._lines)) > _HOST_COMPILE_CHARS:
+            return Verdict.SEND
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                incomplete = self._compile(self.source, "<stdin>", "single") is None
+        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+            return Verdict.SEND
+        return Verdict.INCOMPLETE if incomplete else Verdict.SEND
+
+    def reset(self) -> None:
+        """Start a new cell. Compiler flags set by `from __future__` lines stay, as in the console."""
+        self._lines.clear()
+
+
+class LineBuffer:
+    """Cuts a stream of decoded text into physical lines at each newline, and at nothing else.
+
+    A token may hold text after its newline, or several newlines: the text after the last one is carried into
+    the next line.
+    """
+
+    def __init__(self) -> None:
+        self._carry = ""
+
+    @property
+    def carry(self) -> str:
+        """Text after the last newline: the beginning of a line that is not closed yet."""
+        return self._carry
+
+    def feed(self, text: str) -> tuple[str, ...]:
+        """Append decoded text and return the physical lines that it closed, without their newlines."""
+        *closed, self._carry = (self._carry + text).split("\n")
+        return tuple(closed)
+
+
+def prompt(more: bool) -> str:
+    """The prompt that the console prints next."""
+    return PS2 if more else PS1

@@ -1,0 +1,95 @@
+"""What an inference engine is to a rollout: a session that takes observed ids and gives sampled ones.
+
+Engines deal in token ids only. They know neither text, nor lines, nor consoles.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from repl_rl.errors import EngineError
+
+Watch = Callable[[int], bool]
+"""Called with each sampled id in order; True asks to stop after that id."""
+
+
+class ChunkEnd(StrEnum):
+    """Why the engine stopped sampling a chunk."""
+
+    STOP_ID = "stop_id"
+    """The last id is one of the asked-for stop ids."""
+    WATCH = "watch"
+    """The watch returned True for the last id."""
+    LENGTH = "length"
+    """`max_tokens` ids were sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Ids that the policy sampled in one go; never empty. `logprobs` are nats under the raw policy, each <= 0."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    end: ChunkEnd
+
+    def __post_init__(self) -> None:
+        if not self.token_ids or len(self.token_ids) != len(self.logprobs):
+            raise EngineError(
+                f"the engine returned {len(self.token_ids)} ids with {len(self.logprobs)} log probabilities; "
+                "a chunk has at least one id and one log probability for each"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How ids are drawn.
+
+    `temperature` 0 is greedy. Log probabilities are always those of the raw policy (temperature 1), so
+    training needs temperature 1; other values are for evaluation.
+    """
+
+    temperature: float = 1.0
+    seed: int | None = None
+    """Seeds this session's draws where the engine can; None: the engine's own random stream."""
+
+
+class EngineSession(Protocol):
+    """One rollout's conversation with the engine. Ids are only ever appended."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Every id of this session in order, as the engine saw or sampled them: prompt, sampled, observed."""
+
+    async def sample(
+        self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
+    ) -> Chunk:
+        """Append `observed` ids (may be empty), then sample until a stop id, the watch, or `max_tokens` (>= 1).
+
+        The stopping id is part of the chunk. Ids past it never appear, here or in `ids`.
+
+        Raises:
+            EngineDied: the engine's process is gone.
+            EngineError: the context is full, or the engine refused the request.
+        """
+
+
+class Engine(Protocol):
+    """An open engine. Closing it is the business of `open_engine`."""
+
+    name: str
+    policy_step: int
+    """Optimizer steps behind the loaded weights."""
+    context_tokens: int
+    """Longest sequence, prompt included."""
+
+    def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
+        """Open a session that starts from `prompt_ids` (at least one id)."""
+
+    async def load_weights(self, folder: Path, policy_step: int) -> None:
+        """Replace the weights by `folder/model.safetensors` and drop every cached key and value.
+
+        Call it only while no session is open.
+        """
