@@ -1,0 +1,179 @@
+"""The sole owner of a tokenizer: prompts, observations and captions.
+
+Ids are the truth and text is the caption. A prompt is encoded once; each observation is encoded alone, once, with
+special tokens disabled (a program that prints `<|im_end|>` prints eight characters of text, not a control token);
+sampled ids are decoded for the console and never encoded again.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from repl_rl.assets import asset
+from repl_rl.errors import ConfigError
+from repl_rl.trajectory import Observed, Prompt
+
+Overshoot = Literal["refuse", "carry"]
+"""What to do with a vocabulary that has tokens with text after their last newline.
+
+`refuse`: the audit is an error. `carry`: such a token ends the line like any other that holds a newline, and the text
+after it begins the next line. Nothing is forbidden to the policy, so sampler and trainer keep the same distribution.
+"""
+
+_ANCHOR = "a"
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the vocabulary does with newlines and with the end of text."""
+
+    newline_ids: frozenset[int]
+    """Every id whose text contains a newline: the ids that end a line."""
+    overshoot_ids: frozenset[int]
+    """The part of `newline_ids` that has other text after the last newline."""
+    eos_ids: frozenset[int]
+
+
+class Renderer:
+    """Turns tasks and console output into ids, and sampled ids into text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, overshoot: Overshoot = "refuse", source: str = "") -> None:
+        """Audit the vocabulary once.
+
+        Raises:
+            ConfigError: no id contains a newline, no end or padding id is defined, or `overshoot` is "refuse" and
+                some id has text after its last newline.
+        """
+        self.tokenizer = tokenizer
+        self._source = source or str(tokenizer.name_or_path)
+        self._anchor = tuple(self._raw_encode(_ANCHOR))
+        self._anchor_text = self._raw_decode(self._anchor)
+        self.audit = self._audit()
+        if self.audit.overshoot_ids and overshoot == "refuse":
+            examples = [self.decode((i,)) for i in sorted(self.audit.overshoot_ids)[:3]]
+            raise ConfigError(
+                f"vocabulary of {self._source}, ids with text after a newline ({len(self.audit.overshoot_ids)})",
+                examples,
+                "use another tokenizer, or --overshoot carry to let that text begin the next line",
+            )
+        self._encode_cached = lru_cache(maxsize=65_536)(self._encode)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, overshoot: Overshoot = "refuse") -> "Renderer":
+        """Load the tokenizer of a model folder (or of a hub name that is already cached).
+
+        Raises:
+            ConfigError: there is no usable tokenizer, or its vocabulary is refused by the audit.
+        """
+        if Path(folder).is_dir() and not any(Path(folder).glob("tokenizer*")):
+            raise ConfigError("model folder without tokenizer", str(folder), "save the tokenizer beside the weights")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        except (OSError, ValueError) as error:
+            raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {error}") from error
+        return cls(tokenizer, overshoot, str(folder))
+
+    @property
+    def newline_ids(self) -> frozenset[int]:
+        return self.audit.newline_ids
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self.audit.eos_ids
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a line: every id with a newline, and the end tokens."""
+        return self.audit.newline_ids | self.audit.eos_ids
+
+    @property
+    def pad_id(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(pad) if pad is not None else min(self.eos_ids)
+
+    def prompt(self, question: str, template: str = "base", version: str = "3") -> Prompt:
+        """The prompt of a task, up to and including the first console prompt.
+
+        `template` is `chat` (the model's chat template, then the banner as the beginning of the assistant's text)
+        or the name of a file in `prompts/` with `{question}` and optionally `{banner}`.
+        """
+        banner = asset("prompts/banner.txt").read_text().replace("{version}", version)
+        if template == "chat":
+            return self._chat_prompt(question, banner + ">>> ")
+        text = asset(f"prompts/{template}.txt").read_text().replace("{banner}", banner).replace("{question}", question)
+        return Prompt(text, self.encode(text))
+
+    def _chat_prompt(self, question: str, prefill: str) -> Prompt:
+        if not self.tokenizer.chat_template:
+            raise ConfigError(f"chat template of {self._source}", None, "use --prompt base for a base model")
+        messages = [
+            {"role": "system", "content": asset("prompts/chat.txt").read_text().strip()},
+            {"role": "user", "content": question},
+        ]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        head = self.tokenizer.encode(text, add_special_tokens=False)
+        return Prompt(text + prefill, (*head, *self.encode(prefill)))
+
+    def observation(self, text: str, max_tokens: int | None = None) -> Observed:
+        """Encode what a console printed, alone. Beyond `max_tokens` the middle gives way to a visible marker."""
+        ids = self.encode(text)
+        if max_tokens is None or len(ids) <= max_tokens:
+            return Observed(text, ids)
+        marker = f"\n[... {len(ids) - max_tokens} tokens cut ...]\n"
+        head, tail = ids[: max_tokens // 2], ids[len(ids) - (max_tokens - max_tokens // 2) :]
+        return Observed(self.decode(head) + marker + self.decode(tail), (*head, *self.encode(marker), *tail))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of `text` alone: no special token is added, none is recognised."""
+        return self._encode_cached(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The exact text of `ids` in the middle of a sequence: leading spaces and special tokens are kept."""
+        text = self._raw_decode((*self._anchor, *ids))
+        return text.removeprefix(self._anchor_text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        # A console may print lone surrogates, which no tokenizer takes.
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+        if not text:
+            return ()
+        ids = tuple(self._raw_encode(text))
+        if self.decode(ids) == text:
+            return ids
+        # Sentencepiece-style tokenizers put a space before the first word: encode after an anchor, drop the anchor.
+        anchored = tuple(self._raw_encode(_ANCHOR + "\n" + text))
+        anchor = tuple(self._raw_encode(_ANCHOR + "\n"))
+        if anchored[: len(anchor)] == anchor and self.decode(anchored[len(anchor) :]) == text:
+            return anchored[len(anchor) :]
+        return ids
+
+    def _raw_encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return ids
+
+    def _raw_decode(self, ids: Iterable[int]) -> str:
+        return str(
+            self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False),
+        )
+
+    def _audit(self) -> Audit:
+        tokenizer = self.tokenizer
+        newline, overshoot = set(), set()
+        size = len(tokenizer)
+        texts = tokenizer.batch_decode(
+            [[*self._anchor, i] for i in range(size)], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        for i, text in enumerate(texts):
+            if "\n" in text:
+                newline.add(i)
+                if not text.endswith("\n"):
+                    overshoot.add(i)
+        if not newline:
+            raise ConfigError(f"vocabulary of {self._source}", "without a newline", "no line can end; use another")
+        if tokenizer.eos_token_id is None:
+            raise ConfigError(f"eos_token of {self._source}", None, "name one in tokenizer_config.json")
+        return Audit(frozenset(newline), frozenset(overshoot), frozenset({int(tokenizer.eos_token_id)}))

@@ -1,0 +1,129 @@
+"""Token promises: exact captions, harmless observations, an audited vocabulary."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from repl_rl.errors import ConfigError
+from repl_rl.renderer import Renderer
+from tests.conftest import TOKENIZERS, merged_tokenizer, overshooting_tokenizer, sentencepiece_tokenizer
+
+RENDERERS = {name: Renderer(make(), "carry") for name, make in TOKENIZERS.items()}
+_TEXTS = st.text(st.sampled_from("ab1 \n()'>.:[]é€"), max_size=40)
+
+
+@pytest.mark.parametrize("name", sorted(RENDERERS))
+@given(text=_TEXTS)
+def test_an_encoded_text_decodes_to_itself(name: str, text: str) -> None:
+    renderer = RENDERERS[name]
+    assert renderer.decode(renderer.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", sorted(RENDERERS))
+@pytest.mark.parametrize("printed", ["<|im_end|>", "</s>", "<s>", "<unk>", "<|pad|>"])
+def test_printed_control_tokens_stay_text(name: str, printed: str) -> None:
+    renderer = RENDERERS[name]
+    ids = renderer.observation(printed + "\n>>> ").token_ids
+    assert not set(ids) & set(renderer.tokenizer.all_special_ids)
+    assert renderer.decode(ids) == printed + "\n>>> "
+
+
+def test_i12_tokens_with_text_after_their_newline_are_refused_by_default() -> None:
+    with pytest.raises(ConfigError, match=r"vocabulary of .*text after a newline.*--overshoot carry"):
+        Renderer(overshooting_tokenizer())
+    assert Renderer(overshooting_tokenizer(), "carry").audit.overshoot_ids
+
+
+@pytest.mark.parametrize("make", [merged_tokenizer, sentencepiece_tokenizer])
+def test_i12_the_audit_accepts_vocabularies_without_them(make: object) -> None:
+    assert callable(make)
+    assert Renderer(make()).audit.overshoot_ids == frozenset()
+
+
+@pytest.mark.parametrize("name", sorted(RENDERERS))
+def test_every_id_whose_text_holds_a_newline_ends_a_line(name: str) -> None:
+    renderer = RENDERERS[name]
+    expected = {i for i in range(len(renderer.tokenizer)) if "\n" in renderer.decode((i,))}
+    assert renderer.newline_ids == expected
+    assert renderer.stop_ids == expected | renderer.eos_ids
+
+
+def test_merged_newlines_are_single_tokens_here() -> None:
+    renderer = RENDERERS["merged"]
+    assert {len(renderer.encode(text)) for text in (")\n", "\n\n", ":\n")} == {1}
+
+
+def test_a_first_word_keeps_its_own_spaces() -> None:
+    renderer = RENDERERS["sentencepiece"]
+    for text in ("return", " return", "    return x\n"):
+        assert renderer.decode(renderer.encode(text)) == text
+
+
+def test_a_long_observation_keeps_head_and_tail_and_says_what_was_cut() -> None:
+    renderer = RENDERERS["merged"]
+    text = "".join(f"{i}\n" for i in range(500)) + ">>> "
+    observed = renderer.observation(text, max_tokens=32)
+    assert observed.text.startswith("0\n1\n")
+    assert observed.text.endswith("499\n>>> ")
+    assert "tokens cut" in observed.text
+    assert renderer.decode(observed.token_ids) == observed.text
+    assert renderer.observation("short\n>>> ", max_tokens=32).text == "short\n>>> "
+
+
+def test_a_lone_surrogate_is_shown_escaped() -> None:
+    assert RENDERERS["merged"].decode(RENDERERS["merged"].encode("\ud800")) == "\\ud800"
+
+
+def test_a_question_may_contain_braces() -> None:
+    prompt = RENDERERS["merged"].prompt("len({1: 2}) {x}", "bare")
+    assert prompt.text == "len({1: 2}) {x}\n>>> "
+    assert RENDERERS["merged"].decode(prompt.token_ids) == prompt.text
+
+
+def test_the_base_prompt_shows_the_version_of_the_sandboxed_python() -> None:
+    prompt = RENDERERS["merged"].prompt("What is 2 + 2?", "base", version="3.11.7")
+    assert "Python 3.11.7 on linux\n" in prompt.text
+    assert prompt.text.endswith("\n>>> ")
+
+
+def test_a_chat_prompt_is_the_template_and_then_the_banner_as_the_beginning_of_the_answer() -> None:
+    tokenizer = merged_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    renderer = Renderer(tokenizer)
+    prompt = renderer.prompt("What is 2 + 2?", "chat", version="3.11.7")
+    head, banner = prompt.text.split("assistant: ")
+    assert "user: What is 2 + 2?<|im_end|>\n" in head
+    assert banner.startswith("Python 3.11.7 on linux\n")
+    assert banner.endswith(">>> ")
+    # The template's own control tokens are control tokens; nothing after them is.
+    assert [i for i in prompt.token_ids if i in renderer.eos_ids] == [tokenizer.eos_token_id] * 2
+
+
+def test_a_chat_prompt_without_a_template_is_refused() -> None:
+    with pytest.raises(ConfigError, match="chat template of .* --prompt base"):
+        RENDERERS["merged"].prompt("q", "chat")
+
+
+def test_an_unknown_template_is_named() -> None:
+    with pytest.raises(ConfigError, match="prompts/nope.txt"):
+        RENDERERS["merged"].prompt("q", "nope")
+
+
+def test_a_vocabulary_without_an_end_token_is_refused() -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=merged_tokenizer().backend_tokenizer)
+    with pytest.raises(ConfigError, match="eos_token"):
+        Renderer(tokenizer)
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: object) -> None:
+    with pytest.raises(ConfigError, match="save the tokenizer beside the weights"):
+        Renderer.from_folder(str(tmp_path))
+
+
+def test_a_saved_tokenizer_is_loaded_with_the_same_audit(tmp_path: object) -> None:
+    merged_tokenizer().save_pretrained(str(tmp_path))
+    assert Renderer.from_folder(str(tmp_path)).audit == RENDERERS["merged"].audit
