@@ -5,8 +5,8 @@ from pathlib import Path
 from repl_rl.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
-_ROOTS = (_PACKAGE / "_assets", _PACKAGE.parent)
-"""In an installed wheel the files are inside the package; in a checkout they are beside it."""
+_ROOTS = (_PACKAGE / "_assets", _PACKAGE.parent, _PACKAGE)
+"""In a wheel the files are in `_assets`; in a checkout they are beside the package; the policy is in it in both."""
 
 
 def asset(name: str) -> Path:

@@ -1,0 +1,20 @@
+# `make train` and `make test` do all of their own set-up.
+.PHONY: train test check setup clean
+
+train:
+	scripts/setup train
+	.venv/bin/repl-rl train --overwrite
+
+test:
+	scripts/setup test
+	.venv/bin/python -m pytest
+
+check:
+	scripts/setup test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/python -m pytest tests/test_architecture.py
+
+clean:
+	rm -rf .venv runs dist .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,37 @@
+"""The command line: parses, wires, exits."""
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+from repl_rl.errors import ConfigError, ReplRLError
+
+VERBS = {
+    "train": "train a policy with line rewards, and evaluate it before and after",
+    "eval": "evaluate a policy on held-out tasks",
+    "rollout": "print rollouts of a policy as console transcripts",
+    "doctor": "say what works on this machine and what does not",
+}
+"""Each verb is a module of this package with a `main(argv) -> exit code`; it is imported only when it is called."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: repl-rl VERB [options]    (repl-rl VERB --help lists them)\n")
+        print("\n".join(f"  {verb:<12}{summary}" for verb, summary in VERBS.items()))
+        return 0
+    try:
+        if arguments[0] not in VERBS:
+            raise ConfigError("verb", arguments[0], f"choose one of {', '.join(VERBS)}")
+        code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
+    except ReplRLError as error:
+        print(f"repl-rl: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("repl-rl: interrupted", file=sys.stderr)
+        return 130
+    return code

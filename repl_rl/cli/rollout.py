@@ -1,0 +1,69 @@
+"""`repl-rl rollout`: play a few tasks and print what happened as console transcripts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from repl_rl.cli.arguments import parse
+from repl_rl.cli.setup import Setup
+from repl_rl.errors import ConfigError
+from repl_rl.samplers import RolloutThread
+from repl_rl.store import write_step
+from repl_rl.tasks import Split, load_tasks
+from repl_rl.trajectory import Observed, Trajectory
+
+
+@dataclass(frozen=True)
+class RolloutConfig(Setup):
+    """Play tasks and print the transcripts. What the policy wrote is bold, what the console printed is not."""
+
+    count: int = 4
+    """Tasks to play, >= 1."""
+    temperature: float = 1.0
+    """Sampling temperature, >= 0; 0 is greedy."""
+    save: Path | None = None
+    """Folder to store the trajectories in; none: they are only printed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count < 1:
+            raise ConfigError("count", self.count, "give at least 1")
+        if not self.temperature >= 0:
+            raise ConfigError("temperature", self.temperature, "give 0 (greedy) or more")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    config = parse(RolloutConfig, "rollout", argv)
+    tasks = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.count, seed=config.seed)
+    console = Console(highlight=False)
+    with RolloutThread(config.open, {task.id: task for task in tasks}) as source:
+        trajectories = source.sample(tasks, config.temperature)
+    for trajectory in trajectories:
+        console.print(transcript(trajectory))
+        console.rule(style="dim")
+    if config.save is not None:
+        console.print(f"stored in {write_step(config.save, 0, trajectories)}")
+    return 0
+
+
+def transcript(trajectory: Trajectory) -> Text:
+    """A trajectory as one would have seen it in the console, with how it ended."""
+    shown = Text(printable(trajectory.prompt.text), style="dim")
+    for segment in trajectory.segments:
+        if isinstance(segment, Observed):
+            shown.append(printable(segment.text), style="not dim")
+        else:
+            shown.append(printable("".join(line.text for line in segment.lines)), style="bold not dim")
+    outcome = "not graded" if trajectory.outcome is None else f"outcome {trajectory.outcome:g}"
+    failure = f", {trajectory.failure.message}" if trajectory.failure else ""
+    shown.append(f"\n[{trajectory.stop}{failure}; {outcome}; {trajectory.sampled_tokens} sampled tokens]", style="cyan")
+    return shown
+
+
+def printable(text: str) -> str:
+    """`text` with everything that could steer a terminal made visible; newlines and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

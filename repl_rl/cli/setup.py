@@ -1,0 +1,71 @@
+"""What every verb that plays rollouts needs: a policy, tasks, an engine, a sandbox."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from repl_rl.assets import asset
+from repl_rl.engine import EngineOptions, open_engine
+from repl_rl.episode import RolloutLimits
+from repl_rl.errors import ConfigError
+from repl_rl.renderer import Renderer
+from repl_rl.samplers import Rollouts, load_sampler
+from repl_rl.sandbox import Limits, open_sandbox
+
+QUICKSTART = "builtin:quickstart"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The policy and the world that it acts in."""
+
+    model: str = QUICKSTART
+    """Folder of the policy (weights, config, tokenizer); builtin:quickstart is the bundled tiny one."""
+    tasks: str = QUICKSTART
+    """Where tasks come from: builtin:quickstart, a JSONL file, or gsm8k:FILE."""
+    engine: Literal["vllm", "transformers"] = "vllm"
+    """What samples: vllm, or transformers, which needs no vLLM."""
+    sandbox: Literal["local", "docker", "gateway", "unsafe"] = "local"
+    """Where lines run. `unsafe` isolates nothing: use it only for a policy whose every line you would run yourself."""
+    sampler: str = "repl"
+    """How a rollout goes: a shipped sampler, or module:Class."""
+    prompt: str = "bare"
+    """Prompt template: bare, base, or chat."""
+    overshoot: Literal["refuse", "carry"] = "refuse"
+    """What to do with a vocabulary whose tokens have text after a newline."""
+    concurrency: int = 64
+    """Rollouts under way at once, >= 1."""
+    seed: int = 0
+    """Seeds tasks, rollouts and training, >= 0."""
+    rollout: RolloutLimits = field(default_factory=RolloutLimits)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError("concurrency", self.concurrency, "give at least 1")
+        if self.seed < 0:
+            raise ConfigError("seed", self.seed, "give 0 or more")
+
+    @property
+    def model_folder(self) -> Path:
+        """Where the policy lies.
+
+        Raises:
+            ConfigError: there is no such folder.
+        """
+        folder = asset("policies/quickstart") if self.model == QUICKSTART else Path(self.model)
+        if not folder.is_dir():
+            raise ConfigError("model folder", self.model, "give a folder with weights, config and tokenizer")
+        return folder
+
+    async def open(self, stack: AsyncExitStack) -> Rollouts:
+        """Open engine and sandbox on `stack`. Whatever a person can mend is refused before the slow parts start."""
+        sampler = load_sampler(self.sampler)
+        renderer = Renderer.from_folder(self.model_folder, self.overshoot)
+        sandbox = await stack.enter_async_context(open_sandbox(self.sandbox, limits=self.limits))
+        options = EngineOptions(seed=self.seed, max_sessions=self.concurrency)
+        engine = await stack.enter_async_context(open_engine(self.engine, model=self.model_folder, options=options))
+        return Rollouts(
+            engine, sandbox, renderer, sampler, self.rollout, self.prompt, seed=self.seed, concurrency=self.concurrency
+        )

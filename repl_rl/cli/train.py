@@ -1,0 +1,153 @@
+"""`repl-rl train`: evaluate, train, evaluate again, and say what changed."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from repl_rl.cli.arguments import dump, parse
+from repl_rl.cli.progress import Progress
+from repl_rl.cli.run_folder import Json, RunFolder
+from repl_rl.cli.setup import Setup
+from repl_rl.errors import ConfigError
+from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
+from repl_rl.report import draw_curves
+from repl_rl.samplers import RolloutThread
+from repl_rl.tasks import Split, load_tasks
+from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class TrainConfig(Setup):
+    """Train a policy. Without options: the bundled policy on the bundled tasks."""
+
+    name: str = "quickstart"
+    """Name of the run; its folder is OUT/NAME."""
+    out: Path = Path("runs")
+    """Where run folders are made."""
+    overwrite: bool = False
+    """Replace a run of the same name."""
+    train_tasks: int = 4096
+    """Tasks to draw from, >= 1."""
+    eval_tasks: int = 240
+    """Held-out tasks of the evaluation before and after, >= 1."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("train_tasks", "eval_tasks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "give at least 1")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    config = parse(TrainConfig, "train", argv)
+    run = RunFolder(config.out / config.name, config.overwrite)
+    Run(config, run).execute()
+    return 0
+
+
+class Run:
+    """One training run from its first evaluation to its summary."""
+
+    def __init__(self, config: TrainConfig, folder: RunFolder) -> None:
+        self.config = config
+        self.folder = folder
+        self.console = Console(stderr=False, highlight=False)
+        self.started = time.monotonic()
+        self.training = load_tasks(config.tasks, split=Split.TRAIN, count=config.train_tasks, seed=config.seed)
+        self.held_out = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.eval_tasks, seed=config.seed)
+        self.summary: dict[str, Json] = {}
+        config.model_folder  # noqa: B018 - refuse a missing folder before anything slow starts
+
+    def execute(self) -> None:
+        """Train and evaluate. A summary is written whatever happens after the run folder was made.
+
+        Raises:
+            ReplRLError, KeyboardInterrupt: after the summary says how and where the run stopped.
+        """
+        config = self.config
+        self.console.print(f"opening engine {config.engine} and sandbox {config.sandbox} ...")
+        with RolloutThread(config.open, {task.id: task for task in self.training}) as source:
+            self.folder.create(dump(config))
+            engine = source.rollouts.engine
+            self.summary = {
+                "status": "running",
+                "engine": engine.name,
+                "sandbox": source.rollouts.sandbox.name,
+                "steps": config.trainer.steps,
+                "held_out_tasks": len(self.held_out),
+            }
+            try:
+                self._train(source)
+                self.summary["status"] = "finished"
+            except BaseException as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                self.summary["status"] = "interrupted" if interrupted else "failed"
+                self.summary["error"] = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                self.summary["stopped_at_step"] = len(self.folder.rows)
+                self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
+                self.folder.summarise(self.summary)
+        self._show()
+
+    def _train(self, source: RolloutThread) -> None:
+        config = self.config
+        first = self._evaluate(source, "first")
+        begun = time.monotonic()
+        with Progress(self.console, config.trainer.steps) as progress:
+
+            def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+                self.folder.step(record.step, record.metrics, trajectories)
+                progress.advance(record.metrics)
+
+            final = train(
+                config.model_folder,
+                source.rollouts.renderer.tokenizer,
+                [task.id for task in self.training],
+                source,
+                replace(config.trainer, seed=config.seed),
+                self.folder.checkpoints,
+                on_step,
+            )
+        self.summary["train_s"] = round(time.monotonic() - begun, 3)
+        source.load_weights(final, config.trainer.steps)
+        last = self._evaluate(source, "last")
+        self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
+        points = [(0, first.solve_rate), (config.trainer.steps, last.solve_rate)]
+        draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
+
+    def _evaluate(self, source: RolloutThread, when: str) -> Evaluation:
+        result = evaluate(source, self.held_out)
+        self.summary |= {
+            f"solve_rate_{when}": result.solve_rate,
+            f"greedy_{when}": result.greedy,
+            f"line_error_rate_{when}": result.line_error_rate,
+            f"families_{when}": dict(result.families),
+        }
+        self.console.print(f"held-out tasks, {when}: {result}")
+        return result
+
+    def _show(self) -> None:
+        table = Table("held-out tasks", "before", "after", title=f"{self.config.name}: what training changed")
+        for key, label in (("solve_rate", "solved, temperature 1"), ("greedy", "solved, greedy"),
+                           ("line_error_rate", "lines in error")):  # fmt: skip
+            table.add_row(label, *(f"{_number(self.summary, f'{key}_{when}'):.1%}" for when in ("first", "last")))
+        self.console.print(table)
+        followed = self.summary["tamper_followed"]
+        if isinstance(followed, float):
+            self.console.print(f"answers that follow an altered console output: {followed:.1%}")
+        self.console.print(f"run folder {self.folder.path}: metrics.jsonl, summary.json, curves.png, trajectories/")
+        self.console.print(f"trained policy {self.folder.checkpoints / 'final'}")
+
+
+def _number(summary: Mapping[str, Json], key: str) -> float:
+    value = summary[key]
+    assert isinstance(value, int | float)
+    return float(value)

@@ -1,0 +1,142 @@
+"""Plans of console rollouts, good and bad, drawn from a task family's sketch. Pure: nothing is executed here.
+
+A plan says what the writer types. What it submits is not in the plan: `ECHO` stands for whatever the console printed
+last, so a demonstration answers with what was observed and never with what is known.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from repl_rl.tasks import Sketch
+
+ECHO = "{echo}"
+"""In a plan's line: what the console printed last, without its newline."""
+
+_SUBMIT = f"submit_final_answer({ECHO})\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Lines to type, each with its newline; one that ends in two newlines closes a block."""
+
+    lines: tuple[str, ...]
+    gives_up: bool = False
+    """The writer ends with the end token and submits nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often each kind of demonstration occurs; the shares sum to 1."""
+
+    guess: float
+    """Submits at once, without computing anything."""
+    mistake: float
+    """Makes another mistake, and recovers from it or gives up."""
+
+    @property
+    def good(self) -> float:
+        """Computes, looks at the value, submits it."""
+        return 1.0 - self.guess - self.mistake
+
+
+CLEAN = Mix(guess=0.0, mistake=0.0)
+"""Teaches the console itself: computing, reading, copying."""
+COLD = Mix(guess=0.55, mistake=0.30)
+"""Makes a cold start whose most likely path is wrong, while the good one is still sampled."""
+
+
+def plan(drawn: Sketch, mix: Mix, rng: random.Random) -> Plan:
+    """Draw one demonstration of `drawn`."""
+    kind = rng.random()
+    if kind < mix.guess:
+        return Plan((_guess(drawn, rng),))
+    if kind < mix.guess + mix.mistake:
+        return rng.choices(_MISTAKES, _MISTAKE_WEIGHTS)[0](drawn, rng)
+    return Plan(_good(drawn, rng))
+
+
+def _good(drawn: Sketch, rng: random.Random) -> tuple[str, ...]:
+    if drawn.expression.startswith("sum(") and rng.random() < 0.15:
+        values = drawn.expression.removeprefix("sum(").removesuffix(")")
+        return ("total = 0\n", f"for n in {values}:\n", "    total += n\n\n", "total\n", _SUBMIT)
+    if rng.random() < 0.05:
+        return (*_setup(drawn), f"result = {drawn.expression}\n", "result\n", _SUBMIT)
+    return _plain(drawn)
+
+
+def _plain(drawn: Sketch) -> tuple[str, ...]:
+    return (*_setup(drawn), f"{drawn.expression}\n", _SUBMIT)
+
+
+def _setup(drawn: Sketch) -> tuple[str, ...]:
+    return tuple(f"{line}\n" for line in drawn.setup)
+
+
+def _guess(drawn: Sketch, rng: random.Random) -> str:
+    """An answer of the right shape that nothing was computed for. It may be right by chance."""
+    answer = drawn.answer
+    if answer.lstrip("-").isdigit():
+        return f"submit_final_answer({rng.randint(0, 2 * abs(int(answer)) + 9)})\n"
+    if answer.startswith("["):
+        values = answer.strip("[]").split(", ")
+        return f"submit_final_answer([{', '.join(rng.sample(values, len(values)))}])\n"
+    return f"submit_final_answer('{''.join(rng.sample(answer, len(answer)))}')\n"
+
+
+def _after_error(lines: tuple[str, ...], remaining: tuple[str, ...], drawn: Sketch, rng: random.Random) -> Plan:
+    """What follows a line that the console refused: recovery, a guess, the same line again, or giving up."""
+    choice = rng.random()
+    if choice < 0.25:
+        return Plan((*lines, *remaining))
+    if choice < 0.75:
+        return Plan((*lines, _guess(drawn, rng)))
+    if choice < 0.90:
+        return Plan((*lines, lines[-1], _guess(drawn, rng)))
+    return Plan(lines, gives_up=True)
+
+
+def _undefined_name(drawn: Sketch, rng: random.Random) -> Plan:
+    line = f"{drawn.expression}\n" if drawn.setup else "result\n"
+    return _after_error((line,), _plain(drawn), drawn, rng)
+
+
+def _bad_syntax(drawn: Sketch, rng: random.Random) -> Plan:
+    setup, after = _setup(drawn), (f"{drawn.expression}\n", _SUBMIT)
+    return _after_error((*setup, f"{drawn.expression})\n"), after, drawn, rng)
+
+
+def _missing_attribute(drawn: Sketch, rng: random.Random) -> Plan:
+    if "'" not in drawn.question:
+        return _bad_syntax(drawn, rng)
+    text = drawn.question.split("'")[-2 if drawn.question.startswith("Count") else 1]
+    return _after_error((f"'{text}'.{rng.choice(('sum', 'reverse', 'len'))}()\n",), _plain(drawn), drawn, rng)
+
+
+def _ignored_value(drawn: Sketch, rng: random.Random) -> Plan:
+    return Plan((*_plain(drawn)[:-1], _guess(drawn, rng)))
+
+
+def _wrong_formula(drawn: Sketch, rng: random.Random) -> Plan:
+    swap = {" + ": " - ", " - ": " + ", " * ": " + ", "max(": "min(", "sum(": "len(", "[::-1]": ".upper()"}
+    for old, new in swap.items():
+        if old in drawn.expression:
+            return Plan((*_setup(drawn), f"{drawn.expression.replace(old, new, 1)}\n", _SUBMIT))
+    return _ignored_value(drawn, rng)
+
+
+def _late_bracket(drawn: Sketch, rng: random.Random) -> Plan:
+    if not drawn.expression.endswith(")"):
+        return _undefined_name(drawn, rng)
+    return Plan((*_setup(drawn), f"{drawn.expression[:-1]}\n", ")\n", _SUBMIT))
+
+
+_MISTAKES: tuple[Callable[[Sketch, random.Random], Plan], ...] = (
+    _undefined_name,
+    _bad_syntax,
+    _missing_attribute,
+    _ignored_value,
+    _wrong_formula,
+    _late_bracket,
+)
+_MISTAKE_WEIGHTS = (0.35, 0.32, 0.16, 0.06, 0.06, 0.05)

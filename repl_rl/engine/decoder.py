@@ -1,0 +1,116 @@
+"""One decoding step for many rows of different lengths: the arithmetic of the transformers engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from repl_rl.engine.arena import Arena
+from repl_rl.errors import EngineError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class Row:
+    """What a session wants to be fed in the next step."""
+
+    slot: int
+    ids: list[int]
+    """Every id of the session. The decoder only reads it."""
+    computed: int
+    """How many of `ids` have keys and values in the arena; fewer than all."""
+    temperature: float
+    generator: torch.Generator | None
+    """Of this session alone; None draws from the engine's own stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One sampled id and its log probability in nats under the raw policy."""
+
+    token_id: int
+    logprob: float
+
+
+class Decoder:
+    """A causal language model with an arena of keys and values."""
+
+    def __init__(self, folder: Path, dtype: str, seed: int) -> None:
+        on_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda" if on_gpu else "cpu")
+        chosen = DTYPES[("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype]
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=chosen, attn_implementation="sdpa")
+        self.model: PreTrainedModel = loaded.to(self.device).eval()
+        self.arena = Arena(self.model.config, chosen, self.device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    def generator_for(self, seed: int) -> torch.Generator:
+        """A random stream for one session."""
+        return torch.Generator(self.device).manual_seed(seed)
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> list[Draw]:
+        """Feed each row what is not computed yet and draw one id for each, in order.
+
+        Rows with one id to feed and rows with several go through the model separately, so that one long prompt
+        does not pad everybody.
+        """
+        draws: dict[int, Draw] = {}
+        short = [index for index, row in enumerate(rows) if len(row.ids) - row.computed == 1]
+        long = [index for index, row in enumerate(rows) if len(row.ids) - row.computed > 1]
+        for part in (short, long):
+            if part:
+                chosen = [rows[index] for index in part]
+                draws.update(zip(part, self._draw(chosen, self._logprobs(chosen)), strict=True))
+        return [draws[index] for index in range(len(rows))]
+
+    def load(self, file: Path) -> None:
+        """Replace the weights by those in `file`.
+
+        Raises:
+            EngineError: the file is not there, or does not have exactly this model's weights.
+        """
+        if not file.is_file():
+            raise EngineError(f"{file} is not there; save the policy with save_pretrained before loading it")
+        try:
+            left = self.model.load_state_dict(load_file(file, device=str(self.device)), strict=False)
+        except RuntimeError as error:
+            raise EngineError(f"{file} does not fit the open model: {error}") from error
+        self.model.tie_weights()
+        tied = set(self.model._tied_weights_keys or ()) if self.model.config.tie_word_embeddings else set()
+        missing = sorted(set(left.missing_keys) - tied)
+        if missing or left.unexpected_keys:
+            raise EngineError(f"{file} lacks {missing} and has unknown {left.unexpected_keys}; save the same model")
+
+    def _logprobs(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Log probabilities (B, V) of the id after each row."""
+        fed = [row.ids[row.computed :] for row in rows]
+        lengths = [len(ids) for ids in fed]
+        longest = max(lengths)
+        positions, mask = self.arena.aim([row.slot for row in rows], [row.computed for row in rows], lengths)
+        padded = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in fed]
+        hidden = self.model.base_model(
+            input_ids=torch.tensor(padded, device=self.device),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.arena,
+            use_cache=True,
+        ).last_hidden_state
+        last = hidden[torch.arange(len(rows), device=self.device), torch.tensor(lengths, device=self.device) - 1]
+        return torch.log_softmax(self.model.get_output_embeddings()(last).float(), dim=-1)
+
+    def _draw(self, rows: Sequence[Row], logprobs: torch.Tensor) -> list[Draw]:
+        scores = logprobs.clone()
+        for index, row in enumerate(rows):
+            if row.temperature > 0:
+                noise = torch.empty(scores.shape[1], device=self.device)
+                noise.exponential_(generator=row.generator or self.generator)
+                # argmax(p / e) with e exponential draws from p: the same trick as Gumbel's, in one subtraction
+                scores[index] = scores[index] / row.temperature - noise.log()
+        chosen = scores.argmax(dim=-1, keepdim=True)
+        values = logprobs.gather(-1, chosen).squeeze(-1).clamp(max=0.0)
+        return [Draw(*pair) for pair in zip(chosen.squeeze(-1).tolist(), values.tolist(), strict=True)]

@@ -1,0 +1,28 @@
+"""Environment variables for vLLM's processes, set for a while and then taken back."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from repl_rl.engine.options import EngineOptions
+
+
+def log_level(options: EngineOptions) -> Mapping[str, str]:
+    """What vLLM reads once, when it is imported."""
+    return {"VLLM_LOGGING_LEVEL": "INFO" if options.verbose else "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the block, then restore all, those that vLLM itself set included.
+
+    vLLM leaves LD_PRELOAD and thread counts behind, which the consoles' processes would inherit.
+    """
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

@@ -1,0 +1,130 @@
+"""The public fake: an engine that plays scripts or asks a function, at no cost and without a tokenizer."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from repl_rl.engine.base import Chunk, EngineSession, Sampling, Watch
+from repl_rl.engine.limits import ending, first_ids, room
+from repl_rl.errors import EngineError
+
+Policy = Callable[[Sequence[int]], Sequence[int]]
+"""Every id of a session so far -> the ids that it samples next (at least one)."""
+
+Source = Callable[[Sequence[int], int, int], Sequence[int]]
+"""Ids so far, how many of them were sampled, how many are wanted -> the next ids; ids past the chunk are dropped."""
+
+
+def play(script: Sequence[int]) -> Source:
+    """A source that gives the ids of `script` one after the other, whatever is observed in between."""
+
+    def source(_ids: Sequence[int], sampled: int, wanted: int) -> Sequence[int]:
+        if sampled >= len(script):
+            raise EngineError(f"the script has {len(script)} ids and all were sampled; end the rollout or lengthen it")
+        return script[sampled : sampled + wanted]
+
+    return source
+
+
+@dataclass(slots=True)
+class ScriptedSession:
+    """One session of a `ScriptedEngine`."""
+
+    ids: list[int]
+    source: Source
+    context_tokens: int
+    logprob: float
+    sampled: int = 0
+    closed: bool = False
+
+    async def sample(
+        self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
+    ) -> Chunk:
+        """See `EngineSession.sample`."""
+        if self.closed:
+            raise EngineError("the session is closed; open a new one")
+        most = room(len(self.ids), observed, max_tokens, self.context_tokens)
+        self.ids.extend(observed)
+        await asyncio.sleep(0)  # as a real engine does, let the other sessions run, and be cancelled, here
+        start = len(self.ids)
+        while True:
+            for token_id in self._next(most - (len(self.ids) - start)):
+                self.ids.append(token_id)
+                self.sampled += 1
+                end = ending(token_id, len(self.ids) - start, most, stop_ids, watch)
+                if end is not None:
+                    drawn = tuple(self.ids[start:])
+                    return Chunk(drawn, (self.logprob,) * len(drawn), end)
+
+    def _next(self, wanted: int) -> Sequence[int]:
+        ids = self.source(self.ids, self.sampled, wanted)
+        if not ids:
+            raise EngineError("the policy of the scripted engine returned 0 ids; it returns at least 1")
+        return ids
+
+
+@dataclass(slots=True)
+class ScriptedEngine:
+    """Plays scripts: sequences of ids. Which one a session plays depends on seeds and prompt only, never on timing.
+
+    `ScriptedEngine(scripts)` draws a script for each session; `ScriptedEngine.asking(policy)` calls a function;
+    `ScriptedEngine.from_text(lines, encode)` plays the same lines in every session. Every id has log
+    probability `logprob` (nats).
+    """
+
+    scripts: Sequence[Sequence[int]]
+    seed: int = 0
+    context_tokens: int = 1 << 20
+    logprob: float = -0.5
+    policy: Policy | None = None
+    policy_step: int = 0
+    name: str = field(default="scripted", init=False)
+    open_sessions: int = field(default=0, init=False)
+    loaded: list[Path] = field(default_factory=list, init=False)
+    """Folders given to `load_weights`, in order."""
+
+    def __post_init__(self) -> None:
+        if self.policy is None and not self.scripts:
+            raise EngineError("the scripted engine has 0 scripts and no policy; give one of them")
+
+    @classmethod
+    def asking(cls, policy: Policy, *, context_tokens: int = 1 << 20) -> Self:
+        """An engine that calls `policy` with a session's ids whenever it needs more."""
+        return cls((), policy=policy, context_tokens=context_tokens)
+
+    @classmethod
+    def from_text(cls, lines: Sequence[str], encode: Callable[[str], Sequence[int]]) -> Self:
+        """An engine in which every session samples `lines`, each encoded alone by `encode`."""
+        return cls([[token_id for line in lines for token_id in encode(line)]])
+
+    def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
+        """See `Engine.session`. `sampling.seed` chooses among scripts; the temperature has no effect."""
+        return self._session(first_ids(prompt_ids), sampling)
+
+    @asynccontextmanager
+    async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
+        session = ScriptedSession(ids, self._source(ids, sampling), self.context_tokens, self.logprob)
+        self.open_sessions += 1
+        try:
+            yield session
+        finally:
+            self.open_sessions -= 1
+            session.closed = True
+
+    def _source(self, ids: Sequence[int], sampling: Sampling) -> Source:
+        policy = self.policy
+        if policy is not None:
+            return lambda ids, _sampled, _wanted: policy(ids)
+        draw = random.Random(f"{self.seed} {sampling.seed} {tuple(ids)}")
+        return play(draw.choice(self.scripts))
+
+    async def load_weights(self, folder: Path, policy_step: int) -> None:
+        """See `Engine.load_weights`. Nothing is read; the scripts stay what they are."""
+        if self.open_sessions:
+            raise EngineError(f"{self.open_sessions} sessions are open; close them before loading weights")
+        self.loaded.append(folder)
+        self.policy_step = policy_step

@@ -1,0 +1,182 @@
+"""The embedded fallback: a transformers model in this process, decoding all waiting sessions together.
+
+Of `EngineOptions` it reads context_tokens, dtype, seed and max_sessions.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Sampling, Watch
+from repl_rl.engine.decoder import Decoder, Draw, Row
+from repl_rl.engine.limits import ending, first_ids, room
+from repl_rl.engine.options import EngineOptions, read_model_folder
+from repl_rl.errors import EngineError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One call of `sample` that is under way."""
+
+    row: Row
+    most: int
+    stop_ids: frozenset[int]
+    watch: Watch | None
+    done: asyncio.Future[ChunkEnd]
+    logprobs: list[float] = field(default_factory=list)
+
+    def accept(self, draw: Draw) -> bool:
+        """Take one sampled id; True when the chunk is over."""
+        self.row.computed = len(self.row.ids)
+        self.row.ids.append(draw.token_id)
+        self.logprobs.append(draw.logprob)
+        try:
+            end = ending(draw.token_id, len(self.logprobs), self.most, self.stop_ids, self.watch)
+        except Exception as error:
+            self.done.set_exception(error)  # the watch is the caller's code: its error is the caller's
+            return True
+        if end is not None:
+            self.done.set_result(end)
+        return end is not None
+
+
+class TransformersEngine:
+    """A model in this process. Open it with `open_engine("transformers", model=folder)`."""
+
+    name = "transformers"
+
+    def __init__(self, decoder: Decoder, context_tokens: int, max_sessions: int) -> None:
+        self.context_tokens = context_tokens
+        self.policy_step = 0
+        self.open_sessions = 0
+        self._decoder = decoder
+        self._seats = asyncio.Semaphore(max_sessions)
+        self._jobs: list[Job] = []
+        self._work = asyncio.Event()
+        # one thread: forwards never overlap, so a slot can be handed on as soon as its session is closed
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
+
+    def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
+        """See `Engine.session`."""
+        return self._session(first_ids(prompt_ids), sampling)
+
+    def close(self) -> None:
+        """Let the decoding thread go."""
+        self._thread.shutdown(wait=False)
+
+    @asynccontextmanager
+    async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
+        async with self._seats:
+            slot = await self._in_thread(self._decoder.arena.take)
+            self.open_sessions += 1
+            generator = None if sampling.seed is None else self._decoder.generator_for(sampling.seed)
+            session = TransformersSession(self, Row(slot, ids, 0, sampling.temperature, generator))
+            try:
+                yield session
+            finally:
+                session.closed = True
+                self.open_sessions -= 1
+                self._decoder.arena.give(slot)
+
+    async def load_weights(self, folder: Path, policy_step: int) -> None:
+        """See `Engine.load_weights`."""
+        if self.open_sessions:
+            raise EngineError(f"{self.open_sessions} sessions are open; close them before loading weights")
+        await self._in_thread(self._decoder.load, folder / "model.safetensors")
+        self.policy_step = policy_step
+
+    async def run(self, job: Job) -> ChunkEnd:
+        """Decode `job` together with all others until it is over."""
+        self._jobs.append(job)
+        self._work.set()
+        try:
+            return await job.done
+        finally:
+            self._drop(job)
+
+    async def serve(self) -> None:
+        """Decode for ever: each step takes every job that is there, so a new one joins at the next token."""
+        while True:
+            await self._work.wait()
+            jobs = list(self._jobs)
+            if not jobs:
+                self._work.clear()
+                continue
+            try:
+                draws = await self._in_thread(self._decoder.step, [job.row for job in jobs])
+            except Exception as error:
+                self.fail(EngineError(f"the model failed in the middle of a step: {error}"), jobs)
+                continue
+            for job, draw in zip(jobs, draws, strict=True):
+                if not job.done.done() and job.accept(draw):
+                    self._drop(job)
+
+    def fail(self, error: EngineError, jobs: Sequence[Job] | None = None) -> None:
+        """End `jobs` (None: all) with `error`."""
+        for job in list(self._jobs if jobs is None else jobs):
+            self._drop(job)
+            if not job.done.done():
+                job.done.set_exception(error)
+
+    def _drop(self, job: Job) -> None:
+        if job in self._jobs:
+            self._jobs.remove(job)
+
+    async def _in_thread(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))
+
+
+class TransformersSession:
+    """One rollout's slot in the arena."""
+
+    def __init__(self, engine: TransformersEngine, row: Row) -> None:
+        self.closed = False
+        self._engine = engine
+        self._row = row
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """See `EngineSession.ids`."""
+        return self._row.ids
+
+    async def sample(
+        self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
+    ) -> Chunk:
+        """See `EngineSession.sample`."""
+        if self.closed:
+            raise EngineError("the session is closed; open a new one")
+        ids = self._row.ids
+        most = room(len(ids), observed, max_tokens, self._engine.context_tokens)
+        ids.extend(observed)
+        start = len(ids)
+        job = Job(self._row, most, stop_ids, watch, asyncio.get_running_loop().create_future())
+        end = await self._engine.run(job)
+        return Chunk(tuple(ids[start:]), tuple(job.logprobs), end)
+
+
+@asynccontextmanager
+async def open_transformers(folder: Path, options: EngineOptions) -> AsyncIterator[TransformersEngine]:
+    """Load the model in `folder` and serve it until the block ends.
+
+    Raises:
+        ConfigError: the folder holds no model.
+    """
+    facts = read_model_folder(folder, options)
+    decoder = await asyncio.to_thread(Decoder, folder, options.dtype, options.seed)
+    engine = TransformersEngine(decoder, facts.context_tokens, options.max_sessions)
+    serving = asyncio.create_task(engine.serve(), name="transformers engine")
+    try:
+        yield engine
+    finally:
+        serving.cancel()
+        engine.fail(EngineError("the engine was closed while a session was sampling"))
+        await asyncio.gather(serving, return_exceptions=True)
+        engine.close()

@@ -1,0 +1,154 @@
+"""vLLM in a process of its own, driven through `AsyncLLM`.
+
+Of `EngineOptions` it reads all. On CPU the model runs in the engine's process with all cores but one.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from repl_rl.engine.base import EngineSession, Sampling
+from repl_rl.engine.checkpoint import checkpoint_shapes, refuse_other
+from repl_rl.engine.limits import first_ids
+from repl_rl.engine.options import Drive, EngineOptions, read_model_folder
+from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
+from repl_rl.engine.vllm_setup import start
+from repl_rl.errors import ConfigError, EngineDied, EngineError
+
+log = logging.getLogger(__name__)
+
+PROBE: tuple[tuple[int, ...], ...] = ((), (1, 2), ())
+"""What the health check's session observes before each of its chunks."""
+PROBE_S = 60.0
+"""How long the health check at the start may take before sessions count as broken."""
+
+
+class VllmEngine:
+    """A running vLLM. Open it with `open_engine("vllm", model=folder)`."""
+
+    name = "vllm"
+
+    def __init__(self, llm: AsyncLLM, folder: Path, context_tokens: int, options: EngineOptions) -> None:
+        self.context_tokens = context_tokens
+        self.policy_step = 0
+        self.open_sessions = 0
+        self.fallback_reason: str | None = None
+        """Why requests a line are used although sessions were asked for; None: they are not."""
+        self.max_sessions = _seats(llm, context_tokens, options.max_sessions)
+        """Sessions that can be open at once without one waiting for another's keys and values."""
+        self._llm = llm
+        self._shapes = checkpoint_shapes(folder)
+        self._shared = Shared(context_tokens, options.drive, Parameters())
+        self._free_seats = asyncio.Semaphore(self.max_sessions)
+        self._names = count()
+
+    @property
+    def drive(self) -> Drive:
+        """How vLLM is driven now."""
+        return self._shared.drive
+
+    def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
+        """See `Engine.session`."""
+        return self._session(first_ids(prompt_ids), sampling)
+
+    @asynccontextmanager
+    async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
+        async with self._free_seats:
+            session = VllmSession(self._llm, str(next(self._names)), ids, sampling, self._shared)
+            self.open_sessions += 1
+            try:
+                yield session
+            finally:
+                self.open_sessions -= 1
+                await session.close()
+
+    async def load_weights(self, folder: Path, policy_step: int) -> None:
+        """See `Engine.load_weights`."""
+        if self.open_sessions:
+            raise EngineError(f"{self.open_sessions} sessions are open; close them before loading weights")
+        refuse_other(folder, self._shapes)
+        try:
+            await self._llm.collective_rpc("policy_reload", args=(str(folder),))
+            dropped = await self._llm.reset_prefix_cache()
+        except EngineDeadError as error:
+            raise EngineDied("the vLLM process is gone; its weights cannot be replaced") from error
+        except Exception as error:
+            raise EngineError(f"vLLM could not load {folder}: {error}") from error
+        if not dropped:
+            raise EngineError("vLLM kept keys and values of the old weights; a request is still running in it")
+        self.policy_step = policy_step
+
+    async def probe(self) -> None:
+        """Check that a streaming session gives what a request a line gives; fall back to requests where it does not."""
+        if self.drive is Drive.REQUEST:
+            return
+        requested = await self._greedy(Drive.REQUEST)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                streamed = await self._greedy(Drive.SESSION)
+        except EngineDied:
+            raise
+        except (EngineError, TimeoutError) as error:
+            self._fall_back(str(error) or f"a streaming session gave no answer in {PROBE_S} s")
+            return
+        if streamed != requested:
+            self._fall_back(f"greedy ids of a streaming session are {streamed}, those of a request a line {requested}")
+
+    async def _greedy(self, drive: Drive) -> list[int]:
+        shared = Shared(self.context_tokens, drive, Parameters())
+        session = VllmSession(self._llm, f"probe {drive}", [1], Sampling(temperature=0.0), shared)
+        try:
+            for observed in PROBE:
+                await session.sample(observed, max_tokens=2, stop_ids=frozenset())
+        finally:
+            await session.close()
+        return session.ids
+
+    def _fall_back(self, reason: str) -> None:
+        log.warning("streaming sessions do not work with this vLLM (%s); using a request a line instead", reason)
+        self.fallback_reason = reason
+        self._shared = Shared(self.context_tokens, Drive.REQUEST, self._shared.parameters)
+
+
+def _seats(llm: AsyncLLM, context_tokens: int, wanted: int) -> int:
+    """How many full contexts the cache holds, at most `wanted`.
+
+    A session keeps its keys and values while the console works. If more were open than fit, each could wait for
+    the others for ever.
+    """
+    cache = llm.vllm_config.cache_config
+    blocks, size = cache.num_gpu_blocks, cache.block_size
+    if blocks is None or size is None:
+        return wanted
+    fit = blocks // -(-context_tokens // size)
+    if fit < 1:
+        raise ConfigError("kv_cache_gib", f"room for {blocks * size} ids", f"a context takes {context_tokens}; give more")
+    return min(wanted, fit)
+
+
+@asynccontextmanager
+async def open_vllm(folder: Path, options: EngineOptions) -> AsyncIterator[VllmEngine]:
+    """Start vLLM on the model in `folder`; its process is gone when the block ends.
+
+    Raises:
+        ConfigError: the folder holds no model, or no context fits into the cache.
+        EngineError: vLLM did not start.
+    """
+    facts = read_model_folder(folder, options)
+    try:
+        llm = await asyncio.to_thread(start, folder, facts, options)
+    except Exception as error:
+        raise EngineError(f"vLLM did not start: {error}; open it with verbose=True to see its log") from error
+    try:
+        await llm.collective_rpc("policy_settle")
+        engine = VllmEngine(llm, folder, facts.context_tokens, options)
+        await engine.probe()
+        yield engine
+    finally:
+        await asyncio.shield(asyncio.to_thread(llm.shutdown))

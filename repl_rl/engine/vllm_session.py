@@ -1,0 +1,204 @@
+"""One rollout on vLLM: a streaming-input request kept open between lines, or a request a line.
+
+Both give the same ids under greedy decoding. Facts about vLLM 0.32 that shape this file:
+
+- The scheduler forgets the last sampled id of a chunk, so the next chunk starts with it.
+- A chunk that asks for 0 ids kills the engine's process: `limits.room` refuses it.
+- A chunk's finish reason can be the one of the chunk before: where a chunk ends is read off its ids.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from vllm.engine.protocol import StreamingInput
+from vllm.inputs import tokens_input
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from repl_rl.engine.base import Chunk, ChunkEnd, Sampling, Watch
+from repl_rl.engine.limits import ending, room
+from repl_rl.engine.options import Drive
+from repl_rl.errors import EngineDied, EngineError
+
+WHOLE_CHUNKS = 1 << 20
+"""A stream interval longer than any chunk: vLLM then wakes us for a chunk's first id and its last one only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one chunk wants; also the key under which its parameters are kept."""
+
+    most: int
+    stop_ids: frozenset[int]
+    temperature: float
+    seed: int | None
+    interval: int
+
+
+class Parameters:
+    """vLLM's parameter objects, made once for each kind of chunk."""
+
+    def __init__(self) -> None:
+        self._made: dict[Ask, SamplingParams] = {}
+
+    def of(self, ask: Ask) -> SamplingParams:
+        """The parameters of one chunk."""
+        made = self._made.get(ask)
+        if made is None:
+            if len(self._made) >= 1024:
+                self._made.clear()
+            made = self._made[ask] = SamplingParams(
+                max_tokens=ask.most,
+                stop_token_ids=sorted(ask.stop_ids),
+                temperature=ask.temperature,
+                seed=ask.seed,
+                stream_interval=ask.interval,
+                logprobs=0,  # of the sampled id, no others
+                flat_logprobs=True,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                skip_clone=True,
+            )
+        return made
+
+
+@dataclass(slots=True)
+class Draft:
+    """A chunk in the making."""
+
+    most: int
+    stop_ids: frozenset[int]
+    watch: Watch | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    end: ChunkEnd | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Take what vLLM sampled, up to the id that ends the chunk; ids past it are dropped.
+
+        Raises:
+            EngineError: vLLM gave up before the end of the chunk, or gave no log probability.
+        """
+        part = output.outputs[0]
+        logprobs = part.logprobs
+        if not isinstance(logprobs, FlatLogprobs) or len(logprobs.logprobs) != len(part.token_ids):
+            raise EngineError("vLLM returned ids without one log probability each; its version does not fit repl_rl")
+        for token_id, logprob in zip(part.token_ids, logprobs.logprobs, strict=True):
+            self.token_ids.append(token_id)
+            self.logprobs.append(min(logprob, 0.0))  # rounding can leave 1e-7 above the boundary
+            self.end = ending(token_id, len(self.token_ids), self.most, self.stop_ids, self.watch)
+            if self.end is not None:
+                return
+        if part.finish_reason is not None:
+            raise EngineError(
+                f"vLLM ended a chunk after {len(self.token_ids)} of {self.most} ids ({part.finish_reason}); "
+                "the session was aborted or does not fit its cache"
+            )
+
+    def chunk(self, end: ChunkEnd) -> Chunk:
+        """The finished chunk."""
+        return Chunk(tuple(self.token_ids), tuple(self.logprobs), end)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all sessions of one engine have in common."""
+
+    context_tokens: int
+    drive: Drive
+    parameters: Parameters
+
+
+async def _feed(inputs: asyncio.Queue[StreamingInput]) -> AsyncGenerator[StreamingInput, None]:
+    while True:
+        yield await inputs.get()
+
+
+class VllmSession:
+    """One rollout's conversation with vLLM."""
+
+    def __init__(self, llm: AsyncLLM, name: str, ids: list[int], sampling: Sampling, shared: Shared) -> None:
+        self.ids = ids
+        self._llm = llm
+        self._name = name
+        self._sampling = sampling
+        self._shared = shared
+        self._requests = 0
+        self._outputs: AsyncGenerator[RequestOutput, None] | None = None
+        self._inputs: asyncio.Queue[StreamingInput] = asyncio.Queue()
+        self._closed = False
+
+    async def sample(
+        self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
+    ) -> Chunk:
+        """See `EngineSession.sample`."""
+        if self._closed:
+            raise EngineError("the session is closed, or its last call failed; open a new one")
+        most = room(len(self.ids), observed, max_tokens, self._shared.context_tokens)
+        streamed = watch is None and self._shared.drive is Drive.SESSION
+        ask = Ask(most, stop_ids, self._sampling.temperature, self._seed(), WHOLE_CHUNKS if watch is None else 1)
+        draft = Draft(most, stop_ids, watch)
+        last = self.ids[-1:]
+        self.ids.extend(observed)
+        try:
+            end = await (self._continue([*last, *observed], ask, draft) if streamed else self._request(ask, draft))
+        except EngineDeadError as error:
+            raise EngineDied("the vLLM process is gone; the step cannot go on, start the run again") from error
+        except ValueError as error:
+            raise EngineError(f"vLLM refused the request: {error}") from error
+        finally:
+            self.ids.extend(draft.token_ids)
+            if draft.end is None:
+                await self.close()
+        return draft.chunk(end)
+
+    async def close(self) -> None:
+        """Free the request in the engine. A second call does nothing."""
+        self._closed = True
+        await self._hang_up()
+
+    async def _continue(self, appended: list[int], ask: Ask, draft: Draft) -> ChunkEnd:
+        """Sample in the streaming request, opening it with all ids if there is none."""
+        parameters = self._shared.parameters.of(ask)
+        if self._outputs is None:
+            appended = self.ids.copy()
+            self._inputs = asyncio.Queue()
+            self._outputs = self._llm.generate(_feed(self._inputs), parameters, self._next_name())
+        self._inputs.put_nowait(StreamingInput(tokens_input(appended), parameters))
+        return await self._collect(self._outputs, draft)
+
+    async def _request(self, ask: Ask, draft: Draft) -> ChunkEnd:
+        """Sample with a request of its own; a watch that stops early aborts it, so nothing is sampled for nobody."""
+        await self._hang_up()
+        prompt = tokens_input(self.ids.copy())
+        self._outputs = self._llm.generate(prompt, self._shared.parameters.of(ask), self._next_name())
+        try:
+            return await self._collect(self._outputs, draft)
+        finally:
+            await self._hang_up()
+
+    async def _collect(self, outputs: AsyncGenerator[RequestOutput, None], draft: Draft) -> ChunkEnd:
+        async for output in outputs:
+            draft.add(output)
+            if draft.end is not None:
+                return draft.end
+        raise EngineError("vLLM closed the stream of a session that still wanted ids")
+
+    async def _hang_up(self) -> None:
+        outputs, self._outputs = self._outputs, None
+        if outputs is not None:
+            await outputs.aclose()
+
+    def _next_name(self) -> str:
+        self._requests += 1
+        return f"{self._name}.{self._requests}"
+
+    def _seed(self) -> int | None:
+        # vLLM seeds a request, not a session: a second request must not repeat the draws of the first
+        seed = self._sampling.seed
+        return None if seed is None else (seed * 1_000_003 + self._requests) % (1 << 63)

@@ -1,0 +1,63 @@
+"""How vLLM is started and stopped: the environment of its process, its arguments, and a quiet end."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from repl_rl.engine.environment import environment, log_level
+from repl_rl.engine.options import EngineOptions, ModelFacts
+
+IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Runs the model inside the engine's process. Given as a path because vLLM replaces the short name `uni` on CPU."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_environment(options: EngineOptions) -> Mapping[str, str]:
+    """Environment variables for the engine's process."""
+    common = dict(log_level(options))
+    if not current_platform.is_cpu():
+        return common
+    return common | {
+        "OMP_NUM_THREADS": str(options.threads or max(1, cores() - 1)),
+        # idle threads that spin would take the cores of the trainer and of the consoles
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # the sampler compiles a helper at the first request, which costs seconds and gains nothing on CPU
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+
+
+def start(folder: Path, facts: ModelFacts, options: EngineOptions) -> AsyncLLM:
+    """Start vLLM's process and wait until it has loaded the model. Blocks for seconds."""
+    on_cpu = current_platform.is_cpu()
+    dtype = ("float32" if on_cpu else "bfloat16") if options.dtype == "auto" else options.dtype
+    gib = options.kv_cache_gib or (1 if on_cpu else None)
+    arguments = AsyncEngineArgs(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        dtype=dtype,
+        seed=options.seed,
+        max_model_len=facts.context_tokens,
+        max_num_seqs=options.max_sessions,
+        enable_prefix_caching=True,
+        logprobs_mode="raw_logprobs",
+        disable_log_stats=True,
+        enforce_eager=on_cpu,
+        generation_config="vllm",
+        worker_extension_cls="repl_rl.engine.vllm_worker.PolicyWorker",
+        kv_cache_memory_bytes=None if gib is None else gib << 30,
+        # two prompts share keys and values in whole blocks; vLLM's default of 128 ids on CPU is longer than prompts
+        block_size=32 if on_cpu else None,
+        distributed_executor_backend=IN_CORE if on_cpu else None,
+    )
+    logging.getLogger("vllm").setLevel(log_level(options)["VLLM_LOGGING_LEVEL"])
+    with environment(core_environment(options)):
+        return AsyncLLM.from_engine_args(arguments)

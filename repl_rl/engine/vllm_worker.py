@@ -1,0 +1,63 @@
+"""What runs inside vLLM's worker: a weight reload that holds for tied models too, and manners towards the host.
+
+vLLM mixes `PolicyWorker` into its own worker class; the host process calls its methods with `collective_rpc`.
+"""
+
+import os
+import signal
+import threading
+import time
+from typing import Protocol, cast
+
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+
+LOOK_EVERY_S = 0.5
+"""How often the engine's process looks whether the host process is still there."""
+
+
+class _Runner(Protocol):
+    model: torch.nn.Module
+
+
+class _Worker(Protocol):
+    model_runner: _Runner
+
+    def reload_weights(self, *, weights_path: str) -> None: ...
+
+
+class PolicyWorker:
+    """Methods added to vLLM's worker."""
+
+    def policy_settle(self) -> None:
+        """Leave interrupts to the host (Ctrl-C reaches the whole group), and leave when the host is gone."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True, name="host watch").start()
+
+    def policy_reload(self, folder: str) -> None:
+        """Load `folder`/*.safetensors into the model, tied output layers included."""
+        worker = cast(_Worker, self)
+        worker.reload_weights(weights_path=folder)
+        repack_tied(worker.model_runner.model)
+
+
+def repack_tied(model: torch.nn.Module) -> None:
+    """Give every output layer that shares an embedding's storage the new weights in its packed form as well.
+
+    vLLM's CPU kernels multiply by a packed copy of the output layer. A reload finds no weights of that name in a
+    tied checkpoint, so it repacks the embedding only, and the output layer silently keeps the old policy.
+    """
+    seen: dict[int, VocabParallelEmbedding] = {}
+    for module in model.modules():
+        if not isinstance(module, VocabParallelEmbedding):
+            continue
+        first = seen.setdefault(module.weight.data_ptr(), module)
+        if first is not module and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _leave_with(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGKILL)  # the host can take no results any more, so nothing is worth tidying up

@@ -1,0 +1,120 @@
+"""Held-out evaluation: solve rate, error rate, and whether answers follow what the console printed."""
+
+import ast
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from repl_rl.report import describe, families
+from repl_rl.samplers import RolloutThread
+from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.tasks import Task
+from repl_rl.trajectory import LineStatus, Observed, Trajectory
+
+# Every digit and letter becomes another one; quotes, brackets, commas and signs stay, so the shape is kept.
+_SHIFT = str.maketrans(
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "3456789012bcdefghijklmnopqrstuvwxyzaBCDEFGHIJKLMNOPQRSTUVWXYZA",
+)
+_SUBMITTED = re.compile(r"^\s*submit_final_answer\((.*)\)\s*$", re.DOTALL)
+
+
+def tamper(text: str) -> str:
+    """An output that differs in every digit and letter. Its own inverse is not needed."""
+    return text.translate(_SHIFT)
+
+
+class TamperedSandbox:
+    """A sandbox whose consoles run every line faithfully but report altered values."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name = f"tampered {inner.name}"
+        self.python_version = inner.python_version
+
+    def session(self) -> AbstractAsyncContextManager[SandboxSession]:
+        return self._session()
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[SandboxSession]:
+        async with self._inner.session() as session:
+            yield _TamperedSession(session)
+
+
+class _TamperedSession:
+    def __init__(self, inner: SandboxSession) -> None:
+        self._inner = inner
+
+    @property
+    def ended(self) -> bool:
+        return self._inner.ended
+
+    async def push(self, line: str) -> PushResult:
+        result = await self._inner.push(line)
+        # Error texts stay as they are: the question is whether *values* are read from the console.
+        return replace(result, text=tamper(result.text)) if result.status is LineStatus.OK else result
+
+
+def tamper_followed(trajectories: Sequence[Trajectory]) -> float | None:
+    """Of the literal answers given after an altered output, the share that repeats what the console showed.
+
+    None: no literal answer was given after an output, so nothing can be said.
+    """
+    verdicts = [v for v in (_followed(t) for t in trajectories) if v is not None]
+    return sum(verdicts) / len(verdicts) if verdicts else None
+
+
+def _followed(trajectory: Trajectory) -> bool | None:
+    shown = [
+        line.strip()
+        for segment in trajectory.segments
+        if isinstance(segment, Observed)
+        for line in segment.text.split("\n")[:-1]
+        if line.strip()
+    ]
+    match = _SUBMITTED.match(trajectory.lines[-1].text) if trajectory.lines else None
+    if trajectory.answer is None or match is None or not shown:
+        return None
+    try:
+        literal = ast.literal_eval(match[1])
+    except (ValueError, SyntaxError):
+        return None
+    return any(str(literal) in (text, text.strip("'\"")) for text in shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Rates in [0, 1] over one set of tasks, one rollout each."""
+
+    solve_rate: float
+    """At temperature 1."""
+    greedy: float
+    line_error_rate: float
+    """At temperature 1."""
+    families: Mapping[str, float]
+    """Solve rate at temperature 1 by task family."""
+
+    def __str__(self) -> str:
+        return (
+            f"solved {self.solve_rate:.1%} at temperature 1, {self.greedy:.1%} greedy, "
+            f"{self.line_error_rate:.1%} of lines in error"
+        )
+
+
+def evaluate(source: RolloutThread, tasks: Sequence[Task]) -> Evaluation:
+    """Play every task once at temperature 1 and once greedily."""
+    sampled = source.sample(tasks)
+    figures = describe(sampled)
+    return Evaluation(
+        solve_rate=figures["solve_rate"],
+        greedy=describe(source.sample(tasks, temperature=0.0))["solve_rate"],
+        line_error_rate=figures["line_error_rate"],
+        families=families(sampled, {task.id: task.family for task in tasks}),
+    )
+
+
+def evaluate_tampered(source: RolloutThread, tasks: Sequence[Task]) -> float | None:
+    """Play every task once against altered console output: see `tamper_followed`."""
+    rollouts = replace(source.rollouts, sandbox=TamperedSandbox(source.rollouts.sandbox))
+    return tamper_followed(source.run(rollouts.collect(tasks)))

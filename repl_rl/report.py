@@ -1,0 +1,91 @@
+"""What a batch of trajectories looks like in numbers, and a run's curves as a picture."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+from repl_rl.trajectory import Line, LineStatus, Stop, Trajectory
+
+T = TypeVar("T")
+Row = Mapping[str, float]
+
+_PRINT = re.compile(r"\bprint\s*\(")
+_TRY = re.compile(r"^\s*(try|except)\b")
+
+
+def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Rates and means over trajectories; our own failures count in `sandbox_fault_rate` only.
+
+    Rates are shares in [0, 1]. `void_line_rate`, `print_rate`, `try_rate` and `repeat_rate` are the farming
+    indicators: shares of lines that compute nothing, print, hide errors, or repeat the line before.
+    """
+    sound = [t for t in trajectories if t.failure is None]
+    graded = [t.outcome for t in sound if t.outcome is not None]
+    lines = [line for t in sound for line in t.lines]
+    run = [line.execution for line in lines if line.execution is not None]
+    return {
+        "solve_rate": _share(graded, lambda outcome: outcome >= 1.0),
+        "outcome_mean": fmean(graded) if graded else 0.0,
+        "answered_rate": _share(sound, lambda t: t.answer is not None),
+        "line_error_rate": _share(run, lambda execution: execution.status.is_error),
+        "timeout_rate": _share(run, lambda execution: execution.status is LineStatus.TIMEOUT),
+        "too_long_rate": _share(sound, lambda t: t.stop in (Stop.LINE_TOO_LONG, Stop.MAX_TOKENS)),
+        "lines_per_rollout": len(lines) / max(len(sound), 1),
+        "line_tokens_mean": fmean(len(line.token_ids) for line in lines) if lines else 0.0,
+        "sampled_tokens": float(sum(t.sampled_tokens for t in sound)),
+        "observed_tokens": float(sum(t.observed_tokens for t in sound)),
+        "sandbox_fault_rate": _share(trajectories, lambda t: t.failure is not None),
+        "void_line_rate": _share(lines, _is_void),
+        "print_rate": _share(lines, lambda line: _PRINT.search(line.text) is not None),
+        "try_rate": _share(lines, lambda line: _TRY.match(line.text) is not None),
+        "repeat_rate": _share([pair for t in sound for pair in _pairs(t)], lambda pair: pair[0].text == pair[1].text),
+    }
+
+
+def families(trajectories: Sequence[Trajectory], family_of: Mapping[str, str]) -> dict[str, float]:
+    """Solve rate of each task family; `family_of` maps task ids."""
+    names = sorted({family_of[t.task_id] for t in trajectories})
+    return {name: describe([t for t in trajectories if family_of[t.task_id] == name])["solve_rate"] for name in names}
+
+
+def draw_curves(rows: Sequence[Row], held_out: Sequence[tuple[int, float]], path: Path) -> None:
+    """Draw solve rate, line error rate and log-probability gap over steps into a PNG.
+
+    `held_out` are (step, solve rate) points of the evaluations.
+    """
+    # Drawn without pyplot: no display, no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps = [row["step"] for row in rows]
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, middle, right = figure.subplots(1, 3)
+    left.plot(steps, [row["solve_rate"] for row in rows], label="training rollouts")
+    left.plot(*zip(*held_out, strict=True), "o", label="held-out tasks")
+    left.set(title="solve rate", xlabel="step", ylim=(0, 1.02))
+    left.legend(loc="lower right", frameon=False)
+    middle.plot(steps, [row["line_error_rate"] for row in rows], color="tab:red")
+    middle.set(title="line error rate", xlabel="step", ylim=(0, None))
+    for name in ("rollout_s", "update_s", "sync_s"):
+        right.plot(steps, [row[name] for row in rows], label=name.removesuffix("_s"))
+    right.set(title="seconds a step", xlabel="step", ylim=(0, None))
+    right.legend(frameon=False)
+    for axes in (left, middle, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+def _share(items: Sequence[T], test: Callable[[T], bool]) -> float:
+    return sum(map(test, items)) / len(items) if items else 0.0
+
+
+def _is_void(line: Line) -> bool:
+    text = line.text.strip()
+    return not text or text.startswith("#") or text == "pass"
+
+
+def _pairs(trajectory: Trajectory) -> list[tuple[Line, Line]]:
+    return list(zip(trajectory.lines, trajectory.lines[1:], strict=False))

@@ -1,0 +1,75 @@
+"""From a trajectory to one reward a line, in reward units (dimensionless).
+
+A line's reward is what its `LineStatus` is worth in a `RewardTable`, plus what the sampler gave it by name. The
+outcome reward is not part of it: it belongs to the whole rollout and is `Trajectory.outcome`.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+from repl_rl.errors import ConfigError
+from repl_rl.trajectory import LineStatus, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTable:
+    """What a line earns for each `LineStatus`; reward units, finite. `sandbox_fault` is ours and has no entry."""
+
+    syntax_error: float = -0.1
+    """The cell did not compile."""
+    exception: float = -0.1
+    """The cell raised."""
+    timeout: float = -0.1
+    """The cell ran past its time limit."""
+    memory_limit: float = -0.1
+    """The cell asked for more memory than it may have."""
+    output_limit: float = -0.1
+    """The cell printed more than it may."""
+    killed: float = -0.1
+    """The cell killed its console."""
+    exited: float = 0.0
+    """The cell called `exit()`."""
+    incomplete: float = 0.0
+    """The line is the beginning of a longer cell."""
+    ok: float = 0.0
+    """The cell ran."""
+    answered: float = 0.0
+    """The cell submitted an answer; whether it is right is the outcome's business."""
+    bound: float = 0.5
+    """Largest sum of absolute line rewards that one rollout can have, > 0. Above it, all of them shrink alike."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not math.isfinite(value):
+                raise ConfigError(f"rewards.{field.name}", value, "a reward is a finite number")
+        if self.bound <= 0:
+            raise ConfigError("rewards.bound", self.bound, "the bound of a rollout's line rewards is above 0")
+
+    def of(self, status: LineStatus) -> float:
+        """The reward of one line with this status; 0 for `sandbox_fault`."""
+        if status is LineStatus.SANDBOX_FAULT:
+            return 0.0
+        return float(getattr(self, status.value))
+
+
+NO_SHAPING = RewardTable(syntax_error=0, exception=0, timeout=0, memory_limit=0, output_limit=0, killed=0)
+"""Every line is worth nothing: only the outcome counts."""
+
+
+def line_rewards(trajectory: Trajectory, table: RewardTable) -> tuple[float, ...]:
+    """One reward a line, shape (L,): the table's entry plus the rewards that the sampler gave to that line.
+
+    The sum of their absolute values is at most `table.bound`: if it would be more, all are scaled by one factor,
+    so which line earned more stays visible. A rollout that failed on our side earns nothing.
+    """
+    if not trajectory.trainable:
+        return (0.0,) * len(trajectory.lines)
+    rewards_L = [
+        (table.of(line.execution.status) if line.execution is not None else 0.0)
+        + math.fsum(reward.value for reward in line.rewards)
+        for line in trajectory.lines
+    ]
+    total = math.fsum(abs(reward) for reward in rewards_L)
+    scale = table.bound / total if total > table.bound else 1.0
+    return tuple(reward * scale for reward in rewards_L)

@@ -1,0 +1,198 @@
+"""One console, seen from the host: lines go in, results come out, deadlines are kept. Trusts nothing that it reads."""
+
+import asyncio
+import time
+
+import zmq
+
+from repl_rl.console import CellBuffer, Verdict
+from repl_rl.errors import ConfigError
+from repl_rl.sandbox.base import Limits, PushResult
+from repl_rl.sandbox.keeper import Death, KeeperLink
+from repl_rl.sandbox.wire import MalformedReply, Reply, Wire
+from repl_rl.trajectory import LineStatus
+
+_SIGXCPU = 24
+_LAST_REPLY_S = 0.05
+"""A reply that was sent just before a death may arrive just after the news of it."""
+_DEATH_NEWS_S = 1.0
+"""How long a supervisor may take to report a death that we asked for, before it is killed as well."""
+_MESSAGES_A_WAKE = 64
+_QUEUED_MESSAGES = 64
+_RECONNECT_MS = 1
+
+
+class ConsoleSession:
+    """A console that runs in another process. Not for use by two tasks at once."""
+
+    def __init__(
+        self, link: KeeperLink, key: str, limits: Limits, context: "zmq.Context[zmq.Socket[bytes]]", *, decide: bool
+    ) -> None:
+        """`decide`: host and console run the same Python, so the host may judge whether a cell is complete."""
+        self._link = link
+        self._limits = limits
+        self._wire = Wire(key)
+        self._cell = CellBuffer(decide=decide)
+        self._unsent: list[str] = []
+        self._ended = False
+        self._interrupting: asyncio.Future[None] | None = None
+        self._pending: asyncio.Future[Reply | Death | None] | None = None
+        self._header = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.reconnect_ivl = _RECONNECT_MS
+        self._socket.rcvhwm = _QUEUED_MESSAGES
+        self._socket.maxmsgsize = (1 << 20) + 8 * limits.output_bytes
+        self._socket.connect(link.address)
+        self._loop.add_reader(self._socket.fileno(), self._drain)
+        link.on_death = self._on_death
+
+    @property
+    def ended(self) -> bool:
+        """True once no further line can be pushed."""
+        return self._ended
+
+    async def push(self, line: str) -> PushResult:
+        """As `SandboxSession.push`."""
+        if "\n" in line:
+            raise ConfigError("line", line, "push one physical line, without its newline")
+        if self._ended:
+            raise ConfigError("session", "ended", "take a fresh session; look at `ended` before each push")
+        started = time.perf_counter()
+        verdict = self._cell.add(line)
+        if verdict is Verdict.VOID:
+            return PushResult("", False, LineStatus.OK, None, time.perf_counter() - started)
+        self._unsent.append(line)
+        if verdict is Verdict.INCOMPLETE:
+            return PushResult("", True, LineStatus.INCOMPLETE, None, time.perf_counter() - started)
+        outcome = await self._run("\n".join(self._unsent))
+        elapsed_s = time.perf_counter() - started
+        if outcome is None:
+            return PushResult("", False, LineStatus.SANDBOX_FAULT, None, elapsed_s)
+        return self._of_death(outcome, elapsed_s) if isinstance(outcome, Death) else self._of_reply(outcome, elapsed_s)
+
+    async def _run(self, code: str) -> Reply | Death | None:
+        """The console's reply, or its death; None: it answered with nonsense."""
+        self._unsent.clear()
+        self._ended = True  # until the line is back: a cancelled push leaves a console that nobody can follow
+        self._interrupting = None
+        self._header, frames = self._wire.request(code)
+        self._pending = self._loop.create_future()
+        self._timer = self._loop.call_later(self._limits.line_timeout_s, self._interrupt)
+        try:
+            self._send(frames)
+            if self._link.death is not None:
+                self._on_death()
+            outcome = await self._pending
+            await self._signal_is_out()
+        finally:
+            self._timer.cancel()
+            self._pending = None
+        return outcome
+
+    async def _signal_is_out(self) -> None:
+        """An interrupt must have been delivered before the next line starts, or it would hit that one."""
+        if self._interrupting is not None:
+            await self._interrupting
+
+    def _send(self, frames: list[bytes]) -> None:
+        try:
+            self._socket.send_multipart(frames, zmq.DONTWAIT)
+        except zmq.Again:  # a stopped console takes nothing more; its deadline comes
+            return
+        self._drain()  # the descriptor tells of changes only, and sending swallows them
+
+    def _interrupt(self) -> None:
+        self._interrupting = self._link.interrupt()
+        self._timer = self._loop.call_later(self._limits.interrupt_grace_s, self._kill)
+
+    def _kill(self) -> None:
+        self._link.kill()
+        self._timer = self._loop.call_later(_DEATH_NEWS_S, self._destroy)
+
+    def _destroy(self) -> None:
+        self._link.destroy()
+        self._resolve(Death(None))
+
+    def _on_death(self) -> None:
+        if self._pending is not None and self._link.death is not None:
+            self._loop.call_later(_LAST_REPLY_S, self._resolve_for, self._header, self._link.death)
+
+    def _resolve_for(self, header: bytes, death: Death) -> None:
+        if header == self._header:
+            self._drain()
+            self._resolve(death)
+
+    def _resolve(self, outcome: Reply | Death | None) -> None:
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_result(outcome)
+
+    def _drain(self) -> None:
+        """Take every message that has arrived; all but the reply to the line that runs now are dropped."""
+        if self._socket.closed:
+            return
+        for _ in range(_MESSAGES_A_WAKE):
+            try:
+                frames = self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            if self._pending is None or self._pending.done():
+                continue
+            try:
+                reply = self._wire.reply(frames, self._header)
+            except MalformedReply:
+                self._pending.set_result(None)
+                continue
+            if reply is not None:
+                self._pending.set_result(reply)
+        self._loop.call_soon(self._drain)
+
+    def _of_reply(self, reply: Reply, elapsed_s: float) -> PushResult:
+        self._link.forget_address()
+        status = _status(reply, interrupted=self._interrupting is not None)
+        if not reply.more:
+            self._cell.reset()
+        self._ended = status in (LineStatus.ANSWERED, LineStatus.EXITED)
+        return PushResult(self._bounded(reply.text), reply.more, status, reply.answer, elapsed_s)
+
+    def _of_death(self, death: Death, elapsed_s: float) -> PushResult:
+        if self._interrupting is not None or death.code == -_SIGXCPU:
+            status = LineStatus.TIMEOUT
+        elif death.code is not None and death.code >= 0:
+            status = LineStatus.EXITED
+        else:
+            status = LineStatus.KILLED
+        return PushResult(self._bounded(death.text), False, status, None, elapsed_s)
+
+    def _bounded(self, text: str) -> str:
+        """The console keeps the limit itself; this is for one whose code has been tampered with."""
+        limit = self._limits.output_bytes
+        if len(text) <= limit:
+            return text
+        half = limit // 2
+        return f"{text[:half]}\n[... {len(text) - 2 * half} characters of output not shown ...]\n{text[-half:]}"
+
+    def close(self) -> None:
+        """Kill the console and let go of everything."""
+        self._ended = True
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+        self._link.close()
+
+
+def _status(reply: Reply, *, interrupted: bool) -> LineStatus:
+    """The one status of a line, by the table in docs/specification.md: the first row that applies."""
+    if reply.answer is not None:
+        return LineStatus.ANSWERED
+    if reply.outcome == "exited":
+        return LineStatus.EXITED
+    if interrupted:
+        return LineStatus.TIMEOUT
+    if reply.more:
+        return LineStatus.INCOMPLETE
+    if reply.outcome == "memory_limit":
+        return LineStatus.MEMORY_LIMIT
+    return LineStatus.OUTPUT_LIMIT if reply.cut else LineStatus(reply.outcome)

@@ -1,0 +1,114 @@
+"""A warm pool of fresh consoles. Each is leased once, to one rollout, and killed at the end of the lease."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from repl_rl.errors import SandboxFault
+from repl_rl.sandbox.client import ConsoleSession
+
+_TRIES = 3
+
+
+class Pool:
+    """Keeps `warm` consoles ready, and starts at most `starting` at a time, so that refills do not storm the CPU."""
+
+    def __init__(self, open_console: Callable[[], Awaitable[ConsoleSession]], *, warm: int, starting: int) -> None:
+        self._open_console = open_console
+        self._warm = warm
+        self._starting_at_most = starting
+        self._ready: deque[ConsoleSession] = deque()
+        self._waiting: deque[asyncio.Future[ConsoleSession]] = deque()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._leased: set[ConsoleSession] = set()
+        self._closed = False
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[ConsoleSession]:
+        """A console that nobody has used.
+
+        Raises:
+            SandboxFault: none could be started, after several tries.
+        """
+        session = await self._take()
+        self._leased.add(session)
+        try:
+            yield session
+        finally:
+            self._leased.discard(session)
+            session.close()
+
+    async def _take(self) -> ConsoleSession:
+        if self._closed:
+            raise SandboxFault("the sandbox is closed")
+        if self._ready:
+            session = self._ready.popleft()
+            self.fill()
+            return session
+        waiting: asyncio.Future[ConsoleSession] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        self.fill()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                waiting.result().close()
+            raise
+
+    def fill(self) -> None:
+        """Start what is missing, in the background."""
+        if self._closed:
+            return
+        wanted = self._warm + len(self._waiting) - len(self._ready) - len(self._starting)
+        for _ in range(min(wanted, self._starting_at_most - len(self._starting))):
+            task = asyncio.create_task(self._start())
+            self._starting.add(task)
+            task.add_done_callback(self._started)
+
+    def _started(self, task: "asyncio.Task[None]") -> None:
+        self._starting.discard(task)
+        if not task.cancelled() and task.exception() is None:
+            self.fill()
+
+    async def _start(self) -> None:
+        for attempt in range(_TRIES):
+            try:
+                session = await self._open_console()
+            except SandboxFault as fault:
+                if attempt == _TRIES - 1:
+                    self._refuse(fault)
+                    raise
+                continue
+            self._hand_out(session)
+            return
+
+    def _hand_out(self, session: ConsoleSession) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(session)
+                return
+        if self._closed:
+            session.close()
+        else:
+            self._ready.append(session)
+
+    def _refuse(self, fault: SandboxFault) -> None:
+        """Everybody who waits learns of it; the next lease tries again."""
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_exception(SandboxFault(str(fault)))
+
+    async def close(self) -> None:
+        """Kill every console, leased ones too."""
+        self._closed = True
+        self._refuse(SandboxFault("the sandbox is closed"))
+        starting = list(self._starting)
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        for session in (*self._ready, *self._leased):
+            session.close()
+        self._ready.clear()

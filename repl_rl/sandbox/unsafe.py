@@ -1,0 +1,20 @@
+"""The `unsafe` sandbox: consoles are ordinary processes of this user. It isolates nothing; for trusted code only."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from repl_rl.assets import asset
+from repl_rl.sandbox.forkserver import Launch
+from repl_rl.sandbox.local import ENVIRONMENT
+
+
+def launch(preload: Sequence[str]) -> Launch:
+    """How to start a fork server without any isolation."""
+    variables = [f"{name}={value}" for name, value in ENVIRONMENT.items() if name != "PATH"]
+    options = json.dumps({"isolate": False, "preload": list(preload)})
+    zygote = str(asset("sandbox/repl_kernel/zygote.py"))
+    path = f"PATH={os.environ.get('PATH', os.defpath)}"
+    argv = ["/usr/bin/env", "-i", *variables, path, sys.executable, "-B", zygote, "{fd}", options]
+    return Launch(argv, isolated=False, own_uids=False)

@@ -1,0 +1,165 @@
+"""What a training run can be told, and what it becomes in TRL's own configuration."""
+
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from repl_rl.errors import ConfigError
+from repl_rl.rewards import RewardTable
+
+with warnings.catch_warnings():
+    # TRL judges the version of a vLLM that it will not use here.
+    warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
+    from trl import GRPOConfig, GRPOTrainer
+
+__all__ = ["GRPOConfig", "GRPOTrainer", "TrainerConfig", "refuse_unfit"]
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+"""TRL losses that survive advantages of shape (B, T). `luspo` and `vespo` weigh whole sequences, so they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerConfig:
+    """Settings of the update. Rollouts are always sampled at temperature 1."""
+
+    steps: int = 60
+    """Optimizer steps, >= 1."""
+    prompts_per_step: int = 16
+    """Tasks in a step, >= 1, over all processes."""
+    group_size: int = 8
+    """Rollouts of each task, >= 2."""
+    micro_batch: int = 0
+    """Rollouts in one forward pass of one process, a divisor of its share of the step; 0: all of them at once."""
+    learning_rate: float = 3e-4
+    """Peak learning rate of AdamW, > 0."""
+    warmup_steps: int = 5
+    """Steps over which the learning rate rises to its peak, >= 0; it stays there."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm, > 0."""
+    loss: str = "dapo"
+    """TRL's name of the loss: grpo, bnpo, dr_grpo, dapo, cispo or sapo."""
+    clip_low: float = 0.2
+    """The ratio to the sampling policy is clipped below 1 - clip_low; in (0, 1)."""
+    clip_high: float = 0.28
+    """The ratio to the sampling policy is clipped above 1 + clip_high; > 0."""
+    importance: Literal["token_truncate", "token_mask"] = "token_truncate"
+    """What happens to a token whose ratio of trainer to sampler exceeds `importance_cap`: cut to it, or masked."""
+    importance_cap: float = 2.0
+    """Largest ratio of trainer to sampler that a token keeps, >= 1."""
+    estimator: str = "outcome"
+    """Line rewards to advantages: a name of `repl_rl.advantages`, or module:function."""
+    line_weight: float | None = None
+    """Weight of line credit beside the outcome, >= 0; None: the estimator's default."""
+    rewards: RewardTable = field(default_factory=RewardTable)
+    """What a line earns for each status."""
+    logprob_tolerance: float | None = None
+    """Largest gap of one log probability between sampler and trainer, nats, > 0; None: 1e-3 in float32, 1.0 in
+    bfloat16, whose own rounding moves single tokens by tenths of a nat."""
+    fast: bool = True
+    """Score only sampled tokens, once a step where that suffices; false: TRL's own passes, equal to it bit for bit."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights in training."""
+    save_every: int = 0
+    """Steps between checkpoints, >= 0; 0: only the final one."""
+    seed: int = 0
+    """Seeds the order of tasks and PyTorch, >= 0."""
+
+    def __post_init__(self) -> None:
+        at_least = {
+            "steps": 1, "prompts_per_step": 1, "micro_batch": 0, "warmup_steps": 0, "save_every": 0, "seed": 0,
+            "importance_cap": 1.0,
+        }  # fmt: skip
+        for name, least in at_least.items():
+            if not getattr(self, name) >= least:
+                raise ConfigError(name, getattr(self, name), f"it must be at least {least}")
+        for name in ("learning_rate", "max_grad_norm", "clip_low", "clip_high"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(name, getattr(self, name), "it must be above 0")
+        if self.group_size < 2:
+            raise ConfigError("group_size", self.group_size, "a group needs at least 2 rollouts to have an advantage")
+        if self.loss not in LOSSES:
+            raise ConfigError("loss", self.loss, f"choose one of {', '.join(LOSSES)}: they take one advantage a token")
+        if self.logprob_tolerance is not None and not self.logprob_tolerance > 0:
+            raise ConfigError("logprob_tolerance", self.logprob_tolerance, "give nats above 0")
+
+    @property
+    def tolerance(self) -> float:
+        """Largest allowed gap of one log probability between sampler and trainer, nats."""
+        if self.logprob_tolerance is not None:
+            return self.logprob_tolerance
+        return 1e-3 if self.dtype == "float32" else 1.0
+
+    def grpo_args(self, out: Path, processes: int = 1) -> GRPOConfig:
+        """TRL's configuration for this one; checkpoints go to `out`.
+
+        Raises:
+            ConfigError: the rollouts of a step cannot be shared evenly.
+        """
+        rollouts = self.prompts_per_step * self.group_size
+        micro_batch = self.micro_batch or rollouts // processes
+        if rollouts % processes or (rollouts // processes) % micro_batch:
+            share = f"{rollouts} rollouts a step over {processes} processes"
+            raise ConfigError("micro_batch", micro_batch, f"it must divide each process's share of {share}")
+        return GRPOConfig(
+            output_dir=str(out),
+            max_steps=self.steps,
+            num_generations=self.group_size,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=rollouts // processes // micro_batch,
+            learning_rate=self.learning_rate,
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=self.warmup_steps,
+            adam_beta2=0.95,
+            weight_decay=0.0,
+            max_grad_norm=self.max_grad_norm,
+            loss_type=self.loss,
+            epsilon=self.clip_low,
+            epsilon_high=self.clip_high,
+            beta=0.0,
+            temperature=1.0,
+            vllm_importance_sampling_mode=self.importance,
+            vllm_importance_sampling_clip_max=self.importance_cap,
+            bf16=self.dtype == "bfloat16",
+            gradient_checkpointing=False,
+            disable_dropout=True,
+            seed=self.seed,
+            save_strategy="steps" if self.save_every else "no",
+            save_steps=self.save_every or 1,
+            logging_steps=1,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            report_to="none",
+            disable_tqdm=True,
+            log_level="error",
+        )
+
+
+def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
+    """Refuse TRL options that do not survive one advantage a token, or that our rollouts make meaningless.
+
+    Raises:
+        ConfigError: the first such option.
+    """
+    if args.loss_type not in LOSSES:
+        raise ConfigError("loss_type", args.loss_type, f"choose one of {', '.join(LOSSES)}: they take (B, T) advantages")
+    unfit = {
+        "off_policy_mask_threshold": (None, "with advantages a token it would mask single tokens, not sequences"),
+        "mask_truncated_completions": (False, "it guesses from the last id; a trajectory's `stop` says it"),
+        "use_vllm": (False, "the engine belongs to the rollout source"),
+        "vllm_importance_sampling_correction": (True, "the check of each weight sync needs both log probabilities"),
+        "scale_rewards": ("group", "the estimator normalises; choose another estimator"),
+        "temperature": (1.0, "the engine's log probabilities are those of temperature 1"),
+        "top_p": (1.0, "a cut distribution has other log probabilities"),
+        "top_k": (0, "a cut distribution has other log probabilities"),
+        "min_p": (None, "a cut distribution has other log probabilities"),
+        "repetition_penalty": (1.0, "a bent distribution has other log probabilities"),
+    }
+    for name, (fit, why) in unfit.items():
+        if getattr(args, name) != fit:
+            raise ConfigError(name, getattr(args, name), f"leave it at {fit!r}: {why}")
+    whole_batch = {"beta": 0.0, "top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
+    for name, neutral in whole_batch.items():
+        if fast and getattr(args, name) != neutral:
+            raise ConfigError(name, getattr(args, name), "it needs rows without an advantage too; set fast = false")

@@ -1,0 +1,315 @@
+"""TRL's GRPO trainer with our rollouts, one advantage a token, and a check after each weight sync.
+
+What is TRL's stays TRL's: the loop, the loss, the importance-sampling correction, the optimizer. Each override calls
+`super()` and then changes only what it names.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from repl_rl.advantages import Estimator, GroupRewards
+from repl_rl.batch import columns, line_numbers, widen
+from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
+from repl_rl.rewards import RewardTable, line_rewards
+from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
+from repl_rl.trainer.scoring import Scores, install, score_rows
+from repl_rl.trainer.source import RolloutSource, save_weights
+from repl_rl.trajectory import Stop, Trajectory
+
+CUT = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_CLOCK})
+"""Stops that a budget decided, not the policy."""
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """How rewards become advantages."""
+
+    estimator: Estimator
+    table: RewardTable
+
+
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """What one rollout brings to its group's baseline: little enough to send to every process."""
+
+    task_id: str
+    outcome: float | None
+    rewards_L: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far the sampler's log probabilities are from the trainer's, over the sampled tokens of a step, nats."""
+
+    mean: float
+    max: float
+    kept: float
+    """Share of the tokens whose importance ratio was left as it is."""
+
+
+class Sync:
+    """Stands where TRL expects its vLLM: TRL calls `sync_weights` whenever it would refresh its own engine."""
+
+    def __init__(self, trainer: "ReplGRPOTrainer", source: RolloutSource, folder: Path) -> None:
+        self.trainer = trainer
+        self.source = source
+        self.folder = folder
+        self.elapsed_s = 0.0
+        """Wall clock of all syncs so far."""
+
+    def sync_weights(self) -> None:
+        """Hand the current weights to the rollout source."""
+        start = time.perf_counter()
+        accelerator = self.trainer.accelerator
+        state = accelerator.get_state_dict(self.trainer.model)
+        if accelerator.is_main_process:
+            save_weights(state, self.folder)
+        accelerator.wait_for_everyone()
+        self.source.load_weights(self.folder, self.trainer.state.global_step)
+        self.elapsed_s += time.perf_counter() - start
+
+
+class ReplGRPOTrainer(GRPOTrainer):
+    """GRPO on trajectories of a live console.
+
+    The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them. `weights` is an existing
+    folder, the same one on every process, through which weights travel to `source`. With `fast`, log probabilities
+    come from `scoring` (equal to TRL's up to rounding); without, from TRL's own pass (equal bit for bit).
+
+    Raises:
+        ConfigError: `args` holds an option of TRL that does not work with one advantage a token, or there are fewer
+            tasks than a step takes.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        task_ids: Sequence[str],
+        source: RolloutSource,
+        args: GRPOConfig,
+        credit: Credit,
+        tolerance: float,
+        weights: Path,
+        fast: bool = True,
+    ) -> None:
+        refuse_unfit(args, fast)
+        needed = args.generation_batch_size // args.num_generations
+        if len(task_ids) < needed:
+            raise ConfigError("tasks", len(task_ids), f"a step takes {needed} different tasks; give more, or lower it")
+        super().__init__(
+            model=model,
+            reward_funcs=[outcome],
+            args=args,
+            train_dataset=Dataset.from_dict({"prompt": list(task_ids)}),
+            processing_class=tokenizer,
+            rollout_func=self._rollout,
+        )
+        self.source = source
+        self.credit = credit
+        self.tolerance = tolerance
+        self.fast = fast
+        if fast:
+            install(self.accelerator.unwrap_model(self.model))
+        # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.
+        self.use_vllm = True
+        self.vllm_generation = Sync(self, source, weights)
+        self._last_loaded_step = -1
+        self.trajectories: tuple[Trajectory, ...] = ()
+        """The rollouts of this process in the step at hand."""
+        self.gap = Gap(0.0, 0.0, 1.0)
+        self.rollout_s = 0.0
+        """Wall clock of all rollouts so far."""
+        self._advantages = torch.zeros(0, 0)
+        self._scores = Scores(torch.zeros(0, 0), torch.zeros(0, 0))
+        self._rows: Tensor | None = None
+        """Rows of the step that the loss at hand is about; None: TRL scores the rollouts that have just come in."""
+
+    def _send_telemetry(self) -> None:
+        """Nothing is reported to anybody."""
+
+    def _rollout(self, task_ids: list[str], _: GRPOTrainer) -> dict[str, object]:
+        start = time.perf_counter()
+        step = self.state.global_step
+        self.trajectories = tuple(self.source.collect(task_ids, step))
+        self.rollout_s += time.perf_counter() - start
+        check_rollouts(self.trajectories, task_ids, step)
+        rows = columns(self.trajectories, self._tokenizer.pad_token_id)
+        width = max(len(ids) for ids in rows.completion_ids)
+        self._advantages = self._line_advantages(width).to(self.accelerator.device)
+        return {
+            "prompt_ids": rows.prompt_ids,
+            "completion_ids": rows.completion_ids,
+            "logprobs": rows.logprobs,
+            "env_mask": rows.mask,
+            "trajectory": list(self.trajectories),
+        }
+
+    def _line_advantages(self, width: int) -> Tensor:
+        """Advantages of this process's rollouts, float32, shape (B, T).
+
+        TRL spreads a group over processes, so what each rollout earned is gathered before any baseline is formed.
+        """
+        earned: list[Earned] = gather_object([earned_by(t, self.credit.table) for t in self.trajectories])
+        rows: list[tuple[float, ...]] = []
+        for start in range(0, len(earned), self.num_generations):
+            rows.extend(group_advantages(earned[start : start + self.num_generations], self.credit.estimator))
+        first = self.accelerator.process_index * len(self.trajectories)
+        mine = rows[first : first + len(self.trajectories)]
+        values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, self.trajectories, strict=True)]
+        return widen(values, self.trajectories, width)
+
+    def _generate(self, prompts: list[str]) -> tuple[object, ...]:
+        """As TRL's; its metrics of cut completions then tell the recorded stops, where TRL guesses from the last id."""
+        result: tuple[object, ...] = super()._generate(prompts)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        ends = gather_object([(t.stop in CUT, float(t.sampled_tokens)) for t in self.trajectories if t.trainable])
+        whole = [length for cut, length in ends if not cut] or [0.0]
+        metrics["completions/clipped_ratio"][-1] = sum(cut for cut, _ in ends) / max(len(ends), 1)
+        metrics["completions/mean_terminated_length"][-1] = sum(whole) / len(whole)
+        metrics["completions/min_terminated_length"][-1] = min(whole)
+        metrics["completions/max_terminated_length"][-1] = max(whole)
+        return result
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, object]]) -> dict[str, Tensor]:
+        """As TRL's, with the `advantages` of shape (B,) replaced by ours of shape (B, T).
+
+        Raises:
+            WeightSyncError: the sampler's log probabilities are not the trainer's.
+        """
+        batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
+        self.gap = self._measure_gap(batch)
+        if not self.gap.max <= self.tolerance:
+            raise WeightSyncError(
+                f"policy step {self.state.global_step}: a sampled log probability is {self.gap.max:.3g} nats from the "
+                f"trainer's, the tolerance is {self.tolerance:.3g}; the engine probably samples from stale or wrong "
+                "weights (tied embeddings, a failed load), or at another temperature"
+            )
+        batch["advantages"] = self._advantages
+        batch["rows"] = torch.arange(len(self.trajectories), device=self._advantages.device)
+        return batch
+
+    def _measure_gap(self, batch: dict[str, Tensor]) -> Gap:
+        mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
+        diff = (batch["old_per_token_logps"].float() - batch["sampling_per_token_logps"])[mask]
+        low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        ratio = diff.exp()
+        kept = (ratio >= (low if low is not None else 0.0)) & (ratio <= (high if high is not None else torch.inf))
+        most = diff.abs().max() if len(diff) else diff.sum()
+        local = torch.stack([diff.new_tensor(len(diff)), diff.abs().sum(), most, kept.float().sum()])
+        counts, sums, mosts, kepts = self.accelerator.gather(local).view(-1, 4).unbind(1)
+        tokens = counts.sum().clamp(min=1)
+        return Gap((sums.sum() / tokens).item(), mosts.max().item(), (kepts.sum() / tokens).item())
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        """As TRL's; while it runs, `_rows` says which rows of the step it is about."""
+        self._rows = inputs["rows"]
+        try:
+            loss: Tensor = super()._compute_loss(model, inputs)
+        finally:
+            self._rows = None
+        return loss
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: torch.nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        **options: object,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """As TRL's without `fast`; with it, only sampled tokens are scored and the others are 0."""
+        if not self.fast:
+            result: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, **options
+            )
+            return result
+        scores = self._fast_scores(model, input_ids, attention_mask)
+        return scores.logprobs, scores.entropies, None
+
+    def _fast_scores(self, model: torch.nn.Module, input_ids: Tensor, attention: Tensor) -> Scores:
+        """Score a batch, the first time of a step all of it, then only rows that have an advantage to learn from."""
+        sampled = (line_numbers(self.trajectories, self._advantages.size(1)) >= 0).to(input_ids.device)
+        learning = self._advantages.any(dim=1)
+        # A loss needs some row with gradients, and each process needs one, or the others wait for it.
+        learning[sampled.sum(dim=1).argmin()] = True
+        per_pass = TOKENS_PER_PASS[input_ids.device.type == "cpu"]
+        if self._rows is None:
+            model = self.model_wrapped
+            scores = score_rows(model, input_ids, attention, sampled, (~learning).nonzero()[:, 0], per_pass)
+            with torch.set_grad_enabled(self._one_pass):
+                learned = score_rows(model, input_ids, attention, sampled, learning.nonzero()[:, 0], per_pass)
+                self._scores = Scores(scores.logprobs + learned.logprobs, scores.entropies + learned.entropies)
+            return Scores(self._scores.logprobs.detach(), self._scores.entropies)
+        rows = self._rows
+        known = Scores(self._scores.logprobs[rows], self._scores.entropies[rows])
+        if self._one_pass:
+            return known
+        fresh_rows = learning[rows].nonzero()[:, 0]
+        fresh = score_rows(model, input_ids, attention, sampled[rows], fresh_rows, per_pass)
+        again = learning[rows, None]
+        return Scores(
+            torch.where(again, fresh.logprobs, known.logprobs), torch.where(again, fresh.entropies, known.entropies)
+        )
+
+    @property
+    def _one_pass(self) -> bool:
+        """True when the first scoring of a step can serve its only update: then it keeps its graph for it."""
+        return (
+            self.args.steps_per_generation == 1
+            and self.num_iterations == 1
+            and self.args.gradient_accumulation_steps == 1
+            and not self.args.gradient_checkpointing
+        )
+
+
+TOKENS_PER_PASS = {True: 1024, False: 16384}
+"""Tokens that rows of like length share a forward pass up to: on CPU (True), where small passes stay in cache."""
+
+
+def check_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], step: int) -> None:
+    """Hold a rollout source to its contract.
+
+    Raises:
+        InvariantError: other tasks than asked for.
+        WeightSyncError: a rollout of another policy step.
+    """
+    got = [t.task_id for t in trajectories]
+    if got != list(task_ids):
+        raise InvariantError(f"the rollout source gave tasks {got} for {list(task_ids)}; give one rollout an entry")
+    for t in trajectories:
+        if t.policy_step != step:
+            raise WeightSyncError(
+                f"rollout {t.id} was sampled at policy step {t.policy_step} while the trainer is at {step}; the rollout "
+                "source did not take the last weights"
+            )
+
+
+def earned_by(trajectory: Trajectory, table: RewardTable) -> Earned:
+    """What a rollout brings to its group: nothing if it may not be trained on."""
+    if not trajectory.trainable:
+        return Earned(trajectory.task_id, None, ())
+    return Earned(trajectory.task_id, trajectory.outcome, line_rewards(trajectory, table))
+
+
+def group_advantages(members: Sequence[Earned], estimator: Estimator) -> tuple[tuple[float, ...], ...]:
+    """Advantages of one group, a row a rollout.
+
+    Raises:
+        InvariantError: the rollouts are of several tasks.
+    """
+    if len({member.task_id for member in members}) != 1:
+        raise InvariantError(f"a group holds tasks {[m.task_id for m in members]}; a group shares one task")
+    return estimator(GroupRewards(tuple(m.outcome for m in members), tuple(m.rewards_L for m in members)))
+
+
+def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:
+    """TRL's reward function: the outcome of each rollout; None leaves it out of every baseline."""
+    return [t.outcome if t.trainable else None for t in trajectory]

@@ -1,0 +1,117 @@
+"""Log probabilities of sampled tokens, and of nothing else.
+
+TRL's pass runs over rows padded to the longest prompt and the longest completion, and on CPU projects every position
+to the vocabulary. Here rows lose their padding and whatever follows their last sampled token, rows of like length
+share a forward pass, and only the positions that predict a sampled token meet the vocabulary, in tiles: no tensor of
+shape (T, vocabulary) exists.
+"""
+
+from dataclasses import dataclass
+from types import MethodType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from trl.kernels import ChunkedLogProbFunction
+
+from repl_rl.errors import ConfigError
+
+TILE = 8192
+"""Columns of the vocabulary that are projected at once."""
+SCALINGS = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+"""Settings of models whose logits are not simply the hidden state times the head."""
+
+
+class Scorer(Protocol):
+    """A policy, wrapped or not, after `install`."""
+
+    def __call__(self, *, input_ids: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Both of shape (B, T), 0 where nothing was sampled."""
+
+    logprobs: Tensor
+    """Nats; carries gradients for the rows that asked for them."""
+    entropies: Tensor
+    """Nats, without gradients."""
+
+
+def install(model: PreTrainedModel) -> None:
+    """Teach the model a second way to be called: `model(input_ids=(b, S), sampled=(b, S) bool)`.
+
+    It returns the log probabilities and entropies of the marked tokens, both (N,), rows first. It goes through the
+    model's `forward`, so that wrappers (DDP, FSDP) see it.
+
+    Raises:
+        ConfigError: the model's logits are not simply the hidden state times the head.
+    """
+    text_config = model.config.get_text_config()
+    for name in SCALINGS:
+        if getattr(text_config, name, None) is not None:
+            raise ConfigError(f"fast with a model that sets {name}", getattr(text_config, name), "set fast = false")
+    original = model.forward
+
+    def forward(self: PreTrainedModel, *args: object, sampled: Tensor | None = None, **kwargs: object) -> object:
+        if sampled is None:
+            return original(*args, **kwargs)
+        return _score(self, kwargs["input_ids"], sampled)
+
+    model.forward = MethodType(forward, model)
+
+
+def _score(model: PreTrainedModel, input_ids: object, sampled: Tensor) -> tuple[Tensor, Tensor]:
+    assert isinstance(input_ids, Tensor)
+    # Rows are padded on the right, so under a causal mask padding reaches no real token and needs no mask of its own.
+    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
+    wanted = sampled[:, 1:]
+    head = model.get_output_embeddings()
+    logprobs, entropies, *_ = ChunkedLogProbFunction.apply(
+        hidden[wanted], head.weight, head.bias, input_ids[:, 1:][wanted], 1.0, TILE, None, 1.0, ("entropy",)
+    )
+    return logprobs, entropies
+
+
+def score_rows(
+    model: Scorer, input_ids: Tensor, attention: Tensor, sampled: Tensor, rows: Tensor, tokens_per_pass: int
+) -> Scores:
+    """Score the sampled tokens of some rows of a padded batch.
+
+    Args:
+        input_ids: (B, S), prompts padded on the left, completions of T tokens padded on the right.
+        attention: (B, S), 1 at real tokens.
+        sampled: (B, T) bool.
+        rows: indices of the rows to score; the others are 0 in the result.
+        tokens_per_pass: rows share a forward pass up to about this many tokens.
+    """
+    size, width = sampled.shape
+    logprobs = torch.zeros(size * width, device=input_ids.device)
+    entropies = torch.zeros(size * width, device=input_ids.device)
+    whole = torch.cat([sampled.new_zeros(size, input_ids.size(1) - width), sampled], dim=1)
+    first = attention.int().argmax(dim=1)
+    # Nothing after the last sampled token can matter to it.
+    end = whole.size(1) - whole.flip(1).int().argmax(dim=1)
+    lengths = torch.where(whole.any(dim=1), end - first, 1)
+    for bucket in buckets(rows, lengths, tokens_per_pass):
+        columns = first[bucket, None] + torch.arange(int(lengths[bucket].max()), device=input_ids.device)
+        inside = columns < (first + lengths)[bucket, None]
+        columns = columns.clamp(max=input_ids.size(1) - 1)
+        marked = whole[bucket].gather(1, columns) & inside
+        some_logprobs, some_entropies = model(input_ids=input_ids[bucket].gather(1, columns), sampled=marked)
+        flat = (bucket[:, None] * width + columns - (input_ids.size(1) - width))[marked]
+        logprobs = logprobs.index_copy(0, flat, some_logprobs.float())
+        entropies = entropies.index_copy(0, flat, some_entropies.detach().float())
+    return Scores(logprobs.view(size, width), entropies.view(size, width))
+
+
+def buckets(rows: Tensor, lengths: Tensor, tokens_per_pass: int) -> list[Tensor]:
+    """Split `rows` into parts of like length, longest first, each at most `tokens_per_pass` tokens with its padding."""
+    ordered = rows[lengths[rows].argsort(descending=True, stable=True)]
+    parts = []
+    while len(ordered):
+        count = max(1, tokens_per_pass // int(lengths[ordered[0]]))
+        parts.append(ordered[:count])
+        ordered = ordered[count:]
+    return parts

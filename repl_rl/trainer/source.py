@@ -1,0 +1,79 @@
+"""Where rollouts come from, and how the trainer's weights get there."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from repl_rl.trajectory import Trajectory
+
+_PREFIX = "repl_rl-weights-"
+
+
+class RolloutSource(Protocol):
+    """Plays rollouts with its own copy of the policy."""
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
+        """One finished trajectory for each entry of `task_ids`, in that order; an id repeated is a group.
+
+        `policy_step` is the number of optimizer steps behind the policy to sample from; each trajectory carries it.
+        """
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        """Replace the policy by `folder/model.safetensors`. The folder is only valid during the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one optimizer step did. For people and files: nothing in training reads it."""
+
+    step: int
+    """Optimizer steps done, counted from 1."""
+    metrics: dict[str, float]
+    """Names as in `metrics.jsonl`; seconds end in `_s`, log probability gaps are nats."""
+
+
+OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]
+"""Called after each optimizer step with its record and the trajectories that it learned from."""
+
+
+@contextmanager
+def weights_folder() -> Iterator[Path]:
+    """A private folder for weights on their way to the engine, in memory where the system offers that.
+
+    It is removed at the end. One that a killed process left behind is removed at the next start.
+    """
+    shared = Path("/dev/shm")
+    root = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    for left in root.glob(f"{_PREFIX}*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=root) as folder:
+        yield Path(folder)
+
+
+def _alive(pid: int) -> bool:
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
+
+
+def save_weights(state: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write `folder/model.safetensors`. Weights that share storage (tied embeddings) are written once."""
+    seen: dict[int, str] = {}
+    unique = {}
+    for name, tensor in state.items():
+        if seen.setdefault(tensor.data_ptr(), name) == name:
+            unique[name] = tensor.detach().contiguous()
+    save_file(unique, str(folder / "model.safetensors"), metadata={"format": "pt"})

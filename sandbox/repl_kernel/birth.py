@@ -1,0 +1,191 @@
+"""How a forked process becomes an isolated console: user, namespaces, mounts, privileges, limits, then its kernel."""
+
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from math import ceil
+
+import zmq
+from jupyter_client.session import Session
+
+from repl_kernel import seccomp, system
+from repl_kernel.capture import Capture
+from repl_kernel.console import Console, clean_interpreter
+from repl_kernel.keeper import READY, Place
+from repl_kernel.kernel import ReplKernel
+
+CONSOLE_UID = 1000
+"""Of a console, as it sees itself."""
+_FOLDER, _SCRATCH = "/run/console", "/tmp"
+_NAMESPACES = (
+    system.CLONE_NEWNS
+    | system.CLONE_NEWPID
+    | system.CLONE_NEWNET
+    | system.CLONE_NEWIPC
+    | system.CLONE_NEWUTS
+    | system.CLONE_NEWCGROUP
+)
+_MIB = 1 << 20
+_INODES_A_MIB = 256
+_OUTPUT_SLACK_BYTES = 4 * _MIB
+_OUR_PROCESSES = 3
+"""The supervisor and two threads of the kernel's socket library."""
+_SENDING_MS = 1000
+_FILTER = seccomp.program()
+"""Made once, by the fork server: a console may not be able to read the list."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the host asks for."""
+
+    key: str
+    """HMAC key of the console, hexadecimal."""
+    uid: int
+    """Outside user id of the console; 0: the fork server's own."""
+    cpu_s: float
+    memory_mb: int
+    output_bytes: int
+    processes: int
+    open_files: int
+    disk_mb: int
+
+
+def isolate(request: Request) -> Place:
+    """Leave every namespace of the fork server. Returns in process 1 of the new ones."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if request.uid:
+        # As root: mounts first, because a user namespace may not mount a /proc where bubblewrap has covered parts.
+        system.unshare(_NAMESPACES)
+        _be_reborn()
+        _mount_own_file_systems(request)
+        os.setgroups([])
+        os.setresgid(request.uid, request.uid, request.uid)
+        os.setresuid(request.uid, request.uid, request.uid)
+        system.set_dumpable(True)  # else the files in /proc/self belong to root
+        _enter_user_namespace(0)
+    else:
+        _enter_user_namespace(_NAMESPACES)
+        _be_reborn()
+        _mount_own_file_systems(request)
+    return Place(_FOLDER, _SCRATCH, temporary=False)
+
+
+def _enter_user_namespace(others: int) -> None:
+    uid, gid = os.getuid(), os.getgid()
+    system.unshare(system.CLONE_NEWUSER | others)
+    maps = {"setgroups": "deny", "uid_map": f"{CONSOLE_UID} {uid} 1", "gid_map": f"{CONSOLE_UID} {gid} 1"}
+    for name, text in maps.items():
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _be_reborn() -> None:
+    """Go on as process 1 of the new process namespace."""
+    if os.fork():
+        os._exit(0)
+    system.set_hostname("console")
+
+
+def _mount_own_file_systems(request: Request) -> None:
+    system.mount("", "/", "", system.MS_REC | system.MS_PRIVATE)
+    locked = system.MS_NOSUID | system.MS_NODEV
+    owner = f",uid={request.uid},gid={request.uid}" if request.uid else ""
+    disk = f"size={request.disk_mb}m,nr_inodes={request.disk_mb * _INODES_A_MIB},mode=0700{owner}"
+    system.mount("tmpfs", _SCRATCH, "tmpfs", locked, disk)
+    system.mount("tmpfs", "/dev/shm", "tmpfs", locked, disk)
+    size = _OUTPUT_SLACK_BYTES + 4 * request.output_bytes
+    system.mount("tmpfs", _FOLDER, "tmpfs", locked | system.MS_NOEXEC, f"size={size},nr_inodes=16,mode=0755{owner}")
+    system.mount("proc", "/proc", "proc", locked | system.MS_NOEXEC)
+
+
+def renounce() -> None:
+    """No capability, no way to gain one, and only the system calls of a computation."""
+    system.drop_capabilities()
+    system.no_new_privileges()
+    system.install_filter(_FILTER)
+
+
+def expose() -> Place:
+    """A folder of the machine itself: for the `unsafe` sandbox."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    system.adopt_orphans()
+    folder = tempfile.mkdtemp(prefix="repl-rl-")
+    scratch = os.path.join(folder, "scratch")
+    os.mkdir(scratch, 0o700)
+    return Place(folder, scratch, temporary=True)
+
+
+def open_capture(request: Request, place: Place, isolated: bool) -> Capture:
+    """The file that takes what the console prints."""
+    if isolated:
+        return Capture(place.folder, request.output_bytes)
+    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else place.folder
+    with tempfile.TemporaryDirectory(prefix="repl-rl-", dir=folder) as unique:
+        return Capture(unique, request.output_bytes)
+
+
+def console(
+    request: Request, line: socket.socket, capture: Capture, place: Place, isolated: bool, filters: list[object]
+) -> ReplKernel:
+    """Build the kernel of this process, tell the host, and set the limits."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.chdir(place.scratch)
+    os.environ["HOME"] = os.environ["TMPDIR"] = place.scratch
+    tempfile.tempdir = None
+    capture.install()
+    clean_interpreter(filters)
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    kernel = _kernel(request, capture, place)
+    line.send(READY)
+    line.close()
+    _limit(request, isolated)
+    return kernel
+
+
+def _kernel(request: Request, capture: Capture, place: Place) -> ReplKernel:
+    context = zmq.Context()
+    shell = context.socket(zmq.ROUTER)
+    shell.linger = _SENDING_MS
+    shell.bind(f"ipc://{place.folder}/shell")
+    iopub = context.socket(zmq.XPUB)
+    repl = Console(before_traceback=capture.make_room)
+    repl.offer_submit()
+    session = Session(key=request.key.encode(), username="kernel")
+    return ReplKernel(request.key.encode(), repl, capture, session=session, shell_stream=shell, iopub_socket=iopub)
+
+
+def _limit(request: Request, isolated: bool) -> None:
+    """Set this process's limits, on top of what the kernel itself already uses."""
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    space = used + request.memory_mb * _MIB
+    cpu_s = ceil(request.cpu_s)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    limits = {
+        resource.RLIMIT_AS: (space, space),
+        resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),
+        resource.RLIMIT_NOFILE: (highest + request.open_files,) * 2,
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_MSGQUEUE: (0, 0),
+    }
+    if isolated:  # counted a user namespace; outside of one it would count the user's other processes
+        limits[resource.RLIMIT_NPROC] = (request.processes + _OUR_PROCESSES,) * 2
+    else:
+        size = max(request.disk_mb * _MIB, _OUTPUT_SLACK_BYTES + 4 * request.output_bytes)
+        limits[resource.RLIMIT_FSIZE] = (size, size)
+    for kind, pair in limits.items():
+        _, hard = resource.getrlimit(kind)
+        ceiling = pair[1] if hard == resource.RLIM_INFINITY else min(pair[1], hard)
+        resource.setrlimit(kind, (min(pair[0], ceiling), ceiling))

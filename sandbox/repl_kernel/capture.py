@@ -1,0 +1,113 @@
+"""File descriptors 1 and 2 of a console, as one file: whatever writes to them, in order, is read back after each line.
+
+The file lives in memory and is written in append mode. The reading end is shared with the supervisor, which so finds
+what a console printed before it died.
+"""
+
+import io
+import os
+import sys
+from dataclasses import dataclass
+
+from repl_kernel import system
+
+_KEEP_BYTES = 262_144
+"""Consumed storage is given back in steps of this many bytes."""
+
+
+def _whole_characters(data: bytes, *, at_start: bool) -> bytes:
+    """`data` without the part of a UTF-8 character that a cut left at one of its ends."""
+    if at_start:
+        start = 0
+        while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+            start += 1
+        return data[start:]
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+        return data[:-back] if length > back else data
+    return data
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What was printed since the last look."""
+
+    text: str
+    """At most the limit, in UTF-8 bytes: head, marker, tail when there was more."""
+    cut: bool
+    """True when the middle was replaced by the marker."""
+
+
+class Capture:
+    """The file behind a console's stdout and stderr."""
+
+    def __init__(self, folder: str, limit: int) -> None:
+        """`folder`: where to make the file (a mount of its own bounds its size); `limit`: bytes shown a line."""
+        path = os.path.join(folder, "output")
+        self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._read_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        os.unlink(path)
+        self._limit = limit
+        self._position = 0
+        self._punched = 0
+
+    def install(self) -> None:
+        """Make this file the standard output and error of the process, and `sys.stdout` and `sys.stderr` its layers."""
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(self._write_fd, number)
+            old = getattr(sys, f"__{name}__")
+            raw = io.FileIO(number, "wb", closefd=False)
+            raw.name = f"<{name}>"
+            # Nothing may wait in a buffer: stdout and stderr keep their order, and a forked child prints nothing twice.
+            layer = io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, write_through=True)
+            layer.mode = "w"
+            setattr(sys, name, layer)
+            setattr(sys, f"__{name}__", layer)
+
+    def take(self) -> Printed:
+        """What was printed since the last call."""
+        end = os.fstat(self._write_fd).st_size
+        size = end - self._position
+        if size == 0:
+            return Printed("", False)
+        if size < 0:  # the program truncated its own output
+            self._position = self._punched = os.lseek(self._read_fd, end, os.SEEK_SET)
+            return Printed("", False)
+        printed = self._read(end)
+        self._position = os.lseek(self._read_fd, end, os.SEEK_SET)
+        if end - self._punched > _KEEP_BYTES:
+            self._punch(self._punched, end)
+            self._punched = end
+        return printed
+
+    def rest(self) -> Printed:
+        """As `take`, for the supervisor: continues where the console's own reading stopped."""
+        self._position = os.lseek(self._read_fd, 0, os.SEEK_CUR)
+        return self.take()
+
+    def make_room(self) -> None:
+        """Free the middle of what this line printed, so that a traceback can still be written."""
+        end = os.fstat(self._write_fd).st_size
+        head = self._position + self._limit
+        if end - head > self._limit:
+            self._punch(head, end - self._limit)
+
+    def _punch(self, start: int, end: int) -> None:
+        try:
+            system.punch(self._write_fd, start, end)
+        except OSError:  # a file system without holes keeps the storage until the console ends
+            return
+
+    def _read(self, end: int) -> Printed:
+        size = end - self._position
+        if size <= self._limit:
+            return Printed(os.pread(self._read_fd, size, self._position).decode("utf-8", "replace"), False)
+        marker = f"\n[... {size - self._limit} bytes of output not shown ...]\n".encode()
+        head_size = (self._limit - len(marker)) // 2
+        head = os.pread(self._read_fd, head_size, self._position)
+        tail = os.pread(self._read_fd, head_size, end - head_size)
+        shown = _whole_characters(head, at_start=False) + marker + _whole_characters(tail, at_start=True)
+        return Printed(shown.decode("utf-8", "replace"), True)

@@ -1,0 +1,79 @@
+"""`code.InteractiveConsole` over a clean `__main__`, told apart only by what it remembers of each line."""
+
+import builtins
+import code
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from importlib.machinery import BuiltinImporter
+
+MAX_ANSWER_CHARS = 65_536
+
+
+def fresh_main() -> types.ModuleType:
+    """A new module `__main__`, as a started interpreter has it, put in place of the running script's."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__loader__=BuiltinImporter, __annotations__={}, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    return module
+
+
+class Console(code.InteractiveConsole):
+    """The reference console. `outcome` says how the last cell went; `answer` is the first final answer, once given."""
+
+    def __init__(self, before_traceback: Callable[[], None] = lambda: None) -> None:
+        """`before_traceback` is called before an exception is printed."""
+        super().__init__(fresh_main().__dict__, "<stdin>")
+        self.outcome = "ok"
+        self.answer: str | None = None
+        self._before_traceback = before_traceback
+
+    def showsyntaxerror(self, filename: str | None = None) -> None:
+        self.outcome = "syntax_error"
+        super().showsyntaxerror(filename)
+
+    def showtraceback(self) -> None:
+        kind = sys.exc_info()[0]
+        self.outcome = "memory_limit" if kind is not None and issubclass(kind, MemoryError) else "exception"
+        self._before_traceback()
+        _forget_frames_of_ours(sys.exc_info()[1])
+        super().showtraceback()
+
+    def offer_submit(self) -> None:
+        """Put `submit_final_answer` among the builtins, where `dir()` does not show it."""
+        console = self
+
+        def submit_final_answer(answer: object) -> None:
+            """Give the final answer of this task; its `str()` is graded. Only the first call counts."""
+            text = str.__str__(str(answer))
+            if len(text) > MAX_ANSWER_CHARS:
+                raise ValueError(f"the answer has {len(text)} characters; at most {MAX_ANSWER_CHARS} are allowed")
+            if console.answer is None:
+                console.answer = text
+
+        submit_final_answer.__module__ = "builtins"
+        submit_final_answer.__qualname__ = "submit_final_answer"
+        builtins.submit_final_answer = submit_final_answer  # type: ignore[attr-defined]
+
+
+def _forget_frames_of_ours(error: BaseException | None) -> None:
+    """Unlink the frame of `submit_final_answer`: a traceback shows the program's own frames only."""
+    entry = error.__traceback__ if error is not None else None
+    while entry is not None:
+        following = entry.tb_next
+        while following is not None and following.tb_frame.f_code.co_filename == __file__:
+            following = following.tb_next
+        entry.tb_next = following
+        entry = following
+
+
+def clean_interpreter(filters: list[object]) -> None:
+    """Undo what the imports of a kernel leave in the interpreter. `filters`: `warnings.filters` before them."""
+    warnings.filters[:] = filters  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+    sys.argv = [""]
+    sys.ps1, sys.ps2 = ">>> ", "... "
+    for name in ("last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            delattr(sys, name)

@@ -1,0 +1,152 @@
+"""The supervisor of one console: process 1 of its namespaces.
+
+It holds one end of a socket whose other end the host holds. The host asks it to interrupt or to kill; it tells the
+host how the console died and what it had still printed; when the host goes away, it ends, and everything in its
+namespaces with it.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+from dataclasses import dataclass
+
+from repl_kernel import system
+from repl_kernel.capture import Capture, Printed
+
+INTERRUPT, KILL = b"I", b"K"
+"""What the host may ask."""
+BORN, READY, STRUCK, TEXT, DIED = b"B", b"R", b"S", b"T", b"D"
+"""What the host is told: first byte of each packet."""
+
+_PACKET_BYTES = 32_768
+_REMOVED_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a console lives."""
+
+    folder: str
+    """Its socket and its output file."""
+    scratch: str
+    """Its working directory."""
+    temporary: bool
+    """The folder is a real one and must be removed at the end."""
+
+
+def announce(host: socket.socket, place: Place) -> None:
+    """Give the host a handle on this process, and one on the folder in which the console will listen."""
+    pidfd = os.pidfd_open(os.getpid())
+    folder = os.open(place.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    socket.send_fds(host, [BORN], [pidfd, folder])
+    os.close(pidfd)
+    os.close(folder)
+
+
+class Keeper:
+    """Watches one console until it is gone."""
+
+    def __init__(self, host: socket.socket, console: int, capture: Capture, place: Place, *, owns_all: bool) -> None:
+        """`owns_all`: this is process 1 of a namespace, so "everybody" means this console's processes only."""
+        self._host = host
+        self._console = console
+        self._capture = capture
+        self._place = place
+        self._owns_all = owns_all
+        self._status: int | None = None
+
+    def watch(self) -> None:
+        """Return when the console is dead or the host is gone; nothing of the console lives then."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poller = select.poll()
+        poller.register(reader, select.POLLIN)
+        poller.register(self._host, select.POLLIN)
+        self._reap()
+        while self._status is None:
+            for fd, _ in poller.poll():
+                if fd == reader:
+                    os.read(reader, 4096)
+                    self._reap()
+                elif not self._obey():
+                    self._end()
+                    return
+        self._end()
+        self._report(self._status)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._console:
+                self._status = status
+
+    def _obey(self) -> bool:
+        """Do what the host asks; False when it is gone."""
+        try:
+            order = self._host.recv(16)
+        except OSError:
+            return False
+        if order == INTERRUPT:
+            self._signal_group(signal.SIGINT)
+            self._tell(STRUCK)
+        elif order == KILL:
+            self._signal_group(signal.SIGKILL)
+        return bool(order)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._console, number)
+        except ProcessLookupError:
+            return
+
+    def _end(self) -> None:
+        """Kill everybody."""
+        if self._owns_all:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        else:
+            self._signal_group(signal.SIGKILL)
+        if self._place.temporary:
+            shutil.rmtree(self._place.folder, ignore_errors=True)
+
+    def _report(self, status: int) -> None:
+        printed = self._last_words()
+        data = printed.text.encode("utf-8", "replace")
+        for start in range(0, len(data), _PACKET_BYTES):
+            self._tell(TEXT + data[start : start + _PACKET_BYTES])
+        code = os.waitstatus_to_exitcode(status)
+        self._tell(DIED + json.dumps({"code": code, "cut": printed.cut}).encode())
+
+    def _last_words(self) -> Printed:
+        try:
+            return self._capture.rest()
+        except OSError:  # the program closed or moved what it shares with this process
+            return Printed("", False)
+
+    def _tell(self, packet: bytes) -> None:
+        try:
+            self._host.settimeout(_REMOVED_WITHIN_S)
+            self._host.send(packet)
+            self._host.settimeout(None)
+        except OSError:  # the host is gone; the next poll notices
+            return
+
+
+def keep(host: socket.socket, console: int, capture: Capture, place: Place, *, owns_all: bool) -> None:
+    """Watch a console to its end, then end this process."""
+    try:
+        system.set_dumpable(False)
+        Keeper(host, console, capture, place, owns_all=owns_all).watch()
+    finally:
+        os._exit(0)

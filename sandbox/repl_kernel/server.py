@@ -1,0 +1,93 @@
+"""The fork server: it imports everything once, then forks a console for each request.
+
+On its socket (SEQPACKET) each packet is a request (JSON) with one file descriptor: the console's own socket to the
+host. Its options: `isolate` (namespaces a console), `preload` (modules to import).
+"""
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import NoReturn
+
+from repl_kernel import birth, keeper, system
+from repl_kernel.kernel import ReplKernel
+
+_MAX_REQUEST_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class Options:
+    """How consoles are made."""
+
+    isolate: bool
+    """Each in namespaces of its own."""
+    preload: list[str]
+    """Modules to import before the first fork."""
+
+
+def _forget_dead_children() -> None:
+    """Let the kernel reap: nobody waits for the processes that this one forks."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def _next_request(host: socket.socket) -> tuple[birth.Request, socket.socket]:
+    data, descriptors, _, _ = socket.recv_fds(host, _MAX_REQUEST_BYTES, 1)
+    if not data:
+        os._exit(0)
+    return birth.Request(**json.loads(data)), socket.socket(fileno=descriptors[0])
+
+
+def _leave(message: str) -> NoReturn:
+    sys.stderr.write(f"repl_kernel: {message}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _become_keeper_or_console(
+    request: birth.Request, line: socket.socket, isolate: bool, filters: list[object]
+) -> ReplKernel:
+    """In the forked child: returns in the console only."""
+    try:
+        place = birth.isolate(request) if isolate else birth.expose()
+        keeper.announce(line, place)
+        capture = birth.open_capture(request, place, isolate)
+        if isolate:
+            birth.renounce()
+        pid = os.fork()
+        if pid:
+            keeper.keep(line, pid, capture, place, owns_all=isolate)
+        if not isolate:
+            system.die_with_parent()
+        return birth.console(request, line, capture, place, isolate, filters)
+    except OSError as error:
+        _leave(str(error))
+
+
+def serve(host_fd: int, options: Options, filters: list[object]) -> ReplKernel:
+    """Serve requests for ever; returns once in each console, with its kernel.
+
+    `filters`: `warnings.filters` as they were before any import.
+    """
+    host = socket.socket(fileno=host_fd)
+    isolate = options.isolate
+    for name in options.preload:
+        importlib.import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _forget_dead_children()
+    tempfile.tempdir = None
+    gc.collect()
+    gc.freeze()
+    host.send(json.dumps({"python": sys.version_info[:3], "pid": os.getpid()}).encode())
+    while True:
+        request, line = _next_request(host)
+        pid = os.fork()
+        if pid == 0:
+            host.close()
+            return _become_keeper_or_console(request, line, isolate, filters)
+        line.close()

@@ -1,0 +1,102 @@
+"""The Linux calls that Python 3.11 has no function for. Each raises `OSError` when the kernel refuses."""
+
+import ctypes
+import os
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x20000, 0x2000000, 0x4000000
+CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 22, 38, 47
+_PR_SET_CHILD_SUBREAPER = 36
+_CAPABILITY_VERSION_3 = 0x20080522
+_FALLOC_FL_PUNCH_HOLE_KEEP_SIZE = 3
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _check(result: int, what: str) -> None:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    words = [ctypes.c_ulong(word) for word in (*arguments, 0, 0, 0, 0)[:4]]
+    _check(_libc.prctl(option, *words), f"prctl({option})")
+
+
+def unshare(flags: int) -> None:
+    """Move this process (for CLONE_NEWPID: its future children) into new namespaces."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
+    """mount(2)."""
+    _check(
+        _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()),
+        f"mount {kind or source} on {target}",
+    )
+
+
+def detach(target: str) -> None:
+    """Unmount at once for new lookups; open files of the mount live on."""
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def set_hostname(name: str) -> None:
+    """sethostname(2), in this UTS namespace."""
+    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
+def die_with_parent() -> None:
+    """SIGKILL this process when the thread that forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, 9)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parents end."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_dumpable(flag: bool) -> None:
+    """False: other processes of this user can neither trace this one nor read its memory."""
+    _prctl(_PR_SET_DUMPABLE, int(flag))
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, for this process and for whatever it executes."""
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    for capability in range(last + 1):
+        _prctl(_PR_CAPBSET_DROP, capability)
+    _prctl(_PR_CAP_AMBIENT, 4)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    empty = (ctypes.c_uint32 * 6)()
+    _check(_libc.capset(header, empty), "capset")
+
+
+def no_new_privileges() -> None:
+    """No later execve can gain privileges."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def install_filter(program: bytes) -> None:
+    """Install a seccomp BPF program (8 bytes an instruction) on this process. Needs `no_new_privileges`."""
+    code = ctypes.create_string_buffer(program, len(program))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+    description = Program(len(program) // 8, ctypes.addressof(code))
+    _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(description))
+
+
+def punch(fd: int, start: int, end: int) -> None:
+    """Free the storage of bytes [start, end) of a file without changing its size."""
+    _check(_libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE_KEEP_SIZE, start, end - start), "fallocate")

@@ -1,0 +1,19 @@
+"""Start of the fork server: `zygote.py FD OPTIONS`. See `server`.
+
+The kernel of a console is served from here, so that user code runs as few frames deep as under a console that was
+started by itself: the depth at which a RecursionError comes is part of what a program prints.
+"""
+
+import importlib
+import json
+import os
+import sys
+import warnings
+
+if __name__ == "__main__":
+    filters = list(warnings.filters)
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    server = importlib.import_module("repl_kernel.server")
+    sys.path[0] = ""
+    options = server.Options(**json.loads(sys.argv[2]))
+    server.serve(int(sys.argv[1]), options, filters).serve()

@@ -1,0 +1,160 @@
+"""Bad input: one line that names thing, value and remedy, exit code 2, and nothing written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.cli.arguments import dump, parse
+from repl_rl.cli.rollout import printable
+from repl_rl.cli.train import TrainConfig
+from tests.conftest import overshooting_tokenizer
+from tests.policies import tiny_model
+
+
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> str:
+    """Run `train` with bad input; return its one line of error."""
+    code = main(["train", "--out", str(tmp_path / "runs"), *flags])
+    error = capsys.readouterr().err.strip()
+    assert code == 2
+    assert len(error.splitlines()) == 1, error
+    assert error.startswith("repl-rl: error: ")
+    assert not (tmp_path / "runs").exists()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (("--model", "/no/such/model"), ["model folder", "/no/such/model", "give a folder"]),
+        (("--tasks", "/no/such/tasks.jsonl"), ["/no/such/tasks.jsonl"]),
+        (("--trainer.group-size", "1"), ["group_size is 1", "at least 2 rollouts"]),
+        (("--learning-rat", "1"), ["unknown option", "learning_rat", "did you mean"]),
+        (("--sampler", "nope"), ["sampler is 'nope'", "repl"]),
+        (("--sampler", "json:JSONDecoder"), ["json:JSONDecoder", "subclass of repl_rl.RolloutSampler"]),
+        (("--rollout.max-lines", "0"), ["max_lines is 0", "at least 1"]),
+        (("--concurrency", "0"), ["concurrency is 0"]),
+        (("--limits.memory-mb", "1"), ["limits.memory_mb is 1"]),
+        (("--config", "/no/such.toml"), ["config file", "/no/such.toml"]),
+        (("--trainer.line-weight", "0.5", "--trainer.estimator", "outcome"), ["line_weight", "0.5"]),
+    ],
+)
+def test_bad_values_are_named_with_a_remedy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, ...], parts: list[str]
+) -> None:
+    error = refused(capsys, tmp_path, *flags)
+    for part in parts:
+        assert part in error, error
+
+
+def tasks_file(tmp_path: Path, *lines: str) -> str:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(lines) + "\n" if lines else "")
+    return str(path)
+
+
+GOOD = json.dumps({"id": "a", "question": "What is 1 + 1?", "answer": "2"})
+
+
+@pytest.mark.parametrize(
+    ("lines", "parts"),
+    [
+        ((GOOD, "{nonsense"), ["tasks.jsonl:2", "JSON"]),
+        ((GOOD, json.dumps({"id": "b", "question": "q"})), ["tasks.jsonl:2", "answer"]),
+        ((GOOD, GOOD), ["tasks.jsonl:2", "'a'"]),
+        ((), ["tasks.jsonl"]),
+    ],
+)
+def test_bad_tasks_files_are_named_with_their_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, lines: tuple[str, ...], parts: list[str]
+) -> None:
+    error = refused(capsys, tmp_path, "--tasks", tasks_file(tmp_path, *lines))
+    for part in parts:
+        assert part in error, error
+
+
+def test_an_unknown_key_of_a_toml_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[trainer]\nlerning_rate = 1.0\n")
+    error = refused(capsys, tmp_path, "--config", str(file))
+    assert "trainer.lerning_rate" in error
+    assert "did you mean 'trainer.learning_rate'" in error
+
+
+def test_a_config_file_that_is_not_toml_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("= nothing")
+    assert "it is not TOML" in refused(capsys, tmp_path, "--config", str(file))
+
+
+def test_a_model_folder_without_a_tokenizer_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    error = refused(capsys, tmp_path, "--model", str(tmp_path / "model"), "--engine", "transformers")
+    assert "without tokenizer" in error
+
+
+def test_a_vocabulary_refused_by_the_audit_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tiny_model(vocab=512).save_pretrained(tmp_path / "model")
+    overshooting_tokenizer().save_pretrained(tmp_path / "model")
+    error = refused(capsys, tmp_path, "--model", str(tmp_path / "model"), "--engine", "transformers")
+    assert "text after a newline" in error
+    assert "--overshoot carry" in error
+
+
+def test_without_bubblewrap_the_local_sandbox_is_refused_with_its_fix(tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "repl_rl.cli", "train", "--out", str(tmp_path / "runs"), "--engine", "transformers"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    error = [line for line in done.stderr.splitlines() if line.startswith("repl-rl: error")]
+    assert len(error) == 1
+    assert "bubblewrap" in error[0]
+    assert "unsafe" in error[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_existing_run_is_kept_unless_it_may_be_overwritten(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "runs" / "mine" / "summary.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    assert main(["train", "--out", str(tmp_path / "runs"), "--name", "mine"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert kept.read_text() == "{}"
+
+
+def test_a_written_config_reads_back_equal(tmp_path: Path) -> None:
+    flags = ["--name", 'a "b"', "--trainer.steps", "7", "--overwrite", "--limits.line-timeout-s", "1.5"]
+    config = parse(TrainConfig, "train", flags)
+    file = tmp_path / "c.toml"
+    file.write_text(dump(config))
+    assert parse(TrainConfig, "train", ["--config", str(file)]) == config
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('name = "file"\noverwrite = true\n[trainer]\nsteps = 3\n')
+    config = parse(TrainConfig, "train", ["--config", str(file), "--trainer.steps", "9", "--no-overwrite"])
+    assert (config.name, config.trainer.steps, config.overwrite) == ("file", 9, False)
+
+
+def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert "verb is 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "rollout", "doctor"])
+def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0
+    assert f"repl-rl {verb}" in capsys.readouterr().out
+
+
+def test_terminal_control_codes_are_made_visible() -> None:
+    assert printable("\x1b[2Jok\t\u202e\n\0") == "\\x1b[2Jok\t\\u202e\n\\x00"

@@ -1,0 +1,31 @@
+"""Small worlds for rollouts: a scripted policy, an in-memory console, a tokenizer made here."""
+
+from collections.abc import Sequence
+
+from repl_rl.engine import ScriptedEngine
+from repl_rl.episode import RolloutLimits
+from repl_rl.renderer import Renderer
+from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.tasks import Task
+from tests.conftest import merged_tokenizer
+
+RENDERER = Renderer(merged_tokenizer())
+TASK = Task("t1", "What is 6 * 7?", "42")
+
+
+def world(
+    lines: Sequence[str],
+    sampler: RolloutSampler | None = None,
+    limits: RolloutLimits | None = None,
+    renderer: Renderer = RENDERER,
+) -> Rollouts:
+    """Rollouts of a policy that writes `lines`, whatever it is shown."""
+    return Rollouts(
+        ScriptedEngine.from_text(lines, renderer.encode),
+        InProcessSandbox(),
+        renderer,
+        sampler or ReplSampler(),
+        limits or RolloutLimits(max_line_tokens=200),
+        template="bare",
+    )
