@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import torch
 from transformers import PretrainedConfig
-from transformers.cache_utils import Cache
 
 GRAIN = 64
 """The arena grows by this many positions, so that it is seldom copied."""
 
 
-class Arena(Cache):
+class Arena:
     """Slots x positions of keys and values. Each forward names its rows' slots and positions with `aim`.
 
     Positions past a row's own length hold rubbish; the attention mask that `aim` returns hides them.
@@ -25,11 +24,6 @@ class Arena(Cache):
         self._slots = torch.zeros(0, dtype=torch.long)
         self._positions = torch.zeros(0, dtype=torch.long)
         self._span = 0
-
-    @property
-    def is_compileable(self) -> bool:
-        """Never: shapes change with every forward."""
-        return False
 
     def take(self) -> int:
         """A slot that nobody holds."""

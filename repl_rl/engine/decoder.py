@@ -104,13 +104,13 @@ class Decoder:
         return torch.log_softmax(self.model.get_output_embeddings()(last).float(), dim=-1)
 
     def _draw(self, rows: Sequence[Row], logprobs: torch.Tensor) -> list[Draw]:
-        scores = logprobs.clone()
+        # argmax(p / e) with e exponential draws from p; greedy rows are left as they are
+        noise = torch.empty_like(logprobs).exponential_(generator=self.generator)
         for index, row in enumerate(rows):
-            if row.temperature > 0:
-                noise = torch.empty(scores.shape[1], device=self.device)
-                noise.exponential_(generator=row.generator or self.generator)
-                # argmax(p / e) with e exponential draws from p: the same trick as Gumbel's, in one subtraction
-                scores[index] = scores[index] / row.temperature - noise.log()
-        chosen = scores.argmax(dim=-1, keepdim=True)
+            if row.generator is not None:
+                noise[index].exponential_(generator=row.generator)
+        heat = torch.tensor([row.temperature for row in rows], device=self.device).unsqueeze(1)
+        drawn = logprobs / heat.clamp(min=torch.finfo(torch.float32).tiny) - noise.log()
+        chosen = torch.where(heat > 0, drawn, logprobs).argmax(dim=-1, keepdim=True)
         values = logprobs.gather(-1, chosen).squeeze(-1).clamp(max=0.0)
         return [Draw(*pair) for pair in zip(chosen.squeeze(-1).tolist(), values.tolist(), strict=True)]

@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.fix:
         print("run `python -m repl_rl.engine.preflight --fix` to uninstall them")
         return 1
-    return subprocess.run([sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", *broken], check=False).returncode
+    uninstall = [sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", *broken]
+    return subprocess.run(uninstall, check=False).returncode
 
 
 if __name__ == "__main__":

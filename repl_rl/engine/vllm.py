@@ -126,9 +126,10 @@ def _seats(llm: AsyncLLM, context_tokens: int, wanted: int) -> int:
     blocks, size = cache.num_gpu_blocks, cache.block_size
     if blocks is None or size is None:
         return wanted
-    fit = blocks // -(-context_tokens // size)
+    fit = int(blocks // -(-context_tokens // size))
     if fit < 1:
-        raise ConfigError("kv_cache_gib", f"room for {blocks * size} ids", f"a context takes {context_tokens}; give more")
+        room = f"room for {blocks * size} ids"
+        raise ConfigError("kv_cache_gib", room, f"a context takes {context_tokens}; give more")
     return min(wanted, fit)
 
 

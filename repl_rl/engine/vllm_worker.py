@@ -3,17 +3,15 @@
 vLLM mixes `PolicyWorker` into its own worker class; the host process calls its methods with `collective_rpc`.
 """
 
+import atexit
+import multiprocessing
 import os
 import signal
 import threading
-import time
 from typing import Protocol, cast
 
 import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
-
-LOOK_EVERY_S = 0.5
-"""How often the engine's process looks whether the host process is still there."""
 
 
 class _Runner(Protocol):
@@ -30,10 +28,11 @@ class PolicyWorker:
     """Methods added to vLLM's worker."""
 
     def policy_settle(self) -> None:
-        """Leave interrupts to the host (Ctrl-C reaches the whole group), and leave when the host is gone."""
+        """Leave interrupts to the host (Ctrl-C reaches the whole group), and leave quickly at the end."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True, name="host watch").start()
+        # the interpreter takes seconds to take vLLM apart module by module, and nothing of that is needed
+        atexit.register(os._exit, 0)
 
     def policy_reload(self, folder: str) -> None:
         """Load `folder`/*.safetensors into the model, tied output layers included."""
@@ -57,7 +56,14 @@ def repack_tied(model: torch.nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _leave_with(parent_pid: int) -> None:
-    while os.getppid() == parent_pid:
-        time.sleep(LOOK_EVERY_S)
-    os.kill(os.getpid(), signal.SIGKILL)  # the host can take no results any more, so nothing is worth tidying up
+def _leave_with_the_host() -> None:
+    host = multiprocessing.parent_process()
+    if host is not None:
+        host.join()
+        os.kill(os.getpid(), signal.SIGKILL)  # nobody can take results any more, so nothing is worth tidying up
+
+
+if multiprocessing.parent_process() is not None:
+    # at import, which is the first moment of ours in this process: a host that is killed while vLLM starts must
+    # not leave it behind
+    threading.Thread(target=_leave_with_the_host, daemon=True, name="host watch").start()

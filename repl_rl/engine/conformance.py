@@ -1,0 +1,238 @@
+"""What every engine promises, as checks that any engine can be put through.
+
+Use it for an engine of your own::
+
+    for check in CHECKS:
+        await check(engine, Bench(prompt=(1, 2), observed=(3,), stop_ids=frozenset({4}), weights=folder))
+
+A check raises AssertionError with a sentence that says what was promised.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repl_rl.engine.base import Chunk, ChunkEnd, Engine, Sampling
+from repl_rl.errors import EngineError
+
+GREEDY = Sampling(temperature=0.0)
+NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Ids that mean something to the engine under test. All must be in its vocabulary."""
+
+    prompt: tuple[int, ...]
+    observed: tuple[int, ...]
+    stop_ids: frozenset[int]
+    """Likely enough that a chunk of `patience` ids hits one."""
+    weights: Path
+    """A folder that `load_weights` takes."""
+    patience: int = 200
+    crowd: int = 64
+    """Sessions for the check of concurrency."""
+
+
+def hold(promise: bool, text: str) -> None:
+    """Raise AssertionError(text) unless `promise` holds."""
+    if not promise:
+        raise AssertionError(text)
+
+
+async def ids_are_the_prompt_then_sampled_and_observed_ids(engine: Engine, bench: Bench) -> None:
+    """Ids are only ever appended, in the order in which they were given or sampled."""
+    expected = list(bench.prompt)
+    async with engine.session(bench.prompt, Sampling()) as session:
+        hold(list(session.ids) == expected, "a fresh session has the prompt's ids")
+        for observed in ((), bench.observed, (), bench.observed):
+            chunk = await session.sample(observed, max_tokens=7, stop_ids=bench.stop_ids)
+            expected += [*observed, *chunk.token_ids]
+            hold(list(session.ids) == expected, f"ids are {list(session.ids)}, appended were {expected}")
+
+
+async def a_stop_id_ends_the_chunk_and_is_its_last(engine: Engine, bench: Bench) -> None:
+    """The stop id is kept, it is the only one of the chunk, and nothing comes after it."""
+    async with engine.session(bench.prompt, Sampling(seed=1)) as session:
+        for _ in range(3):
+            chunk = await session.sample((), max_tokens=bench.patience, stop_ids=bench.stop_ids)
+            hold(chunk.end is ChunkEnd.STOP_ID, f"a chunk of up to {bench.patience} ids hits a stop id: {chunk.end}")
+            hold([i in bench.stop_ids for i in chunk.token_ids].index(True) == len(chunk.token_ids) - 1, "it is last")
+
+
+async def max_tokens_ends_the_chunk(engine: Engine, bench: Bench) -> None:
+    """A chunk without a stop has exactly `max_tokens` ids, also right after one that a stop id ended."""
+    async with engine.session(bench.prompt, Sampling(seed=2)) as session:
+        await session.sample((), max_tokens=bench.patience, stop_ids=bench.stop_ids)
+        for most in (1, 5):
+            chunk = await session.sample(bench.observed, max_tokens=most, stop_ids=NONE)
+            hold(len(chunk.token_ids) == most, f"{len(chunk.token_ids)} ids were sampled, {most} were asked for")
+            hold(chunk.end is ChunkEnd.LENGTH, f"the end is {chunk.end}")
+
+
+async def every_id_has_one_finite_logprob(engine: Engine, bench: Bench) -> None:
+    """One log probability an id, finite and at most 0, whatever the temperature."""
+    for temperature in (0.0, 0.7, 1.0):
+        async with engine.session(bench.prompt, Sampling(temperature=temperature)) as session:
+            for _ in range(3):
+                chunk = await session.sample(bench.observed, max_tokens=9, stop_ids=bench.stop_ids)
+                hold(len(chunk.logprobs) == len(chunk.token_ids), "as many log probabilities as ids")
+                hold(all(math.isfinite(p) and p <= 0 for p in chunk.logprobs), f"finite and <= 0: {chunk.logprobs}")
+
+
+async def greedy_sampling_repeats_itself(engine: Engine, bench: Bench) -> None:
+    """The same session twice gives the same ids."""
+    hold(await _greedy(engine, bench) == await _greedy(engine, bench), "greedy ids are the same twice")
+
+
+async def a_seed_repeats_its_draws(engine: Engine, bench: Bench) -> None:
+    """The same seed gives the same ids at temperature 1."""
+    first = await _greedy(engine, bench, Sampling(seed=5))
+    hold(first == await _greedy(engine, bench, Sampling(seed=5)), "seeded ids are the same twice")
+
+
+async def a_continued_session_equals_a_fresh_one(engine: Engine, bench: Bench) -> None:
+    """What is kept between chunks is exactly what a session that starts from the same ids computes."""
+    async with engine.session(bench.prompt, GREEDY) as session:
+        for _ in range(3):
+            await session.sample(bench.observed, max_tokens=6, stop_ids=bench.stop_ids)
+        start = [*session.ids, *bench.observed]
+        continued = await session.sample(bench.observed, max_tokens=12, stop_ids=NONE)
+    async with engine.session(start, GREEDY) as fresh:
+        again = await fresh.sample((), max_tokens=12, stop_ids=NONE)
+    hold(continued.token_ids == again.token_ids, f"{continued.token_ids} were sampled, afresh {again.token_ids}")
+    gap = max(abs(a - b) for a, b in zip(continued.logprobs, again.logprobs, strict=True))
+    hold(gap < 1e-3, f"log probabilities differ by {gap} nats")
+
+
+async def a_watch_ends_the_chunk_after_its_id(engine: Engine, bench: Bench) -> None:
+    """Ids past the watched one appear nowhere, and sampling goes on as if nobody had watched."""
+    async with engine.session(bench.prompt, GREEDY) as session:
+        whole = await session.sample(bench.observed, max_tokens=20, stop_ids=NONE)
+    for cut in (1, 8):
+        seen: list[int] = []
+        async with engine.session(bench.prompt, GREEDY) as session:
+            chunk = await session.sample(bench.observed, max_tokens=20, stop_ids=NONE, watch=_after(cut, seen))
+            hold(chunk.end is ChunkEnd.WATCH, f"the end is {chunk.end}")
+            hold(chunk.token_ids == whole.token_ids[:cut], f"{chunk.token_ids} were sampled before the watch stopped")
+            hold(seen == list(chunk.token_ids), "the watch sees each id once, in order, and none after its stop")
+            hold(list(session.ids) == [*bench.prompt, *bench.observed, *chunk.token_ids], "no id past it is kept")
+            rest = await session.sample((), max_tokens=20 - cut, stop_ids=NONE)
+        hold(chunk.token_ids + rest.token_ids == whole.token_ids, "the rest is what the policy gives without a watch")
+
+
+async def many_sessions_do_not_disturb_each_other(engine: Engine, bench: Bench) -> None:
+    """A crowd of sessions at once gives each what it gets alone."""
+    alone = await _greedy(engine, bench)
+    crowd = await asyncio.gather(*(_greedy(engine, bench) for _ in range(bench.crowd)))
+    hold(all(ids == alone for ids in crowd), f"{sum(ids != alone for ids in crowd)} of {bench.crowd} sessions differ")
+
+
+async def a_cancelled_session_frees_the_engine(engine: Engine, bench: Bench) -> None:
+    """Cancellation passes through, and the engine serves others at once."""
+    alone = await _greedy(engine, bench)
+    begun = asyncio.Event()
+
+    def watch(_token_id: int) -> bool:
+        begun.set()
+        return False
+
+    async def endless() -> None:
+        async with engine.session(bench.prompt, GREEDY) as session:
+            while True:
+                await session.sample((), max_tokens=50, stop_ids=NONE, watch=watch)
+
+    tasks = [asyncio.create_task(endless()) for _ in range(4)]
+    await begun.wait()
+    for task in tasks:
+        task.cancel()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    hold(all(isinstance(end, asyncio.CancelledError) for end in ends), f"the tasks ended with {ends}")
+    hold(await _greedy(engine, bench) == alone, "a session after that is served as before")
+    await engine.load_weights(bench.weights, engine.policy_step)  # refused while a session is open
+
+
+async def a_closed_session_refuses(engine: Engine, bench: Bench) -> None:
+    """Sampling after the block is an error."""
+    async with engine.session(bench.prompt, Sampling()) as session:
+        await session.sample((), max_tokens=2, stop_ids=NONE)
+    await _refused(session.sample((), max_tokens=2, stop_ids=NONE), "a closed session")
+
+
+async def what_makes_no_sense_is_refused(engine: Engine, bench: Bench) -> None:
+    """An empty prompt and a chunk of no ids are errors, and the engine survives them."""
+    try:
+        async with engine.session((), Sampling()):
+            pass
+    except EngineError:
+        pass
+    else:
+        raise AssertionError("a session without a prompt is refused")
+    async with engine.session(bench.prompt, Sampling()) as session:
+        await _refused(session.sample((), max_tokens=0, stop_ids=NONE), "a chunk of no ids")
+        await session.sample((), max_tokens=1, stop_ids=NONE)
+
+
+async def a_full_context_is_an_error(engine: Engine, bench: Bench) -> None:
+    """The last chunk is cut where the context ends; the next one is refused."""
+    filled = [bench.prompt[0]] * (engine.context_tokens - 2)
+    async with engine.session(filled, Sampling()) as session:
+        chunk = await session.sample((), max_tokens=5, stop_ids=NONE)
+        hold(len(chunk.token_ids) == 2, f"2 ids fit, {len(chunk.token_ids)} were sampled")
+        hold(chunk.end is ChunkEnd.LENGTH, f"the end is {chunk.end}")
+        await _refused(session.sample((), max_tokens=1, stop_ids=NONE), "a full context")
+
+
+async def loading_weights_sets_the_policy_step(engine: Engine, bench: Bench) -> None:
+    """`policy_step` names the loaded weights, and nothing is loaded under an open session."""
+    step = engine.policy_step + 1
+    async with engine.session(bench.prompt, Sampling()) as session:
+        await _refused(engine.load_weights(bench.weights, step + 7), "loading under an open session")
+        await session.sample((), max_tokens=1, stop_ids=NONE)
+    await engine.load_weights(bench.weights, step)
+    hold(engine.policy_step == step, f"the policy step is {engine.policy_step}, loaded was {step}")
+
+
+Check = Callable[[Engine, Bench], Awaitable[None]]
+CHECKS: Sequence[Check] = (
+    ids_are_the_prompt_then_sampled_and_observed_ids,
+    a_stop_id_ends_the_chunk_and_is_its_last,
+    max_tokens_ends_the_chunk,
+    every_id_has_one_finite_logprob,
+    greedy_sampling_repeats_itself,
+    a_seed_repeats_its_draws,
+    a_continued_session_equals_a_fresh_one,
+    a_watch_ends_the_chunk_after_its_id,
+    many_sessions_do_not_disturb_each_other,
+    a_cancelled_session_frees_the_engine,
+    a_closed_session_refuses,
+    what_makes_no_sense_is_refused,
+    a_full_context_is_an_error,
+    loading_weights_sets_the_policy_step,
+)
+"""All promises. Each check leaves the engine as it found it, but for the policy step."""
+
+
+async def _greedy(engine: Engine, bench: Bench, sampling: Sampling = GREEDY) -> list[int]:
+    async with engine.session(bench.prompt, sampling) as session:
+        for _ in range(4):
+            await session.sample(bench.observed, max_tokens=8, stop_ids=bench.stop_ids)
+        return list(session.ids)
+
+
+def _after(count: int, seen: list[int]) -> Callable[[int], bool]:
+    def watch(token_id: int) -> bool:
+        seen.append(token_id)
+        return len(seen) == count
+
+    return watch
+
+
+async def _refused(call: Awaitable[Chunk | None], what: str) -> None:
+    try:
+        await call
+    except EngineError:
+        return
+    raise AssertionError(f"{what} is refused with an EngineError")

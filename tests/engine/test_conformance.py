@@ -1,0 +1,21 @@
+"""Every engine keeps every promise of the seam."""
+
+from pathlib import Path
+
+import pytest
+
+from repl_rl.engine.conformance import CHECKS, Check
+from tests.engine.models import Host, bench
+
+KINDS = ("scripted", "transformers", "vllm")
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_conformance(kind: str, check: Check, request: pytest.FixtureRequest, policy_folder: Path) -> None:
+    host: Host = request.getfixturevalue(f"{kind}_host")
+
+    async def work() -> None:
+        await check(host.engine, bench(policy_folder))
+
+    host.run(work())

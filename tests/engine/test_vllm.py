@@ -1,0 +1,189 @@
+"""What only a real vLLM can show."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from repl_rl.engine import Drive, EngineOptions, Sampling, open_engine
+from repl_rl.engine.conformance import a_continued_session_equals_a_fresh_one, a_watch_ends_the_chunk_after_its_id
+from repl_rl.engine.vllm import VllmEngine
+from repl_rl.engine.vllm_session import Parameters, Shared
+from repl_rl.errors import EngineDied, EngineError
+from tests.engine.models import Host, bench, gap_to_torch, rollout, save_policy
+
+
+def vllm_of(host: Host) -> VllmEngine:
+    assert isinstance(host.engine, VllmEngine)
+    return host.engine
+
+
+def load(host: Host, folder: Path, step: int = 1) -> None:
+    host.run(host.engine.load_weights(folder, step))
+
+
+def core_pid(engine: VllmEngine) -> int:
+    (process,) = engine._llm.engine_core.resources.engine_manager.processes
+    return int(process.pid)
+
+
+def test_vllm_runs_sessions_and_reports_no_fallback(vllm_host: Host) -> None:
+    assert vllm_of(vllm_host).drive is Drive.SESSION
+    assert vllm_of(vllm_host).fallback_reason is None
+
+
+def test_logprobs_are_those_of_a_torch_forward(vllm_host: Host, policy_folder: Path) -> None:
+    load(vllm_host, policy_folder)
+    assert gap_to_torch(vllm_host, policy_folder) < 1e-4
+
+
+def test_loaded_weights_are_those_that_sample(vllm_host: Host, policy_folder: Path, other_folder: Path) -> None:
+    load(vllm_host, other_folder)
+    try:
+        assert gap_to_torch(vllm_host, other_folder) < 1e-4
+        assert gap_to_torch(vllm_host, policy_folder) > 0.1
+    finally:
+        load(vllm_host, policy_folder)
+
+
+def test_sessions_and_requests_a_line_give_the_same_greedy_ids(vllm_host: Host) -> None:
+    engine = vllm_of(vllm_host)
+    greedy = Sampling(temperature=0.0)
+
+    async def both() -> tuple[object, object]:
+        streamed = await asyncio.gather(*(rollout(engine, greedy, (5, i + 1)) for i in range(32)))
+        sessions = engine._shared
+        engine._shared = Shared(engine.context_tokens, Drive.REQUEST, Parameters())
+        try:
+            requested = await asyncio.gather(*(rollout(engine, greedy, (5, i + 1)) for i in range(32)))
+        finally:
+            engine._shared = sessions
+        return [ids for ids, _ in streamed], [ids for ids, _ in requested]
+
+    streamed, requested = vllm_host.run(both())
+    assert streamed == requested
+
+
+@pytest.mark.parametrize("check", [a_continued_session_equals_a_fresh_one, a_watch_ends_the_chunk_after_its_id])
+def test_requests_a_line_keep_the_promises_too(vllm_host: Host, policy_folder: Path, check: object) -> None:
+    engine = vllm_of(vllm_host)
+    sessions = engine._shared
+    engine._shared = Shared(engine.context_tokens, Drive.REQUEST, Parameters())
+
+    async def work() -> None:
+        await check(engine, bench(policy_folder))  # type: ignore[operator]
+
+    try:
+        vllm_host.run(work())
+    finally:
+        engine._shared = sessions
+
+
+def test_a_failed_health_check_falls_back_and_says_so(
+    vllm_host: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = vllm_of(vllm_host)
+    sessions = engine._shared
+    honest = engine._greedy
+
+    async def lying(drive: Drive) -> list[int]:
+        ids = await honest(drive)
+        return ids if drive is Drive.REQUEST else [*ids, 0]
+
+    monkeypatch.setattr(engine, "_greedy", lying)
+    try:
+        vllm_host.run(engine.probe())
+        assert engine.drive is Drive.REQUEST
+        assert "greedy ids" in str(engine.fallback_reason)
+        assert "request a line" in caplog.text
+    finally:
+        engine._shared, engine.fallback_reason = sessions, None
+
+
+def test_weights_of_another_model_are_refused_and_the_old_ones_stay(
+    vllm_host: Host, policy_folder: Path, tmp_path: Path
+) -> None:
+    load(vllm_host, policy_folder, step=4)
+    tied = save_policy(tmp_path / "tied", seed=3, tied=True)
+    with pytest.raises(EngineError, match=r"lm_head\.weight is None"):
+        load(vllm_host, tied, step=5)
+    with pytest.raises(EngineError, match=r"no \*\.safetensors"):
+        load(vllm_host, tmp_path, step=5)
+    assert vllm_host.engine.policy_step == 4
+    assert gap_to_torch(vllm_host, policy_folder) < 1e-4
+
+
+def test_a_cancelled_session_leaves_nothing_in_vllm(vllm_host: Host) -> None:
+    engine = vllm_of(vllm_host)
+
+    async def work() -> None:
+        begun = asyncio.Event()
+
+        async def long() -> None:
+            async with engine.session((1, 2), Sampling()) as session:
+                await session.sample((), max_tokens=1, stop_ids=frozenset())
+                begun.set()
+                await session.sample((), max_tokens=250, stop_ids=frozenset())
+
+        task = asyncio.create_task(long())
+        await begun.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert engine._llm.get_num_unfinished_requests() == 0
+
+    vllm_host.run(work())
+
+
+def test_the_environment_is_as_before(vllm_host: Host) -> None:
+    assert "LD_PRELOAD" not in os.environ
+    assert "VLLM_LOGGING_LEVEL" not in os.environ
+
+
+@pytest.fixture(scope="module")
+def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("tied"), seed=0, tied=True)
+
+
+@pytest.fixture(scope="module")
+def tied_host(tied_folder: Path) -> Iterator[Host]:
+    host = Host(open_engine("vllm", model=tied_folder, options=EngineOptions(max_sessions=32)))
+    yield host
+    host.close()
+
+
+def test_tied_models_load_their_output_layer_too(tied_host: Host, tied_folder: Path, tmp_path: Path) -> None:
+    assert gap_to_torch(tied_host, tied_folder) < 1e-4
+    after = save_policy(tmp_path / "after", seed=1, tied=True)
+    load(tied_host, after)
+    assert gap_to_torch(tied_host, after) < 1e-4
+    assert gap_to_torch(tied_host, tied_folder) > 0.1
+
+
+def test_every_open_session_hears_that_the_process_died(tied_host: Host, tied_folder: Path) -> None:
+    engine = vllm_of(tied_host)
+
+    async def work() -> list[object]:
+        begun = asyncio.Semaphore(0)
+
+        async def endless() -> None:
+            while True:
+                async with engine.session((1, 2), Sampling()) as session:
+                    for _ in range(10):
+                        await session.sample((), max_tokens=20, stop_ids=frozenset())
+                        begun.release()
+
+        tasks = [asyncio.create_task(endless()) for _ in range(16)]
+        for _ in tasks:
+            await begun.acquire()
+        os.kill(core_pid(engine), signal.SIGKILL)
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    ends = tied_host.run(work())
+    assert all(isinstance(end, EngineDied) for end in ends), ends
+    with pytest.raises(EngineDied):
+        load(tied_host, tied_folder)
