@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from repl_rl.errors import ConfigError
-from repl_rl.sandbox import local, unsafe
+from repl_rl.sandbox import docker, local, unsafe
 from repl_rl.sandbox.base import Limits, PushResult, Sandbox, SandboxSession
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.sandbox.served import serve
@@ -16,7 +16,7 @@ __all__ = ["KINDS", "InProcessSandbox", "Limits", "PushResult", "Sandbox", "Sand
 
 KINDS = ("local", "docker", "gateway", "unsafe")
 _WARM = 8
-_STARTING = 2
+_STARTING = 4
 
 
 def open_sandbox(
@@ -36,7 +36,7 @@ def open_sandbox(
         starting: consoles started at the same time (>= 1).
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: there is no such kind, or this version does not have it yet ("gateway").
         SandboxUnavailable: its isolation cannot be had on this machine. Nothing weaker is used instead.
     """
     chosen = limits or Limits()
@@ -46,4 +46,8 @@ def open_sandbox(
         return serve(kind, local.launch(preload), chosen, warm=warm, starting=starting)
     if kind == "unsafe":
         return serve(kind, unsafe.launch(preload), chosen, warm=warm, starting=starting)
+    if kind == "docker":
+        return serve(kind, docker.launch(chosen, preload), chosen, warm=warm, starting=starting)
+    if kind == "gateway":
+        raise ConfigError("sandbox", kind, "this version cannot reach a Jupyter gateway; use local or docker")
     raise ConfigError("sandbox", kind, f"choose one of {', '.join(KINDS)}")

@@ -6,10 +6,7 @@ import json
 import os
 import secrets
 import socket
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import IO, Self
+from typing import Protocol, Self
 
 import zmq
 
@@ -20,22 +17,42 @@ from repl_rl.sandbox.keeper import KeeperLink
 
 _START_TIMEOUT_S = 120.0
 _READY_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 10.0
 _FIRST_UID = 1_600_000_000
 _UIDS = 1_000_000
 _uids = itertools.count(os.getpid() * 4096 % _UIDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Running(Protocol):
+    """A fork server that has been started."""
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended."""
+
+    def last_words(self) -> str:
+        """The end of what it wrote to its log."""
+
+    async def end(self) -> None:
+        """End it, and every console that it made."""
+
+
+class Launch(Protocol):
     """How a fork server is started."""
 
-    argv: Sequence[str]
-    """Command; `{fd}` stands for the number of the inherited socket."""
-    isolated: bool
-    """Consoles get namespaces of their own."""
-    own_uids: bool
-    """The fork server may change its user: each console gets a user id of its own."""
+    @property
+    def isolated(self) -> bool:
+        """Consoles get namespaces of their own."""
+
+    @property
+    def own_uids(self) -> bool:
+        """The fork server may change its user: each console gets a user id of its own."""
+
+    async def start(self) -> tuple[socket.socket, Running]:
+        """Start one; returns the socket on which it takes requests.
+
+        Raises:
+            SandboxUnavailable: it cannot be started here.
+        """
 
 
 def _request(key: str, uid: int, limits: Limits) -> bytes:
@@ -43,21 +60,13 @@ def _request(key: str, uid: int, limits: Limits) -> bytes:
     return json.dumps({"key": key, "uid": uid, **{name: getattr(limits, name) for name in names}}).encode()
 
 
-def _last_lines(log: IO[bytes]) -> str:
-    log.seek(0)
-    return log.read()[-2000:].decode("utf-8", "replace").strip() or "it said nothing"
-
-
 class ForkServer:
     """One running fork server."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, line: socket.socket, launch: Launch, log: IO[bytes]
-    ) -> None:
-        self._process = process
+    def __init__(self, line: socket.socket, running: Running, launch: Launch) -> None:
         self._line = line
+        self._running = running
         self._launch = launch
-        self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = 8192
         self.python_version = (0, 0, 0)
@@ -69,18 +78,8 @@ class ForkServer:
         Raises:
             SandboxUnavailable: it ended at once or did not answer; the message has its last words.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        with theirs:
-            argv = [part.replace("{fd}", str(theirs.fileno())) for part in launch.argv]
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        server = cls(process, ours, launch, log)
+        line, running = await launch.start()
+        server = cls(line, running, launch)
         try:
             await server._hello()
         except BaseException:
@@ -93,19 +92,17 @@ class ForkServer:
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 packet = await asyncio.get_running_loop().sock_recv(self._line, 4096)
-        except TimeoutError:
-            packet = b""
-        except OSError:
+        except (TimeoutError, OSError):
             packet = b""
         if not packet:
-            raise SandboxUnavailable(f"the sandbox did not start: {_last_lines(self._log)}")
+            raise SandboxUnavailable(f"the sandbox did not start: {self._running.last_words()}")
         major, minor, micro = json.loads(packet)["python"]
         self.python_version = (int(major), int(minor), int(micro))
 
     @property
     def alive(self) -> bool:
         """False once the process has ended."""
-        return self._process.returncode is None
+        return self._running.alive
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
         """A fresh console, ready for its first line.
@@ -123,7 +120,7 @@ class ForkServer:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 await link.ready
             if link.death is not None:
-                raise SandboxFault(f"a console died at birth: {_last_lines(self._log)}")
+                raise SandboxFault(f"a console died at birth: {self._running.last_words()}")
             return ConsoleSession(link, key, limits, self._context, decide=decide)
         except TimeoutError:
             link.close()
@@ -136,16 +133,9 @@ class ForkServer:
             raise
 
     async def stop(self) -> None:
-        """End the process and every console that it made."""
+        """End it and every console that it made."""
         self._line.close()
-        if self._process.returncode is None:
-            if self._launch.isolated:
-                self._process.kill()
-            try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
-        self._log.close()
-        self._context.destroy(linger=0)
+        try:
+            await self._running.end()
+        finally:
+            self._context.destroy(linger=0)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from repl_rl.assets import asset
 from repl_rl.errors import SandboxUnavailable
-from repl_rl.sandbox.forkserver import Launch
+from repl_rl.sandbox.process import ProcessLaunch
 
 _REMEDY = "install bubblewrap (apt-get install bubblewrap), or use --sandbox docker, or --sandbox unsafe"
-_INSIDE = "/opt/repl_kernel"
+INSIDE = "/opt/repl_kernel"
+"""Where the kernel's package is, inside."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache")
 _PASSWD = "console:x:1000:1000:console:/tmp:/bin/sh\n"
 ENVIRONMENT = {
@@ -47,7 +48,7 @@ def _binds() -> Iterator[str]:
             yield from _folder(str(Path(prefix).parent))
             yield from ("--ro-bind", prefix, prefix)
     yield from _folder("/opt")
-    yield from ("--ro-bind", str(asset("sandbox/repl_kernel")), _INSIDE)
+    yield from ("--ro-bind", str(asset("sandbox/repl_kernel")), INSIDE)
 
 
 def _privileges() -> tuple[str, ...]:
@@ -58,20 +59,38 @@ def _privileges() -> tuple[str, ...]:
     return ("--unshare-user",)
 
 
-def command(bwrap: str, preload: Sequence[str]) -> list[str]:
-    """The command line of the sandboxed fork server; `{fd}` stands for its socket."""
+def wrap(bwrap: str, inner: Sequence[str], *, binds: Sequence[str] = (), privileges: Sequence[str] = ()) -> list[str]:
+    """The command line that runs `inner` with nothing of the host but the system's programs and this Python."""
     spaces = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
     variables = [word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)]
     folders = ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/run/console", "--dir", "/dev/shm")
-    closed = ("--remount-ro", "/dev", "--remount-ro", "/tmp", "--remount-ro", "/", "--chdir", "/")
-    options = json.dumps({"isolate": True, "preload": list(preload)})
     return [
-        *(bwrap, *spaces, *_privileges(), "--die-with-parent", "--new-session", "--clearenv", *variables),
-        *(*_binds(), *folders, *closed, "--", sys.executable, f"{_INSIDE}/zygote.py", "{fd}", options),
+        *(bwrap, *spaces, *(privileges or ("--unshare-user",)), "--die-with-parent", "--new-session", "--clearenv"),
+        *(
+            *variables,
+            *_binds(),
+            *folders,
+            *binds,
+            "--remount-ro",
+            "/dev",
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/tmp",
+            "--",
+        ),
+        *inner,
     ]
 
 
-def launch(preload: Sequence[str]) -> Launch:
+def command(bwrap: str, preload: Sequence[str]) -> list[str]:
+    """The command line of the sandboxed fork server; `{fd}` stands for its socket."""
+    options = json.dumps({"isolate": True, "preload": list(preload)})
+    inner = (sys.executable, f"{INSIDE}/zygote.py", "{fd}", options)
+    return wrap(bwrap, inner, privileges=_privileges())
+
+
+def launch(preload: Sequence[str]) -> ProcessLaunch:
     """How to start the fork server of a `local` sandbox.
 
     Raises:
@@ -80,4 +99,4 @@ def launch(preload: Sequence[str]) -> Launch:
     bwrap = shutil.which("bwrap")
     if sys.platform != "linux" or bwrap is None:
         raise SandboxUnavailable(f"sandbox 'local' needs Linux and the program bwrap, which is missing; {_REMEDY}")
-    return Launch(command(bwrap, preload), isolated=True, own_uids=os.geteuid() == 0)
+    return ProcessLaunch(command(bwrap, preload), isolated=True, own_uids=os.geteuid() == 0)

@@ -66,6 +66,7 @@ class Wire:
             isinstance(text, str)
             and isinstance(cut, bool)
             and isinstance(more, bool)
+            and isinstance(outcome, str)
             and outcome in _OUTCOMES
             and (answer is None or isinstance(answer, str))
         )

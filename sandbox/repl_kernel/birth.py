@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from math import ceil
 
 import zmq
-from jupyter_client.session import Session
 
 from repl_kernel import seccomp, system
 from repl_kernel.capture import Capture
-from repl_kernel.console import Console, clean_interpreter
+from repl_kernel.console import Console
 from repl_kernel.keeper import READY, Place
 from repl_kernel.kernel import ReplKernel
 
@@ -130,40 +129,37 @@ def open_capture(request: Request, place: Place, isolated: bool) -> Capture:
         return Capture(unique, request.output_bytes)
 
 
-def console(
-    request: Request, line: socket.socket, capture: Capture, place: Place, isolated: bool, filters: list[object]
-) -> ReplKernel:
-    """Build the kernel of this process, tell the host, and set the limits."""
+def become_console(
+    kernel: ReplKernel, request: Request, line: socket.socket, capture: Capture, place: Place, isolated: bool
+) -> None:
+    """Make `kernel` the kernel of this process, tell the host, and set the limits."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.chdir(place.scratch)
+    os.environ.pop("HOSTNAME", None)  # set by container engines
     os.environ["HOME"] = os.environ["TMPDIR"] = place.scratch
     tempfile.tempdir = None
     capture.install()
-    clean_interpreter(filters)
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    kernel = _kernel(request, capture, place)
+    _start(kernel, request, capture, place)
     line.send(READY)
     line.close()
     _limit(request, isolated)
-    return kernel
 
 
-def _kernel(request: Request, capture: Capture, place: Place) -> ReplKernel:
+def _start(kernel: ReplKernel, request: Request, capture: Capture, place: Place) -> None:
     context = zmq.Context()
     shell = context.socket(zmq.ROUTER)
     shell.linger = _SENDING_MS
     shell.bind(f"ipc://{place.folder}/shell")
-    iopub = context.socket(zmq.XPUB)
     repl = Console(before_traceback=capture.make_room)
     repl.offer_submit()
-    session = Session(key=request.key.encode(), username="kernel")
-    return ReplKernel(request.key.encode(), repl, capture, session=session, shell_stream=shell, iopub_socket=iopub)
+    kernel.start_console(request.key.encode(), repl, capture, shell)
 
 
 def _limit(request: Request, isolated: bool) -> None:

@@ -63,7 +63,7 @@ class Capture:
             raw.name = f"<{name}>"
             # Nothing may wait in a buffer: stdout and stderr keep their order, and a forked child prints nothing twice.
             layer = io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, write_through=True)
-            layer.mode = "w"
+            setattr(layer, "mode", "w")  # noqa: B010 - as the interpreter does; typed as read-only
             setattr(sys, name, layer)
             setattr(sys, f"__{name}__", layer)
 

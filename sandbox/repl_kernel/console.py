@@ -2,10 +2,12 @@
 
 import builtins
 import code
+import contextlib
 import sys
+import traceback
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import BuiltinImporter
 
 MAX_ANSWER_CHARS = 65_536
@@ -40,6 +42,14 @@ class Console(code.InteractiveConsole):
         _forget_frames_of_ours(sys.exc_info()[1])
         super().showtraceback()
 
+    def say_only(self, error: BaseException) -> None:
+        """Print the last line of a traceback, for an error that would have ended the reference console."""
+        self.resetbuffer()
+        self.outcome = "exception"
+        # A replaced sys.stderr may be what failed.
+        with contextlib.suppress(Exception):
+            self.write("".join(traceback.format_exception_only(error)))
+
     def offer_submit(self) -> None:
         """Put `submit_final_answer` among the builtins, where `dir()` does not show it."""
         console = self
@@ -68,7 +78,7 @@ def _forget_frames_of_ours(error: BaseException | None) -> None:
         entry = following
 
 
-def clean_interpreter(filters: list[object]) -> None:
+def clean_interpreter(filters: Sequence[object]) -> None:
     """Undo what the imports of a kernel leave in the interpreter. `filters`: `warnings.filters` before them."""
     warnings.filters[:] = filters  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]

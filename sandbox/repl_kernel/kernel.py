@@ -8,16 +8,18 @@ import logging
 import os
 import platform
 from collections.abc import Coroutine
-from typing import Any as AnyValue
 
 import traitlets
 import zmq
+from ipykernel import kernel_protocol_version
 from ipykernel.kernelbase import Kernel
+from jupyter_client.session import Session
 
 from repl_kernel.capture import Capture
 from repl_kernel.console import Console
 from repl_kernel.wire import LineRequest, Signer, line_reply, read_line_request
 
+Socket = zmq.Socket[bytes]
 _log = logging.Logger("repl_kernel", logging.CRITICAL)
 
 
@@ -48,12 +50,33 @@ class ReplKernel(Kernel):
     shell_stream = traitlets.Any()
     control_stream = traitlets.Any()
 
-    def __init__(self, key: bytes, console: Console, capture: Capture, **traits: AnyValue) -> None:
-        super().__init__(log=_log, **traits)
+    def __init__(self) -> None:
+        """A kernel without a console: what can be made once, before a fork. `start_console` gives it the rest."""
+        super().__init__(log=_log, session=Session(key=b"", username="kernel"))
+
+    @property
+    def kernel_info(self) -> dict[str, object]:
+        """What `kernel_info_reply` says. The base class would import a debugger to find out whether there is one."""
+        return {
+            "protocol_version": kernel_protocol_version,
+            "implementation": self.implementation,
+            "implementation_version": self.implementation_version,
+            "language_info": self.language_info,
+            "banner": self.banner,
+            "help_links": [],
+            "supported_features": [],
+        }
+
+    def start_console(self, key: bytes, console: Console, capture: Capture, shell: Socket, **others: Socket) -> None:
+        """Become the kernel of `console` in this process. `others`: `control_stream`, `iopub_socket`."""
+        self.session.key = key
+        self.session.pid = self._pid = os.getpid()
+        self.shell_stream = shell
+        for name, socket in others.items():
+            setattr(self, name, socket)
         self._signer = Signer(key)
         self._console = console
         self._capture = capture
-        self._pid = os.getpid()
         self._alive = True
 
     def serve(self) -> None:
@@ -82,11 +105,10 @@ class ReplKernel(Kernel):
                     leave(0)
             except interrupt:
                 pass
-            except BaseException:  # the user's own sys.excepthook or sys.stderr failed
+            except BaseException as error:  # a user's own hook failed, or the compiler ran out of stack
                 if getpid() != pid:
                     leave(1)
-                console.resetbuffer()
-                console.outcome = "exception"
+                console.say_only(error)
             if request is not None:
                 self._answer(request, more)
 
@@ -123,7 +145,7 @@ class ReplKernel(Kernel):
         }
         return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "repl": repl}
 
-    def _route(self, socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
+    def _route(self, socket: Socket, frames: list[bytes]) -> None:
         """Hand an ordinary message to the base class."""
         message = [zmq.Frame(frame) for frame in frames]
         if socket is self.control_stream:

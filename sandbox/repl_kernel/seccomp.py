@@ -28,7 +28,10 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 def denied() -> dict[str, dict[str, int]]:
     """Name of each denied system call -> its number a machine (absent where the machine has no such call)."""
-    return json.loads((Path(__file__).parent / "denied_syscalls.json").read_text())["syscalls"]
+    table: dict[str, dict[str, int]] = json.loads((Path(__file__).parent / "denied_syscalls.json").read_text())[
+        "syscalls"
+    ]
+    return table
 
 
 def program(machine: str = platform.machine()) -> bytes:

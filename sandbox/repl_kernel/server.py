@@ -8,14 +8,17 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from repl_kernel import birth, keeper, system
+from repl_kernel.console import clean_interpreter
 from repl_kernel.kernel import ReplKernel
 
 _MAX_REQUEST_BYTES = 65_536
@@ -49,10 +52,9 @@ def _leave(message: str) -> NoReturn:
     os._exit(1)
 
 
-def _become_keeper_or_console(
-    request: birth.Request, line: socket.socket, isolate: bool, filters: list[object]
-) -> ReplKernel:
+def _become_keeper_or_console(kernel: ReplKernel, request: birth.Request, line: socket.socket, isolate: bool) -> None:
     """In the forked child: returns in the console only."""
+    place = None
     try:
         place = birth.isolate(request) if isolate else birth.expose()
         keeper.announce(line, place)
@@ -64,23 +66,35 @@ def _become_keeper_or_console(
             keeper.keep(line, pid, capture, place, owns_all=isolate)
         if not isolate:
             system.die_with_parent()
-        return birth.console(request, line, capture, place, isolate, filters)
-    except OSError as error:
+        birth.become_console(kernel, request, line, capture, place, isolate)
+    except OSError as error:  # the host may have changed its mind before the birth
+        if place is not None and place.temporary:
+            shutil.rmtree(place.folder, ignore_errors=True)
         _leave(str(error))
 
 
-def serve(host_fd: int, options: Options, filters: list[object]) -> ReplKernel:
+def _connect(address: str) -> socket.socket:
+    """`address`: the number of an inherited descriptor, or the path of a socket."""
+    if not address.startswith("/"):
+        return socket.socket(fileno=int(address))
+    host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host.connect(address)
+    return host
+
+
+def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKernel:
     """Serve requests for ever; returns once in each console, with its kernel.
 
     `filters`: `warnings.filters` as they were before any import.
     """
-    host = socket.socket(fileno=host_fd)
-    isolate = options.isolate
+    host = _connect(address)
     for name in options.preload:
         importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _forget_dead_children()
     tempfile.tempdir = None
+    kernel = ReplKernel()
+    clean_interpreter(filters)
     gc.collect()
     gc.freeze()
     host.send(json.dumps({"python": sys.version_info[:3], "pid": os.getpid()}).encode())
@@ -89,5 +103,6 @@ def serve(host_fd: int, options: Options, filters: list[object]) -> ReplKernel:
         pid = os.fork()
         if pid == 0:
             host.close()
-            return _become_keeper_or_console(request, line, isolate, filters)
+            _become_keeper_or_console(kernel, request, line, options.isolate)
+            return kernel
         line.close()

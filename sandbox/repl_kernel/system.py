@@ -17,6 +17,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _FALLOC_FL_PUNCH_HOLE_KEEP_SIZE = 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
@@ -27,8 +28,7 @@ def _check(result: int, what: str) -> None:
 
 
 def _prctl(option: int, *arguments: int) -> None:
-    words = [ctypes.c_ulong(word) for word in (*arguments, 0, 0, 0, 0)[:4]]
-    _check(_libc.prctl(option, *words), f"prctl({option})")
+    _check(_libc.prctl(option, *(*arguments, 0, 0, 0, 0)[:4]), f"prctl({option})")
 
 
 def unshare(flags: int) -> None:

@@ -1,4 +1,4 @@
-"""Start of the fork server: `zygote.py FD OPTIONS`. See `server`.
+"""Start of the fork server: `zygote.py ADDRESS OPTIONS`. See `server`.
 
 The kernel of a console is served from here, so that user code runs as few frames deep as under a console that was
 started by itself: the depth at which a RecursionError comes is part of what a program prints.
@@ -16,4 +16,4 @@ if __name__ == "__main__":
     server = importlib.import_module("repl_kernel.server")
     sys.path[0] = ""
     options = server.Options(**json.loads(sys.argv[2]))
-    server.serve(int(sys.argv[1]), options, filters).serve()
+    server.serve(sys.argv[1], options, filters).serve()

@@ -1,0 +1,136 @@
+"""One suite for every sandbox: fidelity, isolation seen from inside, limits, latency. `run(kind)` gives a table."""
+
+import statistics
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repl_rl.sandbox import open_sandbox
+from repl_rl.sandbox.base import Sandbox
+from repl_rl.sandbox.conformance.edges import edge_transcripts
+from repl_rl.sandbox.conformance.harvest import Transcript, in_blocks, joined, transcripts
+from repl_rl.sandbox.conformance.isolation import probes, run_probe, shared, spaces, world
+from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
+from repl_rl.sandbox.conformance.reference import compare, reference_command, reference_texts, reproducible
+from repl_rl.trajectory import LineStatus
+
+__all__ = [
+    "Row",
+    "doctest_transcripts",
+    "edge_transcripts",
+    "fidelity",
+    "isolation",
+    "latency",
+    "limits",
+    "reference_command",
+    "run",
+]
+
+_HARVESTED = """
+    test_generators test_genexps test_listcomps test_setcomps test_deque test_unpack test_unpack_ex test_extcall
+    test_syntax test_descrtut test_itertools test_metaclass test_cmd test_bool
+"""
+"""Files of `test/` in the standard library, where it is installed."""
+_HARVESTED_MODULES = """
+    statistics heapq bisect random ast enum fractions textwrap types reprlib difflib collections/__init__ functools
+    json/__init__ string decimal _pydecimal ipaddress pickletools
+"""
+_LATENCY_LINES = ("x = 1", "1 + 1", "print('a')", "1/0")
+_LATENCY_REPEATS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    section: str
+    name: str
+    passed: bool
+    detail: str = ""
+
+
+def doctest_transcripts(limit: int | None = None) -> list[Transcript]:
+    """Doctests of the standard library that is installed here, at most `limit` transcripts."""
+    library = Path(sysconfig.get_path("stdlib"))
+    paths = [library / "test" / f"{name}.py" for name in _HARVESTED.split()]
+    paths += [library / f"{name}.py" for name in _HARVESTED_MODULES.split()]
+    found = list(transcripts(path for path in paths if path.exists()))
+    return found[:limit]
+
+
+async def fidelity(
+    sandbox: Sandbox, cases: Sequence[Transcript], section: str, command: Sequence[str] = ()
+) -> list[Row]:
+    """Are they printed byte for byte as the reference prints them? One row, and one more a difference.
+
+    `command`: see `reference_texts`. Cases that the reference itself does not repeat are left out, and counted.
+    """
+    first, second = await reference_texts(cases, command), await reference_texts(cases, command)
+    stable = [
+        (case, texts) for case, texts, same in zip(cases, first, reproducible(first, second), strict=True) if same
+    ]
+    wrong = await compare(sandbox, [case for case, _ in stable], [texts for _, texts in stable])
+    lines = sum(len(texts) for _, texts in stable)
+    examples = sum(case.examples for case, _ in stable)
+    left_out = len(cases) - len(stable)
+    detail = f"{examples} examples, {lines} lines, {len(wrong)} sessions differ, {left_out} not reproducible left out"
+    rows = [Row("fidelity", section, not wrong, detail)]
+    rows += [
+        Row("fidelity", f"{bad.name}: {bad.line[:60]!r}", False, f"expected {bad.expected!r}, got {bad.got!r}")
+        for bad in wrong
+    ]
+    return rows
+
+
+async def isolation(sandbox: Sandbox) -> list[Row]:
+    """Every probe from inside, and the namespaces of three consoles compared."""
+    rows = []
+    async with world() as outside:
+        for probe in probes(outside):
+            problem = await run_probe(sandbox, probe)
+            rows.append(Row("isolation", probe.name, not problem, problem))
+    common = shared(await spaces(sandbox, 3))
+    rows.append(Row("isolation", "namespaces of its own", not common, ", ".join(common)))
+    return rows
+
+
+async def limits(sandbox: Sandbox) -> list[Row]:
+    """Every limit, hit on purpose. The sandbox must have been opened with `CHECK_LIMITS`."""
+    rows = []
+    for check in CHECKS:
+        problem = await run_check(sandbox, check)
+        rows.append(Row("limits", check.name, not problem, problem))
+    return rows
+
+
+async def latency(sandbox: Sandbox) -> list[Row]:
+    """Median round trip of a few lines, milliseconds. It passes when every line came back as it should."""
+    rows = []
+    async with sandbox.session() as session:
+        for line in _LATENCY_LINES:
+            results = [await session.push(line) for _ in range(_LATENCY_REPEATS)]
+            good = all(result.status in (LineStatus.OK, LineStatus.EXCEPTION) for result in results)
+            median_ms = statistics.median(result.elapsed_s for result in results) * 1000
+            rows.append(Row("latency", line, good, f"{median_ms:.2f} ms"))
+    return rows
+
+
+async def run(kind: str, *, doctests: int | None = 60) -> list[Row]:
+    """The whole suite against one kind of sandbox; `doctests`: how many transcripts to replay, None: all.
+
+    Raises:
+        ConfigError, SandboxUnavailable: as `open_sandbox`.
+    """
+    cases = doctest_transcripts(doctests)
+    variants = [variant for case in cases for variant in (in_blocks(case), joined(case)) if variant.lines]
+    async with open_sandbox(kind, limits=CHECK_LIMITS) as sandbox:
+        checked = await isolation(sandbox) if kind != "unsafe" else []
+        checked += await limits(sandbox)
+        checked += await latency(sandbox)
+    async with open_sandbox(kind) as sandbox:
+        command = reference_command(kind)
+        rows = await fidelity(sandbox, edge_transcripts(), "corner cases", command)
+        rows += await fidelity(sandbox, cases, "doctests", command)
+        rows += await fidelity(sandbox, variants, "doctests in blocks and joined", command)
+    return [*rows, *checked]

@@ -1,0 +1,187 @@
+"""What a console can see and do of the world outside, asked from inside of it."""
+
+import asyncio
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from repl_rl.sandbox.base import Sandbox
+from repl_rl.sandbox.local import ENVIRONMENT
+
+_LIBRARY = "import ctypes; c = ctypes.CDLL(None, use_errno=True)"
+_HARMLESS_CALLS = (
+    "mount(b'none', b'/no/such/place', b'tmpfs', 0, 0)",
+    "umount2(b'/no/such/place', 0)",
+    "unshare(0)",
+    "setns(-1, 0)",
+    "ptrace(16, 4194304, 0, 0)",
+    "chroot(b'/no/such/place')",
+    "syscall(321, 999, 0, 0)",
+    "syscall(425, 0, 0)",
+)
+"""Calls that a filter refuses before it looks at their arguments. Without a filter they fail otherwise, or do nothing:
+probes must not change a machine that turns out not to be isolated."""
+_SPACES = ("pid", "ipc", "mnt", "net", "user", "uts")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One promise: after `lines`, the last one prints `expected`."""
+
+    name: str
+    lines: tuple[str, ...]
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Things of the host that a console must not find."""
+
+    secret_file: Path
+    port: int
+    pid: int
+    secret: str
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    """A file, a listening socket and a process with a secret in its arguments, for the length of the context."""
+    secret = secrets.token_hex(16)
+    with tempfile.NamedTemporaryFile("w", prefix="canary-") as file, socket.create_server(("127.0.0.1", 0)) as server:
+        file.write(secret)
+        file.flush()
+        process = await asyncio.create_subprocess_exec("sleep", "1000", env={"SECRET": secret})
+        try:
+            yield World(Path(file.name), server.getsockname()[1], process.pid, secret)
+        finally:
+            process.kill()
+            await process.wait()
+
+
+def _status(field: str) -> str:
+    return f"[l.split()[1] for l in open('/proc/self/status') if l.startswith('{field}:')]"
+
+
+def _refused(code: str, error: str = "OSError") -> tuple[str, ...]:
+    return ("try:", f"    {code}; print('DONE')", f"except {error}: print('refused')", "")
+
+
+def probes(outside: World) -> list[Probe]:
+    """Every promise about isolation that can be checked from inside one console."""
+    zero = "['0000000000000000']\n"
+    refused = "refused\n"
+    keep = sorted({*ENVIRONMENT, "LC_CTYPE", "PWD", "TMPDIR"})
+    return [
+        Probe("uid is not 0", ("import os, sys, socket, time", "0 in (*os.getresuid(), *os.getresgid())"), "False\n"),
+        Probe("no supplementary group of root", ("import os", "0 in os.getgroups()"), "False\n"),
+        *(
+            Probe(f"no capabilities ({name})", (_status(name),), zero)
+            for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+        ),
+        Probe("no new privileges", (_status("NoNewPrivs"),), "['1']\n"),
+        Probe("seccomp filter is on", (_status("Seccomp"),), "['2']\n"),
+        Probe("no route", ("open('/proc/net/route').read().count(chr(10)) <= 1",), "True\n"),
+        Probe(
+            "DNS fails fast",
+            (
+                "import socket, time; t = time.time()",
+                *_refused("socket.getaddrinfo('example.org', 80)"),
+                "time.time() - t < 1",
+            ),
+            "True\n",
+        ),
+        Probe("no way out", ("import socket", *_refused("socket.create_connection(('192.0.2.1', 80), 2)")), refused),
+        Probe(
+            "host's loopback is not ours",
+            ("import socket", *_refused(f"socket.create_connection(('127.0.0.1', {outside.port}), 2)")),
+            refused,
+        ),
+        *(
+            Probe(f"read-only: {place}", ("import os", f"os.access({place!r}, os.W_OK)"), "False\n")
+            for place in ("/", "/usr", "/usr/lib", "/etc", "/dev", "/opt", "/run", "/proc/sys/kernel/hostname")
+        ),
+        Probe("read-only: Python itself", ("import os", "os.access(os.__file__, os.W_OK)"), "False\n"),
+        Probe(
+            "few processes are visible", ("import os", "sum(n.isdigit() for n in os.listdir('/proc')) <= 3"), "True\n"
+        ),
+        Probe("no process of the host", (f"import os; p = '/proc/{outside.pid}'", "os.path.exists(p)"), "False\n"),
+        Probe(
+            "no secret in any environment",
+            (
+                "import glob",
+                "def r(p):",
+                "    try: return open(p, 'rb').read()",
+                "    except OSError: return b''",
+                "",
+                f"a, b = b'{outside.secret[:16]}', b'{outside.secret[16:]}'",
+                "any(a in r(p) and b in r(p) for p in glob.glob('/proc/*/environ'))",
+            ),
+            "False\n",
+        ),
+        Probe("environment is cleared", ("import os", f"sorted(set(os.environ) - {set(keep)!r})"), "[]\n"),
+        Probe("no file of the host", ("import os", f"os.path.exists({str(outside.secret_file)!r})"), "False\n"),
+        Probe(
+            "home folders are not there",
+            ("import os", "os.path.exists('/home') and os.listdir('/home') != []"),
+            "False\n",
+        ),
+        Probe("no passwords", _refused("open('/etc/shadow')"), refused),
+        Probe(
+            "no block device",
+            ("import os, stat", "any(stat.S_ISBLK(os.lstat('/dev/' + n).st_mode) for n in os.listdir('/dev'))"),
+            "False\n",
+        ),
+        Probe("no device memory", ("import os", "os.path.exists('/dev/mem')"), "False\n"),
+        Probe("cannot read the supervisor's memory", _refused("open('/proc/1/mem', 'rb')"), refused),
+        *(
+            Probe(f"refused: {call}", (_LIBRARY, f"c.{call}, ctypes.get_errno() == 1"), "(-1, True)\n")
+            for call in _HARMLESS_CALLS
+        ),
+        Probe(
+            "no other socket families", ("import socket", *_refused("socket.socket(40, socket.SOCK_STREAM)")), refused
+        ),
+        Probe(
+            "scratch folder is empty and ours", ("import os", "os.listdir(), os.access('.', os.W_OK)"), "([], True)\n"
+        ),
+    ]
+
+
+async def run_probe(sandbox: Sandbox, probe: Probe) -> str:
+    """ "" when the promise holds, else what was printed instead."""
+    async with sandbox.session() as session:
+        text = ""
+        for line in probe.lines:
+            text = (await session.push(line)).text
+    return "" if text == probe.expected else text or "(nothing)"
+
+
+def host_spaces() -> dict[str, str]:
+    """The namespaces of this process."""
+    return {space: os.readlink(f"/proc/self/ns/{space}") for space in _SPACES}
+
+
+async def spaces(sandbox: Sandbox, count: int) -> list[dict[str, str]]:
+    """The namespaces of `count` consoles that live at the same time."""
+
+    async def one(barrier: asyncio.Barrier) -> dict[str, str]:
+        async with sandbox.session() as session:
+            await session.push("import os")
+            names = [
+                (await session.push(f"print(os.readlink('/proc/self/ns/{space}'))")).text.strip() for space in _SPACES
+            ]
+            await barrier.wait()
+        return dict(zip(_SPACES, names, strict=True))
+
+    barrier = asyncio.Barrier(count)
+    return await asyncio.gather(*(one(barrier) for _ in range(count)))
+
+
+def shared(found: Sequence[dict[str, str]]) -> list[str]:
+    """Kinds of namespaces that a console shares with another one, or with the host."""
+    everybody = [host_spaces(), *found]
+    return [space for space in _SPACES if len({each[space] for each in everybody}) < len(everybody)]

@@ -1,0 +1,89 @@
+"""What a line may use: each limit is hit on purpose, and what follows is checked."""
+
+from dataclasses import dataclass, replace
+
+from repl_rl.sandbox.base import Limits, PushResult, Sandbox
+from repl_rl.trajectory import LineStatus
+
+CHECK_LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=0.3, memory_mb=256, output_bytes=4096, disk_mb=4)
+"""What `run` opens a sandbox with."""
+_SLACK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitCheck:
+    """After `setup`, `line` must give `status`; the session then goes on or has ended."""
+
+    name: str
+    setup: tuple[str, ...]
+    line: str
+    status: LineStatus
+    ended: bool
+    shows: str = ""
+    """What its text must contain."""
+
+
+CHECKS = (
+    LimitCheck(
+        "wall clock, interruptible", ("import time",), "time.sleep(60)", LineStatus.TIMEOUT, False, "KeyboardInterrupt"
+    ),
+    LimitCheck("wall clock, in a loop", ("while 1: pass",), "", LineStatus.TIMEOUT, False, "KeyboardInterrupt"),
+    LimitCheck("wall clock, deaf to signals", (), "print('a'); sum(range(10**12))", LineStatus.TIMEOUT, True, "a\n"),
+    LimitCheck("memory", (), "x = bytearray(10**9)", LineStatus.MEMORY_LIMIT, False, "MemoryError"),
+    LimitCheck("output", (), "print('x' * 100_000)", LineStatus.OUTPUT_LIMIT, False, "bytes of output not shown"),
+    LimitCheck(
+        "output without end",
+        (),
+        "import os\nwhile 1: os.write(1, b'x' * 10**6)\n",
+        LineStatus.OUTPUT_LIMIT,
+        False,
+        "not shown",
+    ),
+    LimitCheck("disk", (), "open('f', 'wb').write(bytes(10**7))", LineStatus.EXCEPTION, False, "OSError"),
+    LimitCheck(
+        "open files", (), "f = [open('/dev/null') for _ in range(9999)]", LineStatus.EXCEPTION, False, "OSError"
+    ),
+    LimitCheck(
+        "inodes", (), "for i in range(99999): open(str(i), 'w').close()\n", LineStatus.EXCEPTION, False, "OSError"
+    ),
+    LimitCheck(
+        "processes",
+        ("import subprocess",),
+        "p = [subprocess.Popen(['sleep', '99']) for _ in range(99)]",
+        LineStatus.EXCEPTION,
+        False,
+        "BlockingIOError",
+    ),
+    LimitCheck("exit", (), "exit()", LineStatus.EXITED, True),
+    LimitCheck("death", ("import os",), "os.kill(os.getpid(), 9)", LineStatus.KILLED, True),
+    LimitCheck("answer", (), "submit_final_answer(6 * 7)", LineStatus.ANSWERED, True),
+)
+
+
+async def run_check(sandbox: Sandbox, check: LimitCheck) -> str:
+    """ "" when it ends as promised, else what happened."""
+    async with sandbox.session() as session:
+        for line in check.setup:
+            await session.push(line)
+        result = None
+        for line in check.line.split("\n"):
+            result = await session.push(line)
+            if session.ended:
+                break
+        assert result is not None
+        problem = _problem(check, result, session.ended)
+        if problem or session.ended:
+            return problem
+        after = await session.push("print('still here')")
+    return "" if after.text.endswith("still here\n") else f"then the console said {after}"
+
+
+def _problem(check: LimitCheck, result: PushResult, ended: bool) -> str:
+    if result.status is not check.status:
+        return f"status {result.status.value}: {result.text[-200:]}"
+    if ended is not check.ended:
+        return "the session ended" if ended else "the session goes on"
+    if check.shows not in result.text:
+        return f"it printed {result.text[-200:]!r}"
+    deadline = CHECK_LIMITS.line_timeout_s + _SLACK_S
+    return f"it took {result.elapsed_s:.1f} s" if result.elapsed_s > deadline else ""

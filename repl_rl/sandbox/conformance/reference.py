@@ -1,0 +1,118 @@
+"""Runs transcripts through the reference console and through a sandbox, and compares them line by line."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repl_rl.errors import ReplRLError
+from repl_rl.sandbox import docker, local
+from repl_rl.sandbox.base import Sandbox
+from repl_rl.sandbox.conformance.harvest import Transcript
+
+SCRIPT = Path(__file__).with_name("reference_console.py")
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
+_CONSOLES_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A line that printed something else than under the reference."""
+
+    name: str
+    line: str
+    expected: str
+    got: str
+
+
+def reference_command(kind: str) -> list[str]:
+    """How to start the reference console on the Python of a sandbox, with as little of a network as it has."""
+    if kind == "local" and (bwrap := shutil.which("bwrap")):
+        user = ("--unshare-user", "--uid", "1000", "--gid", "1000")
+        binds = ("--ro-bind", str(SCRIPT), "/opt/reference.py")
+        return local.wrap(bwrap, [sys.executable, "-u", "/opt/reference.py"], binds=binds, privileges=user)
+    if kind == "docker":
+        variables = [word for name, value in local.ENVIRONMENT.items() for word in ("-e", f"{name}={value}")]
+        run = [
+            "docker",
+            "run",
+            "--rm",
+            "-i",
+            "--network=none",
+            "--tmpfs=/tmp",
+            *variables,
+            "-v",
+            f"{SCRIPT}:/reference.py:ro",
+        ]
+        return [*run, docker.IMAGE, "python3", "-u", "/reference.py"]
+    return [sys.executable, "-u", str(SCRIPT)]
+
+
+async def reference_texts(transcripts: Sequence[Transcript], command: Sequence[str] = ()) -> list[list[str]]:
+    """What the reference prints for each line of each transcript.
+
+    Args:
+        command: how to start the sandbox's Python, unbuffered, with the script as its last argument; empty: this one.
+    """
+    request = json.dumps({"transcripts": [transcript.lines for transcript in transcripts]}).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        process = await asyncio.create_subprocess_exec(
+            *(command or (sys.executable, "-u", str(SCRIPT))),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=folder,
+            env={**local.ENVIRONMENT, "PATH": os.environ.get("PATH", os.defpath), "HOME": folder},
+        )
+        output, _ = await process.communicate(request)
+    if process.returncode:
+        raise ReplRLError(f"the reference console ended with code {process.returncode}")
+    texts: list[list[str]] = json.loads(output)
+    return texts
+
+
+def _normal(text: str) -> str:
+    return _ADDRESS.sub("0x", text)
+
+
+def reproducible(first: Sequence[list[str]], second: Sequence[list[str]]) -> list[bool]:
+    """Which transcripts print the same each time under the reference itself (but for addresses)."""
+    return [[*map(_normal, one)] == [*map(_normal, two)] for one, two in zip(first, second, strict=True)]
+
+
+async def replay(sandbox: Sandbox, transcript: Transcript) -> list[str]:
+    """What the sandbox prints for each line; a blank line's or a withheld line's silence included."""
+    texts = []
+    async with sandbox.session() as session:
+        for line in transcript.lines:
+            if session.ended:
+                break
+            texts.append((await session.push(line)).text)
+    return texts
+
+
+async def compare(sandbox: Sandbox, transcripts: Sequence[Transcript], expected: Sequence[list[str]]) -> list[Mismatch]:
+    """Replay all of them, several at a time. One mismatch a transcript at most: what follows it means nothing."""
+    gate = asyncio.Semaphore(_CONSOLES_AT_ONCE)
+
+    async def one(transcript: Transcript, texts: list[str]) -> Mismatch | None:
+        async with gate:
+            got = await replay(sandbox, transcript)
+        return _first_difference(transcript, texts, got)
+
+    found = await asyncio.gather(*map(one, transcripts, expected))
+    return [mismatch for mismatch in found if mismatch is not None]
+
+
+def _first_difference(transcript: Transcript, expected: list[str], got: list[str]) -> Mismatch | None:
+    for line, want, have in zip(transcript.lines, expected, got, strict=False):
+        if _normal(want) != _normal(have):
+            return Mismatch(transcript.name, line, want, have)
+    if len(expected) != len(got):
+        return Mismatch(transcript.name, "(end)", f"{len(expected)} lines", f"{len(got)} lines")
+    return None

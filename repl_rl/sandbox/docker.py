@@ -1,0 +1,283 @@
+"""The `docker` sandbox: a hardened container with a fork server, and namespaces of their own for each console in it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from repl_rl.assets import asset
+from repl_rl.errors import SandboxUnavailable
+from repl_rl.sandbox.base import Limits
+from repl_rl.sandbox.local import ENVIRONMENT, INSIDE
+
+# The docker package is heavy and optional: each function that needs it imports it.
+
+IMAGE = "repl-rl-sandbox"
+_USER = 64_000
+_ACCEPT_TIMEOUT_S = 60.0
+_POLL_S = 0.2
+_HOST_FOLDER = "/run/host"
+_REMEDY = "or use --sandbox local, or --sandbox unsafe"
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerLimits:
+    """What one container, with all of its consoles, may use."""
+
+    memory_mb: int = 8192
+    """Memory, with no swap beside it, MiB (>= 256)."""
+    cpus: float = 2.0
+    """Processors (> 0)."""
+    processes: int = 2048
+    """Processes and threads (>= 64)."""
+
+
+def _unavailable(problem: str, remedy: str) -> SandboxUnavailable:
+    return SandboxUnavailable(f"sandbox 'docker': {problem}; {remedy}, {_REMEDY}")
+
+
+class Container(Protocol):
+    """What is used of `docker.models.containers.Container`."""
+
+    status: str
+
+    def start(self) -> None: ...
+    def reload(self) -> None: ...
+    def logs(self, *, tail: int) -> bytes: ...
+    def remove(self, *, force: bool) -> None: ...
+
+
+class Images(Protocol):
+    """What is used of `docker.models.images.ImageCollection`."""
+
+    def build(self, *, path: str, tag: str, buildargs: dict[str, str], rm: bool) -> "tuple[Image, object]": ...
+
+
+class Image(Protocol):
+    """What is used of `docker.models.images.Image`."""
+
+    id: str
+
+
+class Containers(Protocol):
+    """What is used of `docker.models.containers.ContainerCollection`."""
+
+    def get(self, container_id: str) -> Container: ...
+
+
+class Api(Protocol):
+    """What is used of `docker.api.APIClient`."""
+
+    def create_host_config(self, **settings: object) -> dict[str, object]: ...
+    def create_container(self, image: str, command: list[str], **settings: object) -> dict[str, str]: ...
+
+
+class Daemon(Protocol):
+    """What is used of `docker.DockerClient`."""
+
+    api: Api
+    containers: Containers
+    images: Images
+
+    def ping(self) -> bool: ...
+
+
+def connect() -> Daemon:
+    """The Docker daemon.
+
+    Raises:
+        SandboxUnavailable: no package, no daemon, or no permission.
+    """
+    try:
+        import docker
+    except ImportError:
+        raise _unavailable("the Python package 'docker' is missing", "pip install 'repl_rl[docker]'") from None
+    try:
+        client: Daemon = docker.from_env()
+        client.ping()
+    except docker.errors.DockerException as error:
+        if "Permission denied" in str(error):
+            raise _unavailable("no permission to talk to the daemon", "join the group 'docker'") from error
+        raise _unavailable("no daemon answers", "start it (systemctl start docker)") from error
+    return client
+
+
+def _hardening(folder: str, limits: Limits, total: ContainerLimits, runtime: str | None) -> dict[str, object]:
+    """Everything that hardens the container. `docker inspect` shows each of these."""
+    return {
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges", f"seccomp={asset('sandbox/seccomp.json').read_text()}"],
+        "init": True,
+        "pids_limit": total.processes,
+        "mem_limit": f"{total.memory_mb}m",
+        "memswap_limit": f"{total.memory_mb}m",
+        "nano_cpus": int(total.cpus * 1e9),
+        "tmpfs": {"/tmp": f"size={limits.disk_mb}m,nr_inodes=1024,mode=1777,nosuid,nodev"},
+        "shm_size": "1m",
+        "binds": {
+            folder: {"bind": _HOST_FOLDER, "mode": "ro"},
+            # The package's own copy, not the image's: an image that was built by another version still fits.
+            str(asset("sandbox/repl_kernel")): {"bind": INSIDE, "mode": "ro"},
+        },
+        "auto_remove": True,
+        "runtime": runtime,
+    }
+
+
+class RunningContainer:
+    """A fork server's container."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._words = ""
+        self._alive = True
+
+    @property
+    def alive(self) -> bool:
+        """False once it has been seen ended."""
+        return self._alive
+
+    def look(self) -> bool:
+        """Ask the daemon whether it runs, and keep the end of its log."""
+        import docker
+
+        try:
+            self._words = self._container.logs(tail=20).decode("utf-8", "replace").strip()
+            self._container.reload()
+            self._alive = self._container.status in ("created", "running")
+        except docker.errors.APIError:  # removed
+            self._alive = False
+        return self._alive
+
+    def last_words(self) -> str:
+        """The end of its log, when it was last looked at."""
+        return self._words or "it said nothing"
+
+    async def end(self) -> None:
+        """Kill and remove it."""
+        await asyncio.to_thread(self._remove)
+        self._alive = False
+
+    def _remove(self) -> None:
+        import docker
+
+        with contextlib.suppress(docker.errors.NotFound):
+            try:
+                self._container.remove(force=True)
+            except docker.errors.APIError as error:
+                if "already in progress" not in str(error):
+                    raise
+
+
+def _listen(listener: socket.socket, folder: Path) -> None:
+    """Where the container's user, who is not this one, can connect."""
+    folder.chmod(0o755)
+    listener.bind(str(folder / "line"))
+    (folder / "line").chmod(0o777)
+    listener.listen(1)
+    listener.setblocking(False)
+
+
+async def _uncancelled(blocking: Callable[[], _Found]) -> _Found:
+    """Run it in a thread to its end, even when this task is cancelled: what it starts must be known to be ended."""
+    work = asyncio.ensure_future(asyncio.to_thread(blocking))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            found = await work
+            if isinstance(found, RunningContainer):
+                await found.end()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerLaunch:
+    """How a fork server is started in a container."""
+
+    limits: Limits
+    total: ContainerLimits
+    preload: Sequence[str]
+    image: str
+    runtime: str | None
+    isolated: bool = True
+    own_uids: bool = False
+
+    async def start(self) -> tuple[socket.socket, RunningContainer]:
+        """As `Launch.start`: it listens in a folder that the container sees, until the fork server has connected."""
+        folder = tempfile.mkdtemp(prefix="repl-rl-")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            _listen(listener, Path(folder))
+            running = await _uncancelled(lambda: self._run(folder))
+            try:
+                return await self._accept(listener, running), running
+            except BaseException:
+                await running.end()
+                raise
+        finally:
+            listener.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, folder: str) -> RunningContainer:
+        import docker
+
+        client = connect()
+        options = json.dumps({"isolate": True, "preload": list(self.preload)})
+        command = ["python3", f"{INSIDE}/zygote.py", f"{_HOST_FOLDER}/line", options]
+        user = os.geteuid() or _USER
+        settings = client.api.create_host_config(**_hardening(folder, self.limits, self.total, self.runtime))
+        # Without its masks over /proc a console can mount a /proc of its own; they are for root, who is not here.
+        settings.update(MaskedPaths=[], ReadonlyPaths=[])
+        try:
+            created = client.api.create_container(
+                self.image,
+                command,
+                host_config=settings,
+                user=f"{user}:{user}",
+                environment=dict(ENVIRONMENT),
+                working_dir="/",
+                hostname="console",
+            )
+            container = client.containers.get(created["Id"])
+            container.start()
+        except docker.errors.ImageNotFound as error:
+            raise _unavailable(f"there is no image {self.image!r}", "build it (repl-rl sandbox build)") from error
+        except docker.errors.APIError as error:
+            raise _unavailable(f"the daemon refuses: {error.explanation}", "mend its configuration") from error
+        return RunningContainer(container)
+
+    async def _accept(self, listener: socket.socket, running: RunningContainer) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _ACCEPT_TIMEOUT_S
+        while loop.time() < deadline:
+            try:
+                async with asyncio.timeout(_POLL_S):
+                    line, _ = await loop.sock_accept(listener)
+                    return line
+            except TimeoutError:
+                if not await asyncio.to_thread(running.look):
+                    break
+        raise _unavailable(f"the container did not start: {running.last_words()}", "rebuild the image")
+
+
+def launch(
+    limits: Limits,
+    preload: Sequence[str],
+    *,
+    image: str = IMAGE,
+    total: ContainerLimits | None = None,
+    runtime: str | None = None,
+) -> ContainerLaunch:
+    """How to start the fork server of a `docker` sandbox. `runtime`: of the container, such as "runsc"."""
+    return ContainerLaunch(limits, total or ContainerLimits(), preload, image, runtime)

@@ -1,0 +1,66 @@
+"""Starts a fork server as a child process of this one."""
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+_STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProcess:
+    """A fork server's process and its log."""
+
+    process: asyncio.subprocess.Process
+    log: IO[bytes]
+    isolated: bool
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended."""
+        return self.process.returncode is None
+
+    def last_words(self) -> str:
+        """The end of what it wrote to its log."""
+        self.log.seek(0)
+        return self.log.read()[-2000:].decode("utf-8", "replace").strip() or "it said nothing"
+
+    async def end(self) -> None:
+        """Kill it; without namespaces it ends by itself, after its consoles have cleaned up."""
+        if self.process.returncode is None and self.isolated:
+            self.process.kill()
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+        self.log.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLaunch:
+    """How a fork server is started as a process."""
+
+    argv: Sequence[str]
+    """Command; `{fd}` stands for the number of the inherited socket."""
+    isolated: bool
+    own_uids: bool
+
+    async def start(self) -> tuple[socket.socket, RunningProcess]:
+        """As `Launch.start`. It must be called on the thread that lives as long as the sandbox."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        with theirs:
+            argv = [part.replace("{fd}", str(theirs.fileno())) for part in self.argv]
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return ours, RunningProcess(process, log, self.isolated)

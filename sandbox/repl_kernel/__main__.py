@@ -1,0 +1,81 @@
+"""The console as an ordinary Jupyter kernel: `python -m repl_kernel -f CONNECTION_FILE [--sealed]`.
+
+`--sealed`: give up every capability and most system calls first, for a kernel that is started inside a sandbox.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+
+if __name__ == "__main__":
+    filters = list(warnings.filters)
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import zmq
+
+from repl_kernel.birth import renounce
+from repl_kernel.capture import Capture
+from repl_kernel.console import Console, clean_interpreter
+from repl_kernel.kernel import ReplKernel, Socket
+
+_OUTPUT_BYTES = 1_048_576
+_SENDING_MS = 1000
+
+
+def _bind(context: "zmq.Context[Socket]", kind: int, connection: dict[str, object], port: str) -> Socket:
+    socket = context.socket(kind)
+    socket.linger = _SENDING_MS
+    separator = ":" if connection["transport"] == "tcp" else "-"
+    socket.bind(f"{connection['transport']}://{connection['ip']}{separator}{connection[port]}")
+    return socket
+
+
+def _echo(socket: Socket) -> None:
+    """Send every heartbeat back, also while a line computes."""
+    try:
+        zmq.proxy(socket, socket)
+    except zmq.ZMQError:  # the kernel ends
+        return
+
+
+def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> ReplKernel:
+    """The kernel of a connection file, listening."""
+    with open(arguments.file) as file:
+        connection = json.load(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if arguments.sealed:
+        renounce()
+    kernel = ReplKernel()
+    context: zmq.Context[Socket] = zmq.Context()
+    shell = _bind(context, zmq.ROUTER, connection, "shell_port")
+    others = {
+        "control_stream": _bind(context, zmq.ROUTER, connection, "control_port"),
+        "iopub_socket": _bind(context, zmq.PUB, connection, "iopub_port"),
+        "stdin_socket": _bind(context, zmq.ROUTER, connection, "stdin_port"),
+    }
+    heart = _bind(context, zmq.REP, connection, "hb_port")
+    threading.Thread(target=_echo, args=(heart,), daemon=True, name="heartbeat").start()
+    with tempfile.TemporaryDirectory() as folder:
+        capture = Capture(folder, _OUTPUT_BYTES)
+    capture.install()
+    clean_interpreter(warning_filters)
+    console = Console(before_traceback=capture.make_room)
+    console.offer_submit()
+    kernel.start_console(connection["key"].encode(), console, capture, shell, **others)
+    return kernel
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="repl_kernel")
+    parser.add_argument("-f", dest="file", required=True, metavar="CONNECTION_FILE")
+    parser.add_argument("--sealed", action="store_true")
+    started = start(parser.parse_args(), filters)
+    sys.path[0] = ""
+    started.serve()
+    os._exit(0)

@@ -1,0 +1,151 @@
+"""The `docker` sandbox: hardened as `docker inspect` shows, and held to the same suite as `local`."""
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import ConfigError, SandboxUnavailable
+from repl_rl.sandbox import docker, open_sandbox
+from repl_rl.sandbox.conformance import (
+    Row,
+    doctest_transcripts,
+    edge_transcripts,
+    fidelity,
+    isolation,
+    limits,
+    reference_command,
+)
+from repl_rl.sandbox.conformance.harvest import in_blocks, joined
+from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
+from repl_rl.sandbox.image import build
+
+
+def _missing() -> str:
+    found = subprocess.run(["sh", "-c", f"docker image inspect {docker.IMAGE}"], capture_output=True, check=False)
+    return "" if found.returncode == 0 else "no Docker daemon with the sandbox image; .ci/run makes both"
+
+
+needs_docker = pytest.mark.skipif(bool(_missing()), reason=_missing())
+
+
+def _docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout
+
+
+def _containers() -> list[str]:
+    return _docker("ps", "-aq", "--filter", f"ancestor={docker.IMAGE}").split()
+
+
+def _inspect() -> dict[str, object]:
+    found: dict[str, object] = json.loads(_docker("inspect", *_containers()))[0]
+    return found
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = _containers()
+    yield
+    assert (_containers(), os.listdir(tmp_path)) == (before, [])
+
+
+def _failed(rows: list[Row]) -> str:
+    return "\n".join(f"{row.name}: {row.detail}" for row in rows if not row.passed)
+
+
+@needs_docker
+def test_inspect_shows_every_hardening(nothing_left: None) -> None:
+    async def main() -> dict[str, object]:
+        async with open_sandbox("docker", warm=0) as sandbox, sandbox.session() as session:
+            assert (await session.push("6 * 7")).text == "42\n"
+            return await asyncio.to_thread(_inspect)
+
+    found = asyncio.run(main())
+    host = found["HostConfig"]
+    assert isinstance(host, dict)
+    assert host["NetworkMode"] == "none"
+    assert host["ReadonlyRootfs"] is True
+    assert host["CapDrop"] == ["ALL"]
+    assert host["CapAdd"] in (None, [])
+    assert host["Privileged"] is False
+    assert "no-new-privileges" in host["SecurityOpt"]
+    assert any(option.startswith("seccomp={") for option in host["SecurityOpt"])
+    assert host["Memory"] == host["MemorySwap"] > 0
+    assert host["PidsLimit"] > 0
+    assert host["NanoCpus"] > 0
+    assert host["Init"] is True
+    assert "nr_inodes" in host["Tmpfs"]["/tmp"]
+    assert "size=" in host["Tmpfs"]["/tmp"]
+    assert str(found["Config"]["User"]).split(":")[0] not in ("", "0", "root")  # type: ignore[index]
+
+
+@needs_docker
+def test_a_docker_console_is_isolated_and_limited(nothing_left: None) -> None:
+    async def main() -> list[Row]:
+        async with open_sandbox("docker", limits=CHECK_LIMITS, warm=1) as sandbox:
+            return [*await isolation(sandbox), *await limits(sandbox)]
+
+    assert not _failed(asyncio.run(main()))
+
+
+@needs_docker
+def test_a_docker_console_prints_what_the_reference_prints(nothing_left: None) -> None:
+    cases = doctest_transcripts()
+    variants = [variant for case in cases[:20] for variant in (in_blocks(case), joined(case)) if variant.lines]
+
+    async def main() -> list[Row]:
+        async with open_sandbox("docker") as sandbox:
+            transcripts = [*edge_transcripts(), *cases[:20], *variants]
+            return await fidelity(sandbox, transcripts, "cases", reference_command("docker"))
+
+    rows = asyncio.run(main())
+    assert int(rows[0].detail.split()[0]) >= 1000
+    assert not _failed(rows)
+
+
+@needs_docker
+def test_a_container_that_is_killed_is_replaced(nothing_left: None) -> None:
+    async def main() -> None:
+        async with open_sandbox("docker", warm=0) as sandbox:
+            async with sandbox.session() as session:
+                await session.push("1")
+                await asyncio.to_thread(_docker, "kill", *_containers())
+                result = await session.push("2")
+                assert (result.status.value, result.text) == ("killed", "")
+                assert session.ended
+            async with sandbox.session() as session:
+                assert (await session.push("3")).text == "3\n"
+
+    asyncio.run(main())
+
+
+def test_without_a_daemon_docker_refuses_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+
+    async def main() -> None:
+        async with open_sandbox("docker"):
+            pass
+
+    with pytest.raises(SandboxUnavailable, match=r"no daemon answers; start it.*--sandbox local"):
+        asyncio.run(main())
+
+
+@needs_docker
+def test_without_its_image_docker_refuses_and_says_how_to_build_it() -> None:
+    async def main() -> None:
+        launch = docker.launch(CHECK_LIMITS, (), image="repl-rl-no-such-image")
+        await launch.start()
+
+    with pytest.raises(SandboxUnavailable, match=r"no image .*; build it \(repl-rl sandbox build\)"):
+        asyncio.run(main())
+
+
+def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="wheels"):
+        build(wheels=tmp_path)

@@ -1,0 +1,72 @@
+"""Whatever arrives is either the reply to our very request, or nothing, or nonsense; never another line's output."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repl_rl.sandbox.wire import DELIMITER, MalformedReply, Reply, Wire, plain_text
+
+KEY = "k" * 64
+CLAIM = {"text": "2\n", "cut": False, "more": False, "outcome": "ok", "answer": None}
+
+
+def _frames(header: bytes, content: object, key: str = KEY) -> list[bytes]:
+    body = [b"{}", header, b"{}", json.dumps(content).encode()]
+    return [DELIMITER, Wire(key)._sign(body), *body]
+
+
+def test_the_reply_to_a_request_is_recognised() -> None:
+    wire = Wire(KEY)
+    header, frames = wire.request("1 + 1")
+    assert json.loads(frames[-1])["code"] == "1 + 1"
+    assert wire.reply(_frames(header, {"repl": CLAIM}), header) == Reply("2\n", False, False, "ok", None)
+
+
+def test_each_request_has_an_id_of_its_own() -> None:
+    wire = Wire(KEY)
+    assert len({wire.request("x")[0] for _ in range(1000)}) == 1000
+
+
+def test_a_reply_to_another_request_or_by_another_key_is_nothing() -> None:
+    wire = Wire(KEY)
+    earlier, _ = wire.request("1")
+    header, _ = wire.request("2")
+    assert wire.reply(_frames(earlier, {"repl": CLAIM}), header) is None
+    assert wire.reply(_frames(header, {"repl": CLAIM}, key="other"), header) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        5, None, [], {}, {"repl": 5}, {"repl": {}}, {"repl": {**CLAIM, "text": 5}}, {"repl": {**CLAIM, "more": 1}},
+        {"repl": {**CLAIM, "outcome": "sandbox_fault"}}, {"repl": {**CLAIM, "outcome": "answered"}},
+        {"repl": {**CLAIM, "answer": 3}}, {"repl": {**CLAIM, "cut": None}}, {"repl": {**CLAIM, "outcome": ["ok"]}},
+    ],
+)  # fmt: skip
+def test_a_reply_that_no_console_sends_is_nonsense(content: object) -> None:
+    wire = Wire(KEY)
+    header, _ = wire.request("1")
+    with pytest.raises(MalformedReply):
+        wire.reply(_frames(header, content), header)
+
+
+def test_json_that_is_too_deep_is_nonsense() -> None:
+    wire = Wire(KEY)
+    header, _ = wire.request("1")
+    body = [b"{}", header, b"{}", b"[" * 100_000]
+    with pytest.raises(MalformedReply):
+        wire.reply([DELIMITER, wire._sign(body), *body], header)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8))
+def test_random_frames_are_nothing(frames: list[bytes]) -> None:
+    wire = Wire(KEY)
+    header, _ = wire.request("1")
+    assert wire.reply(frames, header) is None
+
+
+@given(st.text(alphabet=st.characters(codec=None, min_codepoint=0, max_codepoint=0x10FFFF)))
+def test_text_can_always_be_stored(text: str) -> None:
+    assert plain_text(text).encode("utf-8").decode("utf-8") == plain_text(text)
