@@ -4,7 +4,8 @@ An estimator is a function `GroupRewards -> advantages_G_L`, chosen by name or a
 Everything is float32, in the order of operations of TRL 1.16, so that `outcome` equals TRL's advantage bit for bit.
 
 Rules that hold for each of them: a rollout that may not be trained on has no line here and a nan outcome, so it takes
-no part in any baseline; a group of one, or without variance, gives zeros.
+no part in any baseline; a group of one, or without variance, gives zeros. (Where a mean of equal outcomes is not
+exact in float32, as for three outcomes of 0.1, `outcome` gives TRL's rounding error in place of 0; 0 and 1 are exact.)
 """
 
 import importlib
@@ -31,11 +32,15 @@ class GroupRewards:
     """What the rollouts of one group earned, in reward units."""
 
     outcomes_G: tuple[float | None, ...]
-    """The outcome of each rollout; None: not graded, so it is in no baseline."""
+    """The outcome of each rollout; None: not graded, so it is in no baseline of outcomes and adds nothing to a sum."""
     rewards_G_L: tuple[tuple[float, ...], ...]
     """One reward a line; empty for a rollout that may not be trained on."""
+    states_G_L: tuple[tuple[str, ...], ...] = ()
+    """A name of the console state that each line started from, equal for equal states; (): not known."""
 
     def __post_init__(self) -> None:
+        if self.states_G_L and [len(row) for row in self.states_G_L] != [len(row) for row in self.rewards_G_L]:
+            raise UserCodeError("a group has other numbers of states than of line rewards; give one of each per line")
         if len(self.outcomes_G) != len(self.rewards_G_L):
             raise UserCodeError(
                 f"a group has {len(self.outcomes_G)} outcomes and {len(self.rewards_G_L)} rows of line rewards; "
@@ -78,11 +83,85 @@ def two_stream(group: GroupRewards, *, line_weight: float = 0.3) -> Advantages:
     reward moves that line's tokens against all the other lines, and not the rollout's other lines with it.
     """
     scores_G = _outcome_scores(group)
-    lines = iter(normalise(_flat(group.rewards_G_L)).tolist())
+    lines = iter(_line_scores(group.rewards_G_L))
     return tuple(
         tuple(score + line_weight * next(lines) for _ in rewards_L)
         for score, rewards_L in zip(scores_G, group.rewards_G_L, strict=True)
     )
+
+
+def process(group: GroupRewards) -> Advantages:
+    """A(i, l) = sum over k >= l of (r'(i, k) - mean r') / (std r' + EPSILON).
+
+    r' are the line rewards with the rollout's outcome added to its last line; mean and deviation are over all lines of
+    the group. Source: DeepSeekMath (arXiv 2402.03300) section 4.1.3, process supervision, a step being a line.
+    """
+    rewards_G_L = _with_outcome(group)
+    scores = iter(_line_scores(rewards_G_L))
+    return tuple(_to_go([next(scores) for _ in rewards_L], 1.0) for rewards_L in rewards_G_L)
+
+
+def return_to_go(group: GroupRewards, *, discount: float = 1.0) -> Advantages:
+    """A(i, l) = G(i, l) - mean over j != i of G(j, min(l, L(j))).
+
+    G(i, l) = sum over k >= l of discount^(k - l) r'(i, k); r' are the line rewards with the outcome added to the last
+    line; L(j) is the last line of rollout j, so a rollout that is over counts with what its last line returned. The
+    baseline never holds the rollout itself, so the gradient is unbiased; nothing is divided by a deviation. Source:
+    RLOO (arXiv 2402.14740), with the reward to go of REINFORCE.
+    """
+    returns_G_L = [_to_go(rewards_L, discount) for rewards_L in _with_outcome(group)]
+    return tuple(
+        tuple(value - _others_mean(returns_G_L, i, at) for at, value in enumerate(returns_L))
+        for i, returns_L in enumerate(returns_G_L)
+    )
+
+
+def state_anchor(group: GroupRewards, *, line_weight: float = 1.0, discount: float = 0.95) -> Advantages:
+    """A(i, l) = A_outcome(i) + line_weight * A_state(i, l).
+
+    Lines of the group that start from the same console state form an anchor group; A_state is the discounted return
+    from the line, normalised within that anchor group, and 0 for a state that only one line started from or where all
+    returned the same. Source: GiGPO (arXiv 2505.10978), a step being a line.
+    """
+    returns_G_L = [_to_go(rewards_L, discount) for rewards_L in _with_outcome(group)]
+    anchors: dict[str, list[tuple[int, int]]] = {}
+    for i, states_L in enumerate(group.states_G_L):
+        for at, state in enumerate(states_L):
+            anchors.setdefault(state, []).append((i, at))
+    local = [[0.0] * len(returns_L) for returns_L in returns_G_L]
+    for places in anchors.values():
+        scores = _line_scores([[returns_G_L[i][at] for i, at in places]])
+        for (i, at), score in zip(places, scores, strict=True):
+            local[i][at] = score
+    return tuple(
+        tuple(score + line_weight * value for value in values)
+        for score, values in zip(_outcome_scores(group), local, strict=True)
+    )
+
+
+def _with_outcome(group: GroupRewards) -> list[list[float]]:
+    """Line rewards with the outcome added to the last line: it belongs to the last token that the policy wrote."""
+    rows = [list(rewards_L) for rewards_L in group.rewards_G_L]
+    for row, outcome in zip(rows, group.outcomes_G, strict=True):
+        if row and outcome is not None:
+            row[-1] += outcome
+    return rows
+
+
+def _to_go(rewards_L: Sequence[float], discount: float) -> tuple[float, ...]:
+    """Discounted sums from each line to the end."""
+    returns: list[float] = []
+    after = 0.0
+    for reward in reversed(rewards_L):
+        after = reward + discount * after
+        returns.append(after)
+    return tuple(reversed(returns))
+
+
+def _others_mean(returns_G_L: Sequence[Sequence[float]], i: int, at: int) -> float:
+    """Mean of the other rollouts' returns at line `at`, or at their last line; the rollout's own if it is alone."""
+    others = [row[min(at, len(row) - 1)] for j, row in enumerate(returns_G_L) if j != i and row]
+    return math.fsum(others) / len(others) if others else returns_G_L[i][at]
 
 
 def _outcome_scores(group: GroupRewards) -> list[float]:
@@ -91,11 +170,19 @@ def _outcome_scores(group: GroupRewards) -> list[float]:
     return scores_G
 
 
-def _flat(rewards_G_L: Sequence[Sequence[float]]) -> Tensor:
-    return torch.tensor([reward for rewards_L in rewards_G_L for reward in rewards_L], dtype=torch.float32)
+def _line_scores(rewards_G_L: Sequence[Sequence[float]]) -> list[float]:
+    """All line rewards of the group, normalised together, in order. Equal rewards give exact zeros."""
+    flat = [reward for rewards_L in rewards_G_L for reward in rewards_L]
+    if len(set(flat)) < 2:
+        # Their mean may differ from them in the last bit, and EPSILON would blow that up.
+        return [0.0] * len(flat)
+    scores: list[float] = normalise(torch.tensor(flat, dtype=torch.float32)).tolist()
+    return scores
 
 
-ESTIMATORS: dict[str, Callable[..., Advantages]] = {"outcome": outcome, "two_stream": two_stream}
+ESTIMATORS: dict[str, Callable[..., Advantages]] = {
+    function.__name__: function for function in (outcome, two_stream, process, return_to_go, state_anchor)
+}
 
 
 def estimator(name: str, **options: float | None) -> Estimator:
@@ -109,7 +196,7 @@ def estimator(name: str, **options: float | None) -> Estimator:
     accepted = inspect.signature(function).parameters
     for key, value in given.items():
         if key not in accepted:
-            raise ConfigError(f"{key} with estimator {name!r}", value, "that estimator has no such option; leave it out")
+            raise ConfigError(f"{key} with estimator {name!r}", value, "it has no such option; leave it out")
     return partial(checked, partial(function, **given), name)
 
 
@@ -118,12 +205,12 @@ def _imported(name: str) -> Callable[..., Advantages]:
     if not colon:
         raise ConfigError("estimator", name, f"choose one of {', '.join(ESTIMATORS)}, or give module:function")
     try:
-        function = getattr(importlib.import_module(module_name), attribute)
+        function: Callable[..., Advantages] = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError("estimator", name, f"it cannot be imported: {error}") from error
     if not callable(function):
         raise ConfigError("estimator", name, "it is not a function")
-    return function  # type: ignore[no-any-return]  # an import by name has no static type; `checked` tests its results
+    return function
 
 
 def checked(function: Estimator, name: str, group: GroupRewards) -> Advantages:

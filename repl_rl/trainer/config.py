@@ -53,6 +53,8 @@ class TrainerConfig:
     """Line rewards to advantages: a name of `repl_rl.advantages`, or module:function."""
     line_weight: float | None = None
     """Weight of line credit beside the outcome, >= 0; None: the estimator's default."""
+    discount: float | None = None
+    """Worth of a reward one line later, in (0, 1]; None: the estimator's default."""
     rewards: RewardTable = field(default_factory=RewardTable)
     """What a line earns for each status."""
     logprob_tolerance: float | None = None
@@ -63,7 +65,7 @@ class TrainerConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in training."""
     save_every: int = 0
-    """Steps between checkpoints, >= 0; 0: only the final one."""
+    """Steps between checkpoints to resume from, >= 0, one more at the end; 0: none."""
     seed: int = 0
     """Seeds the order of tasks and PyTorch, >= 0."""
 
@@ -81,7 +83,12 @@ class TrainerConfig:
         if self.group_size < 2:
             raise ConfigError("group_size", self.group_size, "a group needs at least 2 rollouts to have an advantage")
         if self.loss not in LOSSES:
-            raise ConfigError("loss", self.loss, f"choose one of {', '.join(LOSSES)}: they take one advantage a token")
+            remedy = f"choose one of {', '.join(LOSSES)}: they take one advantage a token"
+            raise ConfigError("loss", self.loss, remedy)
+        if self.line_weight is not None and not self.line_weight >= 0:
+            raise ConfigError("line_weight", self.line_weight, "it must be at least 0")
+        if self.discount is not None and not 0 < self.discount <= 1:
+            raise ConfigError("discount", self.discount, "it must be above 0 and at most 1")
         if self.logprob_tolerance is not None and not self.logprob_tolerance > 0:
             raise ConfigError("logprob_tolerance", self.logprob_tolerance, "give nats above 0")
 
@@ -143,7 +150,8 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
         ConfigError: the first such option.
     """
     if args.loss_type not in LOSSES:
-        raise ConfigError("loss_type", args.loss_type, f"choose one of {', '.join(LOSSES)}: they take (B, T) advantages")
+        remedy = f"choose one of {', '.join(LOSSES)}: they take one advantage a token"
+        raise ConfigError("loss_type", args.loss_type, remedy)
     unfit = {
         "off_policy_mask_threshold": (None, "with advantages a token it would mask single tokens, not sequences"),
         "mask_truncated_completions": (False, "it guesses from the last id; a trajectory's `stop` says it"),

@@ -6,7 +6,7 @@ What is TRL's stays TRL's: the loop, the loss, the importance-sampling correctio
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,33 +15,16 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from repl_rl.advantages import Estimator, GroupRewards
 from repl_rl.batch import columns, line_numbers, widen
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
-from repl_rl.rewards import RewardTable, line_rewards
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
+from repl_rl.trainer.credit import Credit, Earned, earned_by, group_advantages
 from repl_rl.trainer.scoring import Scores, install, score_rows
 from repl_rl.trainer.source import RolloutSource, save_weights
 from repl_rl.trajectory import Stop, Trajectory
 
 CUT = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_CLOCK})
 """Stops that a budget decided, not the policy."""
-
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """How rewards become advantages."""
-
-    estimator: Estimator
-    table: RewardTable
-
-
-@dataclass(frozen=True, slots=True)
-class Earned:
-    """What one rollout brings to its group's baseline: little enough to send to every process."""
-
-    task_id: str
-    outcome: float | None
-    rewards_L: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +95,8 @@ class ReplGRPOTrainer(GRPOTrainer):
             processing_class=tokenizer,
             rollout_func=self._rollout,
         )
+        if fast and self.aux_loss_enabled:
+            raise ConfigError("router_aux_loss_coef", self.router_aux_loss_coef, "set it to 0, or fast = false")
         self.source = source
         self.credit = credit
         self.tolerance = tolerance
@@ -256,7 +241,8 @@ class ReplGRPOTrainer(GRPOTrainer):
         fresh = score_rows(model, input_ids, attention, sampled[rows], fresh_rows, per_pass)
         again = learning[rows, None]
         return Scores(
-            torch.where(again, fresh.logprobs, known.logprobs), torch.where(again, fresh.entropies, known.entropies)
+            torch.where(again, fresh.logprobs, known.logprobs.detach()),
+            torch.where(again, fresh.entropies, known.entropies),
         )
 
     @property
@@ -270,7 +256,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         )
 
 
-TOKENS_PER_PASS = {True: 1024, False: 16384}
+TOKENS_PER_PASS = {True: 2048, False: 16384}
 """Tokens that rows of like length share a forward pass up to: on CPU (True), where small passes stay in cache."""
 
 
@@ -287,27 +273,9 @@ def check_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], 
     for t in trajectories:
         if t.policy_step != step:
             raise WeightSyncError(
-                f"rollout {t.id} was sampled at policy step {t.policy_step} while the trainer is at {step}; the rollout "
-                "source did not take the last weights"
+                f"rollout {t.id} was sampled at policy step {t.policy_step} while the trainer is at {step}; the "
+                "rollout source did not take the last weights"
             )
-
-
-def earned_by(trajectory: Trajectory, table: RewardTable) -> Earned:
-    """What a rollout brings to its group: nothing if it may not be trained on."""
-    if not trajectory.trainable:
-        return Earned(trajectory.task_id, None, ())
-    return Earned(trajectory.task_id, trajectory.outcome, line_rewards(trajectory, table))
-
-
-def group_advantages(members: Sequence[Earned], estimator: Estimator) -> tuple[tuple[float, ...], ...]:
-    """Advantages of one group, a row a rollout.
-
-    Raises:
-        InvariantError: the rollouts are of several tasks.
-    """
-    if len({member.task_id for member in members}) != 1:
-        raise InvariantError(f"a group holds tasks {[m.task_id for m in members]}; a group shares one task")
-    return estimator(GroupRewards(tuple(m.outcome for m in members), tuple(m.rewards_L for m in members)))
 
 
 def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:

@@ -22,7 +22,8 @@ from transformers.utils.logging import disable_progress_bar
 from repl_rl.advantages import estimator
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.grpo import Credit, ReplGRPOTrainer
+from repl_rl.trainer.credit import Credit
+from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord, weights_folder
 from repl_rl.trajectory import Trajectory
 
@@ -38,14 +39,17 @@ def train(
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
-    `model` is a folder or a loaded model, which is then trained in place. Checkpoints of every `config.save_every`
-    steps are `out/checkpoint-<step>`. Whatever `on_step` or `source` raises ends training and rises from here.
+    `model` is a folder or a loaded model, which is then trained in place. Checkpoints to resume from are
+    `out/checkpoint-<step>`, at every `config.save_every` steps and at the last. Whatever `on_step` or `source` raises
+    ends training and rises from here.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
-    credit = Credit(estimator(config.estimator, line_weight=config.line_weight), config.rewards)
+    credit = Credit(
+        estimator(config.estimator, line_weight=config.line_weight, discount=config.discount), config.rewards
+    )
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)

@@ -1,0 +1,258 @@
+"""Estimators: exact formulas, exact zeros, and a contract that user code is held to."""
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trl.trainer.utils import nanstd
+
+from repl_rl.advantages import EPSILON, ESTIMATORS, Advantages, GroupRewards, estimator, normalise
+from repl_rl.errors import ConfigError, UserCodeError
+
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
+
+rewards = st.floats(-2, 2, width=32)
+lines = st.lists(rewards, max_size=5).map(tuple)
+
+
+@st.composite
+def groups(draw: st.DrawFn, outcomes: st.SearchStrategy[float | None] = rewards) -> GroupRewards:
+    rows = draw(st.lists(st.tuples(outcomes, lines), min_size=1, max_size=8))
+    states = tuple(tuple(draw(st.sampled_from("abc")) for _ in r) for _, r in rows)
+    return GroupRewards(tuple(o for o, _ in rows), tuple(r for _, r in rows), states)
+
+
+graded = groups()
+partly = groups(st.one_of(st.none(), rewards))
+names = st.sampled_from(sorted(ESTIMATORS))
+
+
+def trl_advantages(rewards_N: torch.Tensor, size: int) -> torch.Tensor:
+    """What TRL 1.16 writes between the rewards of a batch and its advantages, with its own `nanstd`."""
+    grouped = rewards_N.view(-1, size)
+    mean = torch.nanmean(grouped, dim=1).repeat_interleave(size, dim=0)
+    std = nanstd(grouped, dim=1).repeat_interleave(size, dim=0)
+    return torch.nan_to_num((rewards_N - mean) / (std + 1e-4), nan=0.0)
+
+
+@given(st.integers(2, 16), st.integers(1, 5), st.integers())
+def test_outcome_equals_trl_bit_for_bit_in_batches_of_any_shape(size: int, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    values = [rng.choice([0.0, 1.0, rng.uniform(-3, 3), math.nan]) for _ in range(size * count)]
+    theirs = trl_advantages(torch.tensor(values, dtype=torch.float32), size).tolist()
+    ours = []
+    for start in range(0, len(values), size):
+        outcomes = tuple(None if math.isnan(v) else v for v in values[start : start + size])
+        ours += [row[0] for row in estimator("outcome")(GroupRewards(outcomes, ((0.5,),) * size))]
+    assert ours == theirs
+
+
+@given(names, partly)
+def test_every_estimator_gives_one_finite_number_a_line(name: str, group: GroupRewards) -> None:
+    advantages = estimator(name)(group)
+    assert [len(row) for row in advantages] == [len(row) for row in group.rewards_G_L]
+    assert all(math.isfinite(value) for row in advantages for value in row)
+
+
+@given(names, st.integers(1, 6), st.sampled_from([0.0, 1.0]), st.integers(0, 3))
+def test_a_group_without_variance_gives_exact_zeros(name: str, size: int, value: float, count: int) -> None:
+    group = GroupRewards((value,) * size, ((0.0,) * min(count, 1),) * size)
+    assert all(a == 0.0 for row in estimator(name)(group) for a in row)
+    if name in ("outcome", "two_stream"):
+        group = GroupRewards((value,) * size, ((0.25,) * count,) * size)
+        assert all(a == 0.0 for row in estimator(name)(group) for a in row)
+
+
+@given(names, rewards)
+def test_a_group_of_one_line_has_nothing_to_compare_it_with(name: str, value: float) -> None:
+    assert estimator(name)(GroupRewards((value,), ((0.5,),), (("a",),))) == ((0.0,),)
+
+
+@given(names, graded)
+def test_a_rollout_that_failed_takes_no_part_in_any_baseline(name: str, group: GroupRewards) -> None:
+    with_fault = GroupRewards((*group.outcomes_G, None), (*group.rewards_G_L, ()), (*group.states_G_L, ()))
+    for ours, theirs in zip(estimator(name)(with_fault), estimator(name)(group), strict=False):
+        assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+
+
+@given(graded)
+def test_outcome_does_not_look_at_line_rewards(group: GroupRewards) -> None:
+    blank = GroupRewards(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
+    assert estimator("outcome")(group) == estimator("outcome")(blank)
+
+
+@given(graded)
+def test_two_stream_without_line_rewards_is_outcome(group: GroupRewards) -> None:
+    blank = GroupRewards(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
+    assert estimator("two_stream")(blank) == estimator("outcome")(blank)
+
+
+@given(graded, st.floats(0, 2, width=32))
+def test_two_stream_is_the_weighted_sum_of_its_two_streams(group: GroupRewards, weight: float) -> None:
+    flat = torch.tensor([r for row in group.rewards_G_L for r in row], dtype=torch.float32)
+    line = iter(((flat - flat.mean()) / (flat.std() + EPSILON)).nan_to_num(0.0).tolist() if len(flat) > 1 else [0.0])
+    pairs = zip(estimator("two_stream", line_weight=weight)(group), estimator("outcome")(group), strict=True)
+    for both, plain in pairs:
+        for value, base in zip(both, plain, strict=True):
+            assert value == pytest.approx(base + weight * next(line), rel=1e-3, abs=1e-3)
+
+
+def test_in_two_stream_an_error_lowers_its_own_line_below_all_others() -> None:
+    a = estimator("two_stream")(GroupRewards((1.0, 1.0), ((0.0, -0.1, 0.0), (0.0, 0.0))))
+    assert a[0][1] < 0 < a[0][0] == a[0][2] == a[1][0] == a[1][1]
+
+
+@given(st.lists(rewards, min_size=2, max_size=9))
+def test_normalised_values_that_vary_have_mean_zero_and_unbiased_deviation_one(values: list[float]) -> None:
+    x = torch.tensor(values, dtype=torch.float32)
+    y = normalise(x)
+    if x.std() > 0.1:
+        assert y.mean().item() == pytest.approx(0, abs=1e-3)
+        assert y.std().item() == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+@pytest.mark.parametrize("name", ["outcome", "two_stream"])
+def test_equal_line_rewards_leave_nothing_behind_by_rounding(name: str, count: int) -> None:
+    group = GroupRewards((1.0, 1.0), ((-0.1,) * count, (-0.1,) * count))
+    assert estimator(name)(group) == ((0.0,) * count, (0.0,) * count)
+
+
+@given(graded)
+def test_process_is_the_formula_of_deepseekmath_read_aloud(group: GroupRewards) -> None:
+    rewards_G_L = [list(row) for row in group.rewards_G_L]
+    for row, value in zip(rewards_G_L, group.outcomes_G, strict=True):
+        if row:
+            row[-1] += value or 0.0
+    everything = [r for row in rewards_G_L for r in row]
+    if len(everything) < 2:
+        return
+    mean = sum(everything) / len(everything)
+    std = math.sqrt(sum((r - mean) ** 2 for r in everything) / (len(everything) - 1))
+    if 0 < std < 0.1:
+        return  # float32 against float64, blown up by a small divisor
+    for ours, row in zip(estimator("process")(group), rewards_G_L, strict=True):
+        for start, value in enumerate(ours):
+            brute = sum((row[k] - mean) / (std + 1e-4) for k in range(start, len(row)))
+            assert value == pytest.approx(brute, rel=1e-3, abs=1e-3)
+
+
+@given(graded, st.floats(0.1, 1))
+def test_return_to_go_is_the_discounted_return_less_that_of_the_others(group: GroupRewards, discount: float) -> None:
+    def returns(i: int, at: int) -> float:
+        row = [*group.rewards_G_L[i][:-1], group.rewards_G_L[i][-1] + (group.outcomes_G[i] or 0.0)]
+        return sum(discount ** (k - at) * row[k] for k in range(at, len(row)))
+
+    playing = [i for i, row in enumerate(group.rewards_G_L) if row]
+    for i, ours in enumerate(estimator("return_to_go", discount=discount)(group)):
+        for at, value in enumerate(ours):
+            others = [returns(j, min(at, len(group.rewards_G_L[j]) - 1)) for j in playing if j != i]
+            expected = returns(i, at) - sum(others) / len(others) if others else 0.0
+            assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_return_to_go_without_line_rewards_is_leave_one_out_of_outcomes() -> None:
+    a = estimator("return_to_go")(GroupRewards((1.0, 0.0, 0.5), ((0.0, 0.0), (0.0,), (0.0, 0.0, 0.0))))
+    assert a == ((0.75, 0.75), (-0.75,), (0.0, 0.0, 0.0))
+
+
+def test_state_anchor_compares_lines_that_start_from_the_same_state() -> None:
+    group = GroupRewards((1.0, 1.0), ((0.0, -0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
+    a = estimator("state_anchor", discount=1.0)(group)
+    assert a[0][1] == a[1][1] == 0.0, "nothing else started from x or from y, and the outcomes are equal"
+    assert a[0][0] < 0 < a[1][0]
+    assert a[0][0] == pytest.approx(-a[1][0])
+
+
+@given(graded)
+def test_state_anchor_without_known_states_is_outcome(group: GroupRewards) -> None:
+    unknown = GroupRewards(group.outcomes_G, group.rewards_G_L)
+    assert estimator("state_anchor")(unknown) == estimator("outcome")(unknown)
+
+
+def may_change(name: str, group: GroupRewards, i: int, at: int) -> set[tuple[int, int]]:
+    """The lines whose advantage the estimator's definition lets depend on the reward of line `at` of rollout `i`."""
+    every = {(j, k) for j, row in enumerate(group.rewards_G_L) for k in range(len(row))}
+    last = len(group.rewards_G_L[i]) - 1
+    earlier = {(i, k) for k in range(at + 1)}
+    if name == "outcome":
+        return set()
+    if name == "return_to_go":
+        return earlier | {(j, k) for j, k in every if j != i and min(k, last) <= at}
+    if name == "state_anchor":
+        states = {group.states_G_L[j][k] for j, k in earlier}
+        return {(j, k) for j, k in every if group.states_G_L[j][k] in states}
+    return every
+
+
+@given(names, graded, st.data())
+def test_one_lines_reward_moves_only_the_lines_that_the_definition_allows(
+    name: str, group: GroupRewards, data: st.DataObject
+) -> None:
+    places = [(i, at) for i, row in enumerate(group.rewards_G_L) for at in range(len(row))]
+    if not places:
+        return
+    i, at = data.draw(st.sampled_from(places))
+    row = list(group.rewards_G_L[i])
+    row[at] += data.draw(st.sampled_from([-0.7, 0.3, 1.1]))
+    changed_rows = (*group.rewards_G_L[:i], tuple(row), *group.rewards_G_L[i + 1 :])
+    before = estimator(name)(group)
+    after = estimator(name)(GroupRewards(group.outcomes_G, changed_rows, group.states_G_L))
+    moved = {(j, k) for j, k in places if before[j][k] != after[j][k]}
+    assert moved <= may_change(name, group, i, at)
+    alone = len({j for j, _ in places}) == 1
+    if name == "return_to_go" and not alone:
+        assert (i, at) in moved
+
+
+def test_nothing_normalises_to_nothing() -> None:
+    assert normalise(torch.tensor([])).tolist() == []
+
+
+def too_few(group: GroupRewards) -> Advantages:
+    return tuple(row[1:] for row in group.rewards_G_L)
+
+
+def not_a_number(group: GroupRewards) -> Advantages:
+    return tuple((math.nan,) * len(row) for row in group.rewards_G_L)
+
+
+def broken(group: GroupRewards) -> Advantages:
+    raise KeyError("gone")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_few", r"gave \[1, 0\] advantages for \[2, 1\] lines"),
+        ("not_a_number", "gave nan"),
+        ("broken", "raised KeyError: 'gone'"),
+    ],
+)
+def test_an_estimator_that_lies_is_named_in_the_error(function: str, message: str) -> None:
+    group = GroupRewards((0.0, 1.0), ((0.0, 0.0), (0.0,)))
+    with pytest.raises(UserCodeError, match=message):
+        estimator(f"{__name__}:{function}")(group)
+
+
+@pytest.mark.parametrize("name", ["outcom", "no_such_module:f", f"{__name__}:no_such", f"{__name__}:__name__"])
+def test_an_unknown_estimator_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        estimator(name)
+
+
+def test_an_option_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="line_weight with estimator 'outcome'"):
+        estimator("outcome", line_weight=0.5)
+    estimator("outcome", line_weight=None)
+
+
+def test_rewards_that_do_not_match_the_rollouts_are_refused() -> None:
+    with pytest.raises(UserCodeError, match="2 outcomes and 1 rows"):
+        GroupRewards((0.0, 1.0), ((0.0,),))
+    with pytest.raises(UserCodeError, match="nan"):
+        GroupRewards((0.0,), ((math.nan,),))

@@ -1,0 +1,345 @@
+"""The trainer against TRL's own, token by token, and against a sampler that does not listen."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, TrainerCallback
+from trl import GRPOTrainer
+
+from repl_rl.advantages import estimator
+from repl_rl.batch import columns
+from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
+from repl_rl.rewards import RewardTable
+from repl_rl.trainer import Credit, ReplGRPOTrainer, RolloutSource, TrainerConfig
+from repl_rl.trajectory import Observed, Sampled, Stop, Trajectory
+from tests.trainer.policies import (
+    PAD,
+    ReplayedSource,
+    SampledSource,
+    logprobs_of,
+    prompt_of,
+    tiny_model,
+    tiny_tokenizer,
+    trajectory_of,
+)
+
+TASKS = [f"task {i}" for i in range(8)]
+SMALL = TrainerConfig(steps=3, prompts_per_step=3, group_size=4, warmup_steps=0, fast=False)
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients that the optimizer is about to use, and TRL's log."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.steps: list[dict[str, Tensor]] = []
+        self.logs: list[dict[str, float]] = []
+
+    def on_pre_optimizer_step(self, *args: object, **kwargs: object) -> None:
+        self.steps.append({n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None})
+
+    def on_log(self, *args: object, logs: dict[str, float], **kwargs: object) -> None:
+        self.logs.append(dict(logs))
+
+
+def make(
+    model: PreTrainedModel, source: RolloutSource, config: TrainerConfig, out: Path, tasks: Sequence[str] = TASKS
+) -> ReplGRPOTrainer:
+    weights = out / "weights"
+    weights.mkdir(parents=True, exist_ok=True)
+    return ReplGRPOTrainer(
+        model=model,
+        tokenizer=tiny_tokenizer(),
+        task_ids=tasks,
+        source=source,
+        args=config.grpo_args(out),
+        credit=Credit(
+            estimator(config.estimator, line_weight=config.line_weight, discount=config.discount), config.rewards
+        ),
+        tolerance=config.tolerance,
+        weights=weights,
+        fast=config.fast,
+    )
+
+
+def run(trainer: GRPOTrainer) -> Gradients:
+    seen = Gradients(trainer.model)
+    trainer.add_callback(seen)
+    trainer.train()
+    return seen
+
+
+class NoSync:
+    def sync_weights(self) -> None:
+        pass
+
+
+def trl_alone(
+    model: PreTrainedModel, steps: Sequence[Sequence[Trajectory]], config: TrainerConfig, out: Path, corrected: bool
+) -> GRPOTrainer:
+    """TRL's GRPOTrainer with its own rollout and reward hooks, on recorded trajectories."""
+
+    def rollouts(prompts: list[str], trainer: GRPOTrainer) -> dict[str, object]:
+        batch = steps[trainer.state.global_step]
+        rows = columns(batch, PAD)
+        rewards = [t.outcome if t.trainable else None for t in batch]
+        ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
+        return {**ids, "env_mask": rows.mask, "reward": rewards}
+
+    def reward_function(reward: list[float | None], **_: object) -> list[float | None]:
+        return reward
+
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=[reward_function],
+        args=config.grpo_args(out),
+        train_dataset=Dataset.from_dict({"prompt": TASKS}),
+        processing_class=tiny_tokenizer(),
+        rollout_func=rollouts,
+    )
+    if corrected:
+        trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, NoSync(), -1
+    return trainer
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "cispo"])
+@pytest.mark.parametrize("micro_batch", [0, 4])
+def test_with_outcome_credit_losses_gradients_and_weights_equal_trl_bit_for_bit(
+    loss: str, micro_batch: int, tmp_path: Path
+) -> None:
+    config = replace(SMALL, loss=loss, micro_batch=micro_batch)
+    start = tiny_model()
+    source = SampledSource(copy.deepcopy(start), faulty=frozenset({5}))
+    ours, theirs = copy.deepcopy(start), copy.deepcopy(start)
+    mine = run(make(ours, source, config, tmp_path / "ours"))
+    trl = run(trl_alone(theirs, source.steps, config, tmp_path / "trl", corrected=True))
+    assert len(mine.steps) == len(trl.steps) == 3
+    for a, b in zip(mine.logs[:3], trl.logs[:3], strict=True):
+        assert (a["loss"], a["grad_norm"], a["reward"]) == (b["loss"], b["grad_norm"], b["reward"])
+    for step, (a, b) in enumerate(zip(mine.steps, trl.steps, strict=True)):
+        assert all(torch.equal(a[name], b[name]) for name in b), f"gradients differ in step {step}"
+        assert any(b[name].abs().max() > 0 for name in b)
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_when_sampler_and_trainer_agree_it_equals_trl_without_any_correction(tmp_path: Path) -> None:
+    start = tiny_model()
+    config = replace(SMALL, steps=1)
+    source = SampledSource(copy.deepcopy(start))
+    trainer = make(copy.deepcopy(start), source, config, tmp_path / "first")
+    exact: list[Tensor] = []
+    measure = trainer._measure_gap
+
+    def recording(batch: dict[str, Tensor]) -> object:
+        exact.append(batch["old_per_token_logps"])
+        return measure(batch)
+
+    trainer._measure_gap = recording
+    run(trainer)
+    agreed = [with_logprobs(t, row.tolist()) for t, row in zip(source.steps[0], exact[0], strict=True)]
+    mine = run(make(copy.deepcopy(start), ReplayedSource([agreed]), config, tmp_path / "ours"))
+    trl = run(trl_alone(copy.deepcopy(start), [agreed], config, tmp_path / "trl", corrected=False))
+    assert mine.logs[0]["loss"] == trl.logs[0]["loss"]
+    assert all(torch.equal(mine.steps[0][name], gradient) for name, gradient in trl.steps[0].items())
+
+
+def with_logprobs(t: Trajectory, logprobs_T: list[float]) -> Trajectory:
+    segments: list[Sampled | Observed] = []
+    at = 0
+    for segment in t.segments:
+        size = len(segment.token_ids)
+        if isinstance(segment, Sampled):
+            (line,) = segment.lines
+            segment = Sampled((replace(line, logprobs=tuple(logprobs_T[at : at + size])),))
+        segments.append(segment)
+        at += size
+    return replace(t, segments=tuple(segments))
+
+
+@pytest.mark.parametrize("micro_batch", [0, 4])
+@pytest.mark.parametrize("estimator_name", ["outcome", "two_stream"])
+def test_the_fast_path_has_the_same_loss_and_gradients(micro_batch: int, estimator_name: str, tmp_path: Path) -> None:
+    config = replace(SMALL, steps=2, micro_batch=micro_batch, estimator=estimator_name)
+    start = tiny_model()
+    source = SampledSource(copy.deepcopy(start), faulty=frozenset({0, 1, 2, 3, 6}))
+    slow = run(make(copy.deepcopy(start), source, config, tmp_path / "slow"))
+    fast = run(make(copy.deepcopy(start), ReplayedSource(source.steps), replace(config, fast=True), tmp_path / "fast"))
+    for a, b in zip(fast.steps, slow.steps, strict=True):
+        for name in b:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
+    for x, y in zip(fast.logs[:2], slow.logs[:2], strict=True):
+        for key in ("loss", "grad_norm", "entropy", "reward", "completions/mean_length"):
+            assert x[key] == pytest.approx(y[key], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_gradient_is_exactly_zero_at_observed_tokens_and_reaches_the_end_token(fast: bool, tmp_path: Path) -> None:
+    model = tiny_model()
+    source = SampledSource(copy.deepcopy(model), seed=3)
+    trainer = make(model, source, replace(SMALL, steps=1, estimator="two_stream", fast=fast), tmp_path)
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def keep(module: torch.nn.Module, args: object, kwargs: dict[str, Tensor], output: object) -> None:
+        hidden = output.last_hidden_state
+        if hidden.requires_grad:
+            hidden.retain_grad()
+            calls.append((kwargs["input_ids"], hidden))
+
+    model.base_model.register_forward_hook(keep, with_kwargs=True)
+    run(trainer)
+    by_ids = {(*t.prompt.token_ids, *t.completion_ids): t for t in source.steps[0]}
+    seen: set[str] = set()
+    ends = 0
+    for input_ids, hidden in calls:
+        for ids, gradient in zip(input_ids.tolist(), hidden.grad, strict=True):
+            first = next(i for i, token in enumerate(ids) if token != PAD)
+            t = next(t for full, t in by_ids.items() if similar(ids[first:], full))
+            seen.add(t.id)
+            # The hidden state at a position predicts the next token.
+            start = first + len(t.prompt.token_ids) - 1
+            for at in range(len(ids)):
+                inside = 0 <= at - start < len(t.loss_mask) and t.loss_mask[at - start]
+                assert gradient[at].any().item() == inside
+            ends += t.stop is Stop.EOS
+    assert seen == {t.id for t in source.steps[0]}
+    assert ends > 0
+
+
+def similar(ids: list[int], full: tuple[int, ...]) -> bool:
+    while ids and ids[-1] == PAD:
+        ids = ids[:-1]
+    return len(ids) >= 4 and full[: len(ids)] == tuple(ids)
+
+
+def test_observations_of_any_length_leave_the_gradient_of_the_sampled_tokens_alone(tmp_path: Path) -> None:
+    def gradients(observed: int) -> list[float]:
+        group = []
+        for number in range(2):
+            skeleton = [((9 + number, 2), (7,) * observed), ((11, 12, 2), None)]
+            logprobs = [-1.0] * (5 + observed)
+            group.append(trajectory_of(prompt_of("task 0"), skeleton, logprobs, number))
+        config = replace(SMALL, steps=1, prompts_per_step=1, group_size=2, fast=False)
+        trainer = make(tiny_model(), ReplayedSource([group]), config, tmp_path / str(observed), ["task 0"])
+        free = torch.full((2, 5), -1.0, requires_grad=True)
+
+        def same_logits(model: object, ids: Tensor, attention: Tensor, kept: int, **_: object) -> tuple[Tensor, ...]:
+            # Rows are told apart by their first sampled token, as TRL shuffles them.
+            rows = ids[:, -kept] - 9
+            full = torch.cat([free[:, :2], torch.full((2, observed), -3.0), free[:, 2:]], dim=1)[rows]
+            return full, torch.zeros_like(full), None
+
+        trainer._get_per_token_logps_and_entropies = same_logits
+        batch = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)
+        trainer.current_gradient_accumulation_steps = 1
+        trainer._compute_loss(trainer.model, batch).backward()
+        return free.grad.flatten().tolist()
+
+    nothing, one, many = gradients(0), gradients(1), gradients(1000)
+    assert nothing == one == many
+    assert all(g != 0.0 for g in nothing)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_training_stops_when_the_sampler_ignores_new_weights(fast: bool, tmp_path: Path) -> None:
+    model = tiny_model()
+    source = SampledSource(copy.deepcopy(model), deaf=True)
+    trainer = make(model, source, replace(SMALL, fast=fast), tmp_path)
+    with pytest.raises(WeightSyncError, match=r"policy step 1: .* nats .* tolerance is 0\.001; .*stale") as caught:
+        run(trainer)
+    assert trainer.state.global_step == 1, "no optimizer step may use the rollouts of a stale policy"
+    assert trainer.gap.max > 1e-3
+    assert f"{trainer.gap.max:.3g}" in str(caught.value)
+    assert source.loads == [0, 1]
+
+
+def test_a_sampler_that_listens_stays_within_the_tolerance(tmp_path: Path) -> None:
+    model = tiny_model()
+    source = SampledSource(copy.deepcopy(model))
+    trainer = make(model, source, replace(SMALL, steps=4), tmp_path)
+    run(trainer)
+    assert source.loads == [0, 1, 2, 3]
+    assert 0 < trainer.gap.max < 1e-4
+    assert trainer.gap.kept == 1.0
+
+
+def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> None:
+    model = tiny_model()
+    batch = [trajectory_of(prompt_of("task 0"), [((9, 2), ())], [-1.0, -1.0], i, policy_step=4) for i in range(2)]
+    config = replace(SMALL, prompts_per_step=1, group_size=2)
+    with pytest.raises(WeightSyncError, match="sampled at policy step 4 while the trainer is at 0"):
+        run(make(model, ReplayedSource([batch]), config, tmp_path, ["task 0"]))
+    with pytest.raises(InvariantError, match="gave tasks"):
+        run(make(model, ReplayedSource([batch[:1]]), config, tmp_path, ["task 0"]))
+
+
+def test_whether_a_rollout_was_cut_is_its_recorded_stop_not_its_last_id(tmp_path: Path) -> None:
+    stops = [Stop.ANSWERED, Stop.MAX_LINES, Stop.FINISHED, Stop.LINE_TOO_LONG]
+    batch = [
+        replace(trajectory_of(prompt_of("task 0"), [((9 + i, 2), ())], [0.0, 0.0], i), stop=stop)
+        for i, stop in enumerate(stops)
+    ]
+    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=4, logprob_tolerance=99.0)
+    logs = run(make(tiny_model(), ReplayedSource([batch]), config, tmp_path, ["task 0"])).logs
+    assert logs[0]["completions/clipped_ratio"] == 0.5
+    assert logs[0]["completions/mean_terminated_length"] == 2.0
+
+
+def test_a_step_of_nothing_but_faults_changes_no_weight(tmp_path: Path) -> None:
+    for fast in (False, True):
+        model = tiny_model()
+        before = copy.deepcopy(model)
+        source = SampledSource(copy.deepcopy(model), faulty=frozenset(range(12)))
+        run(make(model, source, replace(SMALL, steps=1, fast=fast), tmp_path / str(fast)))
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("off_policy_mask_threshold", 0.5), ("loss_type", "luspo"), ("loss_type", "vespo"),
+    ("mask_truncated_completions", True), ("use_vllm", True), ("vllm_importance_sampling_correction", False),
+    ("scale_rewards", "none"), ("temperature", 0.7), ("top_p", 0.9), ("top_k", 5), ("min_p", 0.1),
+    ("repetition_penalty", 1.1), ("beta", 0.1), ("top_entropy_quantile", 0.2), ("entropy_coef", 0.01),
+])  # fmt: skip
+def test_trl_options_that_do_not_survive_are_refused_at_construction(name: str, value: object, tmp_path: Path) -> None:
+    args = SMALL.grpo_args(tmp_path)
+    setattr(args, name, value)
+    with pytest.raises(ConfigError, match=name):
+        ReplGRPOTrainer(
+            model=tiny_model(), tokenizer=tiny_tokenizer(), task_ids=TASKS, source=ReplayedSource([]), args=args,
+            credit=Credit(estimator("outcome"), RewardTable()), tolerance=1.0, weights=tmp_path, fast=True,
+        )  # fmt: skip
+
+
+def test_too_few_tasks_for_a_step_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a step takes 3 different tasks"):
+        make(tiny_model(), ReplayedSource([]), SMALL, tmp_path, TASKS[:2])
+
+
+def test_changing_one_lines_reward_changes_the_gradient_of_that_line(tmp_path: Path) -> None:
+    start = tiny_model()
+    skeletons = [[((60, 5, 2), (7,)), ((9, 2), ())], [((10, 4, 2), (8,)), ((12, 2), ())]]
+    batch = [
+        trajectory_of(prompt_of("task 0"), s, logprobs_of(start, prompt_of("task 0"), s), i)
+        for i, s in enumerate(skeletons)
+    ]
+
+    def advantages(penalty: float, name: str) -> Tensor:
+        config = replace(
+            SMALL, steps=1, prompts_per_step=1, group_size=2, estimator=name, rewards=RewardTable(exception=penalty)
+        )
+        trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path, ["task 0"])
+        run(trainer)
+        return trainer._advantages
+
+    assert torch.equal(advantages(0.0, "outcome"), advantages(-0.4, "outcome"))
+    changed = advantages(-0.4, "two_stream") - advantages(0.0, "two_stream")
+    assert (changed[0, :3] < -0.1).all(), "the line that raised"
+    assert (changed[:, 3] == 0).all(), "what the console printed"
+    assert (changed[0, 4:] > 0).all()
+    assert math.isclose(changed[1, 0].item(), changed[0, 4].item())

@@ -1,0 +1,154 @@
+"""The entry: what it reports, what it leaves behind, and what it refuses before it writes anything."""
+
+import copy
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer.source import save_weights, weights_folder
+from repl_rl.trajectory import Trajectory
+from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
+
+TASKS = [f"task {i}" for i in range(6)]
+SMALL = TrainerConfig(steps=2, prompts_per_step=2, group_size=3, warmup_steps=0)
+SHARED = Path("/dev/shm")
+
+
+def ignore(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+    pass
+
+
+def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) -> None:
+    model = tiny_model()
+    source = SampledSource(copy.deepcopy(model), faulty=frozenset({1}))
+    seen: list[tuple[StepRecord, list[Trajectory]]] = []
+    folder = train(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, list(t))))
+    assert [record.step for record, _ in seen] == [1, 2]
+    assert [list(map(id, batch)) for _, batch in seen] == [list(map(id, batch)) for batch in source.steps]
+    for record, batch in seen:
+        m = record.metrics
+        good = [t for t in batch if t.trainable]
+        assert m["sampled_tokens"] == sum(t.sampled_tokens for t in good)
+        assert m["observed_tokens"] == sum(t.observed_tokens for t in good)
+        assert m["sandbox_fault_rate"] == pytest.approx(1 / 6)
+        assert m["reward_mean"] == pytest.approx(sum(t.outcome or 0.0 for t in good) / 5)
+        assert 0 < m["logprob_gap_max"] < 1e-3
+        assert m["importance_kept"] == 1.0
+        assert all(m[name] > 0 for name in ("rollout_s", "sync_s", "update_s", "grad_norm", "lines_per_rollout"))
+        json.dumps(m, allow_nan=False)
+    assert folder == tmp_path / "final"
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    assert all(torch.equal(p, q) for p, q in zip(again.parameters(), model.parameters(), strict=True))
+
+
+def test_checkpoints_are_loadable_and_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
+    model = tiny_model()
+    source = SampledSource(copy.deepcopy(model))
+    train(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_every=2), tmp_path, ignore)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["checkpoint-2", "checkpoint-3", "final"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
+
+
+def test_an_error_of_the_caller_ends_training_and_leaves_no_weights_behind(tmp_path: Path) -> None:
+    model = tiny_model()
+    before = set(SHARED.glob("repl_rl-weights-*"))
+
+    def fail(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        assert set(SHARED.glob("repl_rl-weights-*")) - before
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path, fail)
+    assert set(SHARED.glob("repl_rl-weights-*")) <= before
+
+
+def test_weights_that_a_killed_process_left_are_swept_and_those_of_a_living_one_are_not() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    dead, alive = SHARED / f"repl_rl-weights-{child}-x", SHARED / f"repl_rl-weights-{os.getpid()}-y"
+    dead.mkdir()
+    alive.mkdir()
+    try:
+        with weights_folder() as folder:
+            assert folder.is_dir()
+            assert folder.stat().st_mode & 0o077 == 0, "nobody else may read the weights"
+            assert not dead.exists()
+            assert alive.exists()
+        assert not folder.exists()
+    finally:
+        alive.rmdir()
+
+
+def test_tied_weights_are_written_once_under_their_first_name(tmp_path: Path) -> None:
+    shared = torch.arange(6.0).view(2, 3)
+    save_weights({"embed": shared, "head": shared, "norm": torch.ones(3)}, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert sorted(saved) == ["embed", "norm"]
+    assert torch.equal(saved["embed"], shared)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"group_size": 1}, "group_size is 1; a group needs at least 2"),
+    ({"loss": "luspo"}, "loss is 'luspo'; choose one of"),
+    ({"loss": "vespo"}, "loss is 'vespo'"),
+    ({"steps": 0}, "steps is 0; it must be at least 1"),
+    ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
+    ({"logprob_tolerance": 0.0}, "logprob_tolerance is 0.0"),
+    ({"importance_cap": 0.5}, "importance_cap is 0.5"),
+])  # fmt: skip
+def test_a_setting_out_of_range_is_refused_with_its_name_and_value(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(SMALL, **change)
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    (replace(SMALL, estimator="nonsense"), "estimator is 'nonsense'"),
+    (replace(SMALL, line_weight=0.5), "line_weight with estimator 'outcome'"),
+    (replace(SMALL, micro_batch=4), "micro_batch is 4; it must divide"),
+    (replace(SMALL, prompts_per_step=7), "tasks is 6; a step takes 7"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    config: TrainerConfig, message: str, tmp_path: Path
+) -> None:
+    source = SampledSource(tiny_model())
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_model(), tiny_tokenizer(), TASKS, source, config, tmp_path / "out", ignore)
+    assert not (tmp_path / "out").exists()
+    assert source.steps == []
+
+
+def test_a_missing_or_empty_model_folder_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match=f"model folder is '{folder}'"):
+            train(folder, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), SMALL, tmp_path / "out", ignore)
+
+
+def lying(group: object) -> list[list[float]]:
+    return [[1.0]]
+
+
+def test_no_step_is_taken_with_the_wrong_number_of_advantages(tmp_path: Path) -> None:
+    model = tiny_model()
+    before = copy.deepcopy(model)
+    config = replace(SMALL, estimator=f"{__name__}:lying")
+    with pytest.raises(UserCodeError, match=r"lying' gave .* advantages for .* lines"):
+        train(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), config, tmp_path, ignore)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
+
+
+def test_every_setting_of_the_trainer_is_documented() -> None:
+    source = Path(train.__code__.co_filename).with_name("config.py").read_text()
+    for field in fields(TrainerConfig):
+        after = source.split(f"\n    {field.name}: ", 1)[1].split("\n", 2)[1]
+        assert after.strip().startswith('"""'), field.name
