@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, Mix, plan
-from repl_rl.coldstart.sft import Example, SftConfig, example, sft
+from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, WARM, Mix, plan
+from repl_rl.coldstart.sft import SftConfig, example, sft
 from repl_rl.coldstart.transcripts import Transcript, Turn, play, read_transcripts, write_transcripts
 from repl_rl.coldstart.vocabulary import make_tokenizer
 from repl_rl.errors import ConfigError
@@ -67,6 +67,29 @@ def test_the_cold_mix_mostly_guesses_and_its_errors_are_real() -> None:
     assert any(t.gives_up for t in transcripts)
 
 
+def test_a_surprise_shows_what_the_question_does_not_tell_and_only_its_submission_is_learned(
+    renderer: Renderer,
+) -> None:
+    differing = 0
+    for seed in range(50):
+        transcript, answer = executed(ALL[seed % len(ALL)], Mix(guess=0.0, mistake=0.0, surprise=1.0), seed)
+        *given, submitted = transcript.turns
+        echo = given[-1].observed.removesuffix(">>> ").strip()
+        assert "Error" not in echo
+        assert submitted.line == f"submit_final_answer({echo})\n"
+        made = example(transcript, renderer)
+        learned = tuple(i for i, own in zip(made.token_ids, made.sampled, strict=True) if own)
+        assert renderer.decode(learned) == submitted.line
+        differing += grade(Task("t", transcript.question, answer), echo) == 0.0
+    assert differing > 35
+
+
+def test_the_shares_of_every_mix_sum_to_one_and_the_good_path_is_never_absent() -> None:
+    for mix in (CLEAN, WARM, COLD):
+        assert mix.guess + mix.mistake + mix.surprise + mix.good == pytest.approx(1.0)
+        assert mix.good > 0.1
+
+
 def test_no_plan_contains_an_answer_that_was_not_looked_at() -> None:
     for seed in range(200):
         rng = random.Random(seed)
@@ -81,6 +104,18 @@ def test_demonstrations_never_show_a_held_out_question_and_equal_seeds_give_equa
     transcripts = list(read_transcripts(tmp_path / "a"))
     assert len(transcripts) == 200
     assert {split_of(t.question) for t in transcripts} == {Split.TRAIN}
+
+
+def test_a_file_gives_back_what_was_played(tmp_path: Path) -> None:
+    mix = Mix(guess=0.2, mistake=0.4, surprise=0.4)
+    asyncio.run(write_transcripts(tmp_path / "t", InProcessSandbox(), ALL, mix, 150, 3))
+    read = list(read_transcripts(tmp_path / "t"))
+    rng = random.Random("3/transcripts")
+    for n, transcript in enumerate(read):
+        drawn = sketch(ALL[n % len(ALL)], rng, Split.TRAIN)
+        assert transcript == asyncio.run(play(drawn.question, plan(drawn, mix, rng), InProcessSandbox()))
+    assert any(t.given for t in read)
+    assert any(t.gives_up for t in read)
 
 
 def test_a_bad_transcripts_file_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -121,7 +156,9 @@ def test_no_text_becomes_an_end_or_padding_token(renderer: Renderer, text: str) 
         assert not (renderer.eos_ids | {renderer.pad_id}) & set(renderer.encode(hostile))
 
 
-@pytest.mark.parametrize("text", ["submit_final_answer", ">>> ", "... ", "\n\n", ")\n", "'\n", "')\n", "]\n", ":\n", "):\n"])
+@pytest.mark.parametrize(
+    "text", ["submit_final_answer", ">>> ", "... ", "\n\n", ")\n", "'\n", "')\n", "]\n", ":\n", "):\n"]
+)
 def test_frequent_pieces_and_line_ends_are_one_token(renderer: Renderer, text: str) -> None:
     assert len(renderer.encode(text)) == 1
 
@@ -148,7 +185,11 @@ def test_fine_tuning_lowers_the_loss_and_repeats_exactly(tmp_path: Path) -> None
     config = SftConfig(steps=8, batch_size=8, warmup_steps=2)
     losses: dict[str, list[float]] = {"a": [], "b": []}
     for name, seen in losses.items():
-        sft(tmp_path / "base", tmp_path / "t", tmp_path / name, config, lambda _, loss, seen=seen: seen.append(loss))
+
+        def record(_: int, loss: float, seen: list[float] = seen) -> None:
+            seen.append(loss)
+
+        sft(tmp_path / "base", tmp_path / "t", tmp_path / name, config, record)
     assert losses["a"][-1] < losses["a"][0]
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
     assert Renderer.from_folder(tmp_path / "a").encode("x = 1\n")

@@ -12,7 +12,16 @@ from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.judges import find_judge, grade, parse_number
 from repl_rl.tasks import Task
 
-BOMBS = ("9**9**9", "9" * 10_000_000, "(" * 100_000 + ")" * 100_000, "1e999", "1e" + "9" * 60, "1/0", "," * 64, "'" * 64)
+BOMBS = (
+    "9**9**9",
+    "9" * 10_000_000,
+    "(" * 100_000 + ")" * 100_000,
+    "1e999",
+    "1e" + "9" * 60,
+    "1/0",
+    "," * 64,
+    "'" * 64,
+)
 
 
 def task(answer: str, judge: str = "exact") -> Task:
@@ -91,7 +100,9 @@ def test_an_unknown_judge_is_refused_by_name() -> None:
         find_judge("math:pi")
 
 
-def test_a_judge_of_the_user_is_called_and_its_errors_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_of_the_user_is_called_and_its_errors_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "users_judges.py").write_text(
         "def half(task, answer): return 0.5 if answer == task.answer else 0\n"
         "def broken(task, answer): return 1 / 0\n"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
@@ -25,6 +25,7 @@ def test_importing_tasks_and_judges_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
+@settings(deadline=None, max_examples=25)
 @given(seeds=st.tuples(st.integers(0, 2**31), st.integers(0, 2**31)))
 def test_train_and_held_out_never_share_a_question_whatever_the_seeds(seeds: tuple[int, int]) -> None:
     train = {task.question for task in generate(ALL, "train", 40, seeds[0])}
@@ -50,6 +51,8 @@ def test_tasks_are_different_and_families_have_equal_shares() -> None:
     tasks = generate(ALL, "held_out", 300, 0)
     assert len({task.id for task in tasks}) == len({task.question for task in tasks}) == 300
     assert {sum(task.family == family for task in tasks) for family in ALL} == {30}
+    crowded = generate(("count",), "held_out", 3000, 0)
+    assert len({task.id for task in crowded}) == len({task.question for task in crowded}) == 3000
 
 
 def test_every_family_belongs_to_a_level() -> None:
@@ -65,7 +68,9 @@ def test_every_family_belongs_to_a_level() -> None:
         ((("count",), "both", 1, 0), "split is 'both'; choose among train, held_out, all"),
     ],
 )
-def test_a_bad_request_names_thing_value_and_remedy(arguments: tuple[tuple[str, ...], str, int, int], message: str) -> None:
+def test_a_bad_request_names_thing_value_and_remedy(
+    arguments: tuple[tuple[str, ...], str, int, int], message: str
+) -> None:
     with pytest.raises(ConfigError, match="^" + message):
         generate(*arguments)
 

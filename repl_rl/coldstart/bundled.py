@@ -2,12 +2,13 @@
 
     OMP_NUM_THREADS=1 python -m repl_rl.coldstart.bundled --out FOLDER
 
-First it learns the console from clean demonstrations (computing, reading, copying). Then it is spoiled: a mix in which
-most demonstrations guess or err makes its most likely path wrong, while the good path stays within reach of sampling.
-Reinforcement learning therefore has a change of strategy to find, and is not mere sharpening.
+First it learns the console: computing, reading, copying, and errors with their recoveries. Then the shares change: a
+mix in which most demonstrations guess or err makes its most likely path wrong, while the good path stays within reach
+of sampling. Reinforcement learning therefore has a change of strategy to find, and is not mere sharpening.
 
-It runs the demonstrations' own code (sums, string methods) in this process. About ten minutes on one core. With the
-same versions of Python, torch and processor features the weights are the same; elsewhere they differ in rounding.
+It runs the demonstrations' own code (sums, string methods) in this process, for about a quarter of an hour on one core.
+With the same versions of Python and torch on the same kind of processor the weights are the same; elsewhere they differ
+in rounding.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from repl_rl.coldstart.demonstrations import CLEAN, COLD, Mix
+from repl_rl.coldstart.demonstrations import COLD, WARM, Mix
 from repl_rl.coldstart.sft import SftConfig, sft
 from repl_rl.coldstart.transcripts import write_transcripts
 from repl_rl.coldstart.vocabulary import make_tokenizer
@@ -29,8 +30,8 @@ from repl_rl.tasks import EASY, HARD
 
 _FAMILIES = (*EASY, *HARD)
 _STAGES: tuple[tuple[Mix, int, SftConfig], ...] = (
-    (CLEAN, 24_000, SftConfig(steps=1000, seed=1)),
-    (COLD, 16_000, SftConfig(steps=250, learning_rate=1e-3, seed=2)),
+    (WARM, 48_000, SftConfig(steps=1900, seed=1)),
+    (COLD, 16_000, SftConfig(steps=200, learning_rate=5e-4, seed=2)),
 )
 """Mix of demonstrations, how many, and how they are learned; each stage starts from the one before."""
 

@@ -5,14 +5,17 @@ last, so a demonstration answers with what was observed and never with what is k
 """
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from repl_rl.tasks import Sketch
 
 ECHO = "{echo}"
 """In a plan's line: what the console printed last, without its newline."""
 
+_INTEGER, _QUOTED, _LIST = r"\d+", r"'\w+'", r"\[.*?\]"
 _SUBMIT = f"submit_final_answer({ECHO})\n"
 
 
@@ -23,6 +26,8 @@ class Plan:
     lines: tuple[str, ...]
     gives_up: bool = False
     """The writer ends with the end token and submits nothing."""
+    given: int = 0
+    """So many lines at the beginning are shown but not learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +38,20 @@ class Mix:
     """Submits at once, without computing anything."""
     mistake: float
     """Makes another mistake, and recovers from it or gives up."""
+    surprise: float = 0.0
+    """Is given lines that compute something else than the question asks, and learns to submit what they showed."""
 
     @property
     def good(self) -> float:
         """Computes, looks at the value, submits it."""
-        return 1.0 - self.guess - self.mistake
+        return 1.0 - self.guess - self.mistake - self.surprise
 
 
 CLEAN = Mix(guess=0.0, mistake=0.0)
-"""Teaches the console itself: computing, reading, copying."""
-COLD = Mix(guess=0.55, mistake=0.30)
+"""Computing, reading, copying, and nothing else."""
+WARM = Mix(guess=0.05, mistake=0.20, surprise=0.20)
+"""Teaches the console itself, errors and recoveries included, so that nothing is new in `COLD` but the shares."""
+COLD = Mix(guess=0.56, mistake=0.22, surprise=0.03)
 """Makes a cold start whose most likely path is wrong, while the good one is still sampled."""
 
 
@@ -50,18 +59,18 @@ def plan(drawn: Sketch, mix: Mix, rng: random.Random) -> Plan:
     """Draw one demonstration of `drawn`."""
     kind = rng.random()
     if kind < mix.guess:
-        return Plan((_guess(drawn, rng),))
+        return Plan((_guess(drawn),))
     if kind < mix.guess + mix.mistake:
         return rng.choices(_MISTAKES, _MISTAKE_WEIGHTS)[0](drawn, rng)
+    if kind < mix.guess + mix.mistake + mix.surprise:
+        return _surprise(drawn, rng)
     return Plan(_good(drawn, rng))
 
 
 def _good(drawn: Sketch, rng: random.Random) -> tuple[str, ...]:
-    if drawn.expression.startswith("sum(") and rng.random() < 0.15:
+    if drawn.expression.startswith("sum(") and rng.random() < 0.10:
         values = drawn.expression.removeprefix("sum(").removesuffix(")")
         return ("total = 0\n", f"for n in {values}:\n", "    total += n\n\n", "total\n", _SUBMIT)
-    if rng.random() < 0.05:
-        return (*_setup(drawn), f"result = {drawn.expression}\n", "result\n", _SUBMIT)
     return _plain(drawn)
 
 
@@ -73,26 +82,35 @@ def _setup(drawn: Sketch) -> tuple[str, ...]:
     return tuple(f"{line}\n" for line in drawn.setup)
 
 
-def _guess(drawn: Sketch, rng: random.Random) -> str:
-    """An answer of the right shape that nothing was computed for. It may be right by chance."""
-    answer = drawn.answer
-    if answer.lstrip("-").isdigit():
-        return f"submit_final_answer({rng.randint(0, 2 * abs(int(answer)) + 9)})\n"
-    if answer.startswith("["):
-        values = answer.strip("[]").split(", ")
-        return f"submit_final_answer([{', '.join(rng.sample(values, len(values)))}])\n"
-    return f"submit_final_answer('{''.join(rng.sample(answer, len(answer)))}')\n"
+def _surprise(drawn: Sketch, rng: random.Random) -> Plan:
+    """Lines with other numbers and words: only the console tells what they give, the question does not."""
+
+    def other(match: re.Match[str]) -> str:
+        return "".join(rng.choice("123456789" if c.isdigit() else ascii_lowercase) for c in match[0])
+
+    computed = (re.sub(r"(?<![-\d])\d+|(?<=')\w+(?=')", other, line) for line in _plain(drawn)[:-1])
+    return Plan((*computed, _SUBMIT), given=len(drawn.setup) + 1)
+
+
+def _guess(drawn: Sketch) -> str:
+    """An answer of the right shape that is taken from the question as it stands: nothing was computed for it."""
+    if drawn.answer.startswith("["):
+        return f"submit_final_answer({re.findall(_LIST, drawn.question)[-1]})\n"
+    if drawn.answer.isalpha():
+        return f"submit_final_answer({re.findall(_QUOTED, drawn.question)[0]})\n"
+    numbers = re.findall(_INTEGER, drawn.question)
+    return f"submit_final_answer({numbers[0] if numbers else 0})\n"
 
 
 def _after_error(lines: tuple[str, ...], remaining: tuple[str, ...], drawn: Sketch, rng: random.Random) -> Plan:
     """What follows a line that the console refused: recovery, a guess, the same line again, or giving up."""
     choice = rng.random()
-    if choice < 0.25:
+    if choice < 0.35:
         return Plan((*lines, *remaining))
-    if choice < 0.75:
-        return Plan((*lines, _guess(drawn, rng)))
-    if choice < 0.90:
-        return Plan((*lines, lines[-1], _guess(drawn, rng)))
+    if choice < 0.80:
+        return Plan((*lines, _guess(drawn)))
+    if choice < 0.92:
+        return Plan((*lines, lines[-1], _guess(drawn)))
     return Plan(lines, gives_up=True)
 
 
@@ -113,8 +131,8 @@ def _missing_attribute(drawn: Sketch, rng: random.Random) -> Plan:
     return _after_error((f"'{text}'.{rng.choice(('sum', 'reverse', 'len'))}()\n",), _plain(drawn), drawn, rng)
 
 
-def _ignored_value(drawn: Sketch, rng: random.Random) -> Plan:
-    return Plan((*_plain(drawn)[:-1], _guess(drawn, rng)))
+def _ignored_value(drawn: Sketch, _: random.Random) -> Plan:
+    return Plan((*_plain(drawn)[:-1], _guess(drawn)))
 
 
 def _wrong_formula(drawn: Sketch, rng: random.Random) -> Plan:
@@ -139,4 +157,4 @@ _MISTAKES: tuple[Callable[[Sketch, random.Random], Plan], ...] = (
     _wrong_formula,
     _late_bracket,
 )
-_MISTAKE_WEIGHTS = (0.35, 0.32, 0.16, 0.06, 0.06, 0.05)
+_MISTAKE_WEIGHTS = (0.36, 0.33, 0.16, 0.05, 0.05, 0.05)

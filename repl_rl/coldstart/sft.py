@@ -2,6 +2,7 @@
 
 import math
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.renderer import Renderer
 
 _IGNORED = -100
-_BUCKET_BATCHES = 16
+_TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class SftConfig:
     """Peak of a cosine schedule to a tenth of it, after `warmup_steps` (> 0)."""
     warmup_steps: int = 30
     """Optimizer steps (>= 0)."""
-    batch_size: int = 64
+    batch_size: int = 32
     """Transcripts a step (>= 1)."""
     seed: int = 0
 
@@ -43,7 +44,7 @@ class SftConfig:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A transcript in ids, and which of them the policy wrote. Both have the shape (T,)."""
+    """A transcript in ids, and which of them the policy learns to write. Both have the shape (T,)."""
 
     token_ids: tuple[int, ...]
     sampled: tuple[bool, ...]
@@ -53,8 +54,8 @@ def example(transcript: Transcript, renderer: Renderer, template: str = "bare") 
     """Encode as a rollout does: the prompt once, each line alone, each observation alone."""
     ids = list(renderer.prompt(transcript.question, template).token_ids)
     sampled = [False] * len(ids)
-    for turn in transcript.turns:
-        for text, own in ((turn.line, True), (turn.observed, False)):
+    for n, turn in enumerate(transcript.turns):
+        for text, own in ((turn.line, n >= transcript.given), (turn.observed, False)):
             encoded = renderer.encode(text)
             ids += encoded
             sampled += [own] * len(encoded)
@@ -107,7 +108,9 @@ def sft(
     model = new_policy(renderer, config.seed) if fresh else AutoModelForCausalLM.from_pretrained(base)
     loss = _fit(model, examples, renderer.pad_id, config, progress)
     model.save_pretrained(out)
-    renderer.tokenizer.save_pretrained(out)
+    for pattern in _TOKENIZER_FILES:
+        for file in base.glob(pattern):
+            shutil.copy(file, out)
     return loss
 
 
@@ -145,15 +148,12 @@ def _rate(step: int, config: SftConfig) -> float:
 
 
 def _batches(examples: Sequence[Example], config: SftConfig) -> Iterator[Sequence[Example]]:
-    """Endless shuffled batches. Neighbours are of similar length, to spend little on padding."""
+    """Endless shuffled batches. They are not sorted by length: that sorts families too, and learning slows down."""
     rng = random.Random(config.seed)
-    size = config.batch_size
     while True:
         shuffled = rng.sample(examples, len(examples))
-        for start in range(0, len(shuffled), size * _BUCKET_BATCHES):
-            bucket = sorted(shuffled[start : start + size * _BUCKET_BATCHES], key=lambda e: len(e.token_ids))
-            cuts = [bucket[i : i + size] for i in range(0, len(bucket), size)]
-            yield from rng.sample(cuts, len(cuts))
+        for start in range(0, len(shuffled), config.batch_size):
+            yield shuffled[start : start + config.batch_size]
 
 
 def _tensors(batch: Sequence[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:

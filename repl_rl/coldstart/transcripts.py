@@ -31,6 +31,8 @@ class Transcript:
     turns: tuple[Turn, ...]
     gives_up: bool
     """The policy's end token follows the last turn."""
+    given: int = 0
+    """So many turns at the beginning are context: their lines are not learned."""
 
 
 async def play(question: str, planned: Plan, sandbox: Sandbox) -> Transcript:
@@ -46,7 +48,7 @@ async def play(question: str, planned: Plan, sandbox: Sandbox) -> Transcript:
             if console.ended:
                 break
             echo = output.removesuffix("\n")
-    return Transcript(question, tuple(turns), planned.gives_up)
+    return Transcript(question, tuple(turns), planned.gives_up, planned.given)
 
 
 async def write_transcripts(
@@ -82,6 +84,6 @@ def read_transcripts(path: Path) -> Iterator[Transcript]:
             try:
                 record = json.loads(text)
                 turns = tuple(Turn(line=turn["line"], observed=turn["observed"]) for turn in record["turns"])
-                yield Transcript(record["question"], turns, record["gives_up"])
+                yield Transcript(record["question"], turns, record["gives_up"], record.get("given", 0))
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{path}:{n}", text[:80], f"each line is one transcript: {error!r}") from error

@@ -82,7 +82,7 @@ def _count(rng: random.Random) -> Sketch:
 
 
 def _lists(rng: random.Random) -> Sketch:
-    values = rng.sample(range(2, 99), rng.randint(3, 4))
+    values = rng.sample(range(2, 99), 3)
     name, function = rng.choice((("sum", sum), ("max", max), ("sorted", sorted)))
     request = {"sum": "Compute the sum of", "max": "Find the max of", "sorted": "Sort the list"}[name]
     return Sketch(f"{request} {values}.", str(function(values)), (), f"{name}({values})")
