@@ -12,16 +12,23 @@ from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.tasks import Task
 from repl_rl.trajectory import LineStatus, Observed, Trajectory
 
-# Every digit and letter becomes another one; quotes, brackets, commas and signs stay, so the shape is kept.
+_CLASSES = ("123456789", "aeiou", "bcdfghklmnprstvz", "jqwxy")
+"""Characters that stand for each other: an altered value is as plausible as the true one, and a number stays a number
+(a leading zero would not). Quotes, brackets, commas and signs stay as they are."""
+
 _SHIFT = str.maketrans(
-    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
-    "3456789012bcdefghijklmnopqrstuvwxyzaBCDEFGHIJKLMNOPQRSTUVWXYZA",
+    {
+        old: new
+        for group in (*_CLASSES, *map(str.upper, _CLASSES[1:]))
+        for old, new in zip(group, group[1:] + group[0], strict=True)
+    }
+    | {"0": "5"}
 )
 _SUBMITTED = re.compile(r"^\s*submit_final_answer\((.*)\)\s*$", re.DOTALL)
 
 
 def tamper(text: str) -> str:
-    """An output that differs in every digit and letter. Its own inverse is not needed."""
+    """An output that differs in every digit and letter: each becomes another one of its class."""
     return text.translate(_SHIFT)
 
 

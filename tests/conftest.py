@@ -4,10 +4,16 @@ import os
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+# Machines are noisy: a slow example is no failure.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 _CORPUS = [
     "for i in range(10):\n    print(i)\n\nsubmit_final_answer(3)\n>>> x = 1\n160\n>>> ",

@@ -13,7 +13,7 @@ from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.rollout import printable
 from repl_rl.cli.train import TrainConfig
 from tests.conftest import overshooting_tokenizer
-from tests.policies import tiny_model
+from tests.trainer.policies import tiny_model
 
 
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> str:
@@ -107,7 +107,16 @@ def test_a_vocabulary_refused_by_the_audit_is_named(capsys: pytest.CaptureFixtur
 
 def test_without_bubblewrap_the_local_sandbox_is_refused_with_its_fix(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": str(tmp_path)}
-    command = [sys.executable, "-m", "repl_rl.cli", "train", "--out", str(tmp_path / "runs"), "--engine", "transformers"]
+    command = [
+        sys.executable,
+        "-m",
+        "repl_rl.cli",
+        "train",
+        "--out",
+        str(tmp_path / "runs"),
+        "--engine",
+        "transformers",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     error = [line for line in done.stderr.splitlines() if line.startswith("repl-rl: error")]

@@ -25,8 +25,8 @@ class RunFolder:
         if path.exists() and not overwrite:
             raise ConfigError("run folder", str(path), "choose another --name, or --overwrite to replace that run")
         parent = next(p for p in path.resolve().parents if p.exists())
-        if not os.access(parent, os.W_OK):
-            raise ConfigError("run folder", str(path), f"{parent} is not writable; choose another --out")
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise ConfigError("run folder", str(path), f"{parent} is not a writable folder; choose another --out")
         self.path = path
         self.rows: list[Mapping[str, float]] = []
 

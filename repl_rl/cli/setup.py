@@ -34,8 +34,8 @@ class Setup:
     """Prompt template: bare, base, or chat."""
     overshoot: Literal["refuse", "carry"] = "refuse"
     """What to do with a vocabulary whose tokens have text after a newline."""
-    concurrency: int = 64
-    """Rollouts under way at once, >= 1."""
+    concurrency: int = 128
+    """Rollouts under way at once, and consoles kept ready for them, >= 1."""
     seed: int = 0
     """Seeds tasks, rollouts and training, >= 0."""
     rollout: RolloutLimits = field(default_factory=RolloutLimits)
@@ -63,7 +63,7 @@ class Setup:
         """Open engine and sandbox on `stack`. Whatever a person can mend is refused before the slow parts start."""
         sampler = load_sampler(self.sampler)
         renderer = Renderer.from_folder(self.model_folder, self.overshoot)
-        sandbox = await stack.enter_async_context(open_sandbox(self.sandbox, limits=self.limits))
+        sandbox = await stack.enter_async_context(open_sandbox(self.sandbox, limits=self.limits, warm=self.concurrency))
         options = EngineOptions(seed=self.seed, max_sessions=self.concurrency)
         engine = await stack.enter_async_context(open_engine(self.engine, model=self.model_folder, options=options))
         return Rollouts(

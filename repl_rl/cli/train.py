@@ -1,5 +1,6 @@
 """`repl-rl train`: evaluate, train, evaluate again, and say what changed."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from repl_rl.cli.run_folder import Json, RunFolder
 from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
-from repl_rl.report import draw_curves
+from repl_rl.report import describe, draw_curves
 from repl_rl.samplers import RolloutThread
 from repl_rl.tasks import Split, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, train
@@ -82,6 +83,7 @@ class Run:
                 "sandbox": source.rollouts.sandbox.name,
                 "steps": config.trainer.steps,
                 "held_out_tasks": len(self.held_out),
+                "cores": os.cpu_count(),
             }
             try:
                 self._train(source)
@@ -104,8 +106,9 @@ class Run:
         with Progress(self.console, config.trainer.steps) as progress:
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-                self.folder.step(record.step, record.metrics, trajectories)
-                progress.advance(record.metrics)
+                metrics = {**record.metrics, **describe(trajectories)}
+                self.folder.step(record.step, metrics, trajectories)
+                progress.advance(metrics)
 
             final = train(
                 config.model_folder,

@@ -1,0 +1,52 @@
+"""The README: its commands parse, its sampler works, and its figures are those of the published run."""
+
+import asyncio
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import VERBS
+from repl_rl.samplers import load_sampler
+from repl_rl.trajectory import Stop
+from tests.worlds import TASK, world
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_sampler_in_the_readme_is_short_and_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = blocks("python")
+    assert len([line for line in source.splitlines() if line.strip()]) <= 15
+    (tmp_path / "readme_sampler.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    sampler = load_sampler("readme_sampler:ThinkFirst")
+    lines = ["# six times seven\n", "6 * 7\n", "submit_final_answer(42)\n"]
+    t = asyncio.run(world(lines, sampler).collect([TASK]))[0]
+    sys.modules.pop("readme_sampler")
+    assert t.stop is Stop.ANSWERED
+    assert [[reward.value for reward in line.rewards] for line in t.lines] == [[], [0.05], []]
+
+
+def test_every_command_in_the_readme_is_a_verb_or_a_make_target() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands = [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        known = {"make": targets, "repl-rl": VERBS}[words[0]]
+        assert words[1] in known, command
+
+
+def test_the_figures_are_those_of_the_published_run() -> None:
+    namespace: dict[str, object] = {"__file__": str(ROOT / "benchmarks" / "publish.py"), "__name__": "publish"}
+    exec((ROOT / "benchmarks" / "publish.py").read_text(), namespace)
+    block = namespace["block"]
+    assert callable(block)
+    assert block(ROOT / "docs" / "quickstart") in README

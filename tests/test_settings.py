@@ -1,0 +1,65 @@
+"""Settings: every field is documented, and something reads it."""
+
+import ast
+import itertools
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from repl_rl.cli.eval import EvalConfig
+from repl_rl.cli.rollout import RolloutConfig
+from repl_rl.cli.train import TrainConfig
+
+ROOT = Path(__file__).parent.parent / "repl_rl"
+SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py")}
+
+
+def settings(kind: type) -> set[tuple[type, str]]:
+    """(class, field) of a configuration and of the ones inside it."""
+    found: set[tuple[type, str]] = set()
+    for field in fields(kind):
+        hint = get_type_hints(kind)[field.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            found |= settings(hint)
+        else:
+            owner = next(c for c in reversed(kind.__mro__) if field.name in c.__dict__.get("__annotations__", {}))
+            found.add((owner, field.name))
+    return found
+
+
+ALL = sorted(
+    {pair for kind in (TrainConfig, EvalConfig, RolloutConfig) for pair in settings(kind)},
+    key=lambda pair: (pair[0].__name__, pair[1]),
+)
+
+
+def body(owner: type) -> list[ast.stmt]:
+    for text in SOURCES.values():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and node.name == owner.__name__:
+                return node.body
+    raise AssertionError(f"{owner} is not defined in repl_rl")
+
+
+@pytest.mark.parametrize(("owner", "name"), ALL)
+def test_every_setting_is_documented(owner: type, name: str) -> None:
+    statements = body(owner)
+    for statement, following in itertools.pairwise(statements):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if statement.target.id != name:
+                continue
+            assert isinstance(following, ast.Expr), f"{owner.__name__}.{name} has no docstring"
+            assert isinstance(following.value, ast.Constant)
+            return
+    raise AssertionError(f"{owner.__name__}.{name} is the last statement: it has no docstring")
+
+
+@pytest.mark.parametrize(("owner", "name"), ALL)
+def test_every_setting_is_read_by_something(owner: type, name: str) -> None:
+    if owner.__name__ == "RewardTable":
+        return  # read as a table, by the name of a status: tests/test_rewards.py
+    readers = [path for path, text in SOURCES.items() if re.search(rf"\.{name}\b(?!\s*=[^=])", text)]
+    assert readers, f"nothing reads {owner.__name__}.{name}"
