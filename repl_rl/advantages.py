@@ -79,13 +79,14 @@ def outcome(group: GroupRewards) -> Advantages:
 def two_stream(group: GroupRewards, *, line_weight: float = 0.3) -> Advantages:
     """A(i, l) = A_outcome(i) + line_weight * A_line(i, l): outcome and line credit, normalised separately.
 
-    A_line(i, l) = (r(i, l) - mean r) / (std r + EPSILON), mean and deviation over all lines of the group. So a line's
-    reward moves that line's tokens against all the other lines, and not the rollout's other lines with it.
+    A_line(i, l) = (r(i, l) - mean r) / (std r + EPSILON), mean and deviation over all lines of the group, and 0 where
+    r(i, l) = 0: if a line that earned nothing were above the mean of the penalties, every harmless line would pay, and
+    a policy could farm by writing more of them.
     """
     scores_G = _outcome_scores(group)
     lines = iter(_line_scores(group.rewards_G_L))
     return tuple(
-        tuple(score + line_weight * next(lines) for _ in rewards_L)
+        tuple(score + line_weight * bool(reward) * next(lines) for reward in rewards_L)
         for score, rewards_L in zip(scores_G, group.rewards_G_L, strict=True)
     )
 
@@ -183,6 +184,23 @@ def _line_scores(rewards_G_L: Sequence[Sequence[float]]) -> list[float]:
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {
     function.__name__: function for function in (outcome, two_stream, process, return_to_go, state_anchor)
 }
+
+
+def faded(function: Estimator, group: GroupRewards, share: float) -> Advantages:
+    """share * A(with the line rewards) + (1 - share) * A(without them): shaping that can be faded out, share in [0, 1].
+
+    Scaling the rewards would not do: an estimator that normalises them does not notice.
+    """
+    if share >= 1.0:
+        return function(group)
+    blank = tuple((0.0,) * len(rewards_L) for rewards_L in group.rewards_G_L)
+    plain = function(GroupRewards(group.outcomes_G, blank, group.states_G_L))
+    if share <= 0.0:
+        return plain
+    return tuple(
+        tuple(share * a + (1 - share) * b for a, b in zip(with_L, without_L, strict=True))
+        for with_L, without_L in zip(function(group), plain, strict=True)
+    )
 
 
 def estimator(name: str, **options: float | None) -> Estimator:

@@ -1,15 +1,18 @@
 """From a trajectory to one reward a line, in reward units (dimensionless).
 
-A line's reward is what its `LineStatus` is worth in a `RewardTable`, plus what the sampler gave it by name. The
-outcome reward is not part of it: it belongs to the whole rollout and is `Trajectory.outcome`.
+A line's reward is what its `LineStatus` is worth in a `RewardTable`, plus what the sampler gave it by name, plus what a
+user's function says. The outcome reward is not part of it: it belongs to the whole rollout and is `Trajectory.outcome`.
 """
 
 import ast
 import hashlib
+import importlib
 import math
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.trajectory import LineStatus, Trajectory
 
 
@@ -37,6 +40,8 @@ class RewardTable:
     """The cell ran."""
     answered: float = 0.0
     """The cell submitted an answer; whether it is right is the outcome's business."""
+    gated: bool = False
+    """True: rewards above 0, whoever gave them, count only in a rollout whose outcome is at least 1."""
     bound: float = 0.5
     """Largest sum of absolute line rewards that one rollout can have, > 0. Above it, all of them shrink alike."""
 
@@ -59,22 +64,82 @@ NO_SHAPING = RewardTable(syntax_error=0, exception=0, timeout=0, memory_limit=0,
 """Every line is worth nothing: only the outcome counts."""
 
 
-def line_rewards(trajectory: Trajectory, table: RewardTable) -> tuple[float, ...]:
-    """One reward a line, shape (L,): the table's entry plus the rewards that the sampler gave to that line.
+LineReward = Callable[[Trajectory], Sequence[float]]
+"""A user's function: one finite reward a line of the trajectory, in reward units."""
+
+TIME_LIMIT_S = 10.0
+"""Longest that a `LineReward` may take for one trajectory, wall clock."""
+
+
+def line_rewards(trajectory: Trajectory, table: RewardTable, extra: LineReward | None = None) -> tuple[float, ...]:
+    """One reward a line, shape (L,): the table's entry, plus the sampler's rewards for that line, plus `extra`'s.
 
     The sum of their absolute values is at most `table.bound`: if it would be more, all are scaled by one factor,
     so which line earned more stays visible. A rollout that failed on our side earns nothing.
+
+    Raises:
+        UserCodeError: `extra` raised, took too long, or gave other than one finite number a line.
     """
     if not trajectory.trainable:
         return (0.0,) * len(trajectory.lines)
+    more_L = held_to_contract(extra, trajectory) if extra else (0.0,) * len(trajectory.lines)
     rewards_L = [
         (table.of(line.execution.status) if line.execution is not None else 0.0)
         + math.fsum(reward.value for reward in line.rewards)
-        for line in trajectory.lines
+        + more
+        for line, more in zip(trajectory.lines, more_L, strict=True)
     ]
+    if table.gated and (trajectory.outcome or 0.0) < 1.0:
+        rewards_L = [min(reward, 0.0) for reward in rewards_L]
     total = math.fsum(abs(reward) for reward in rewards_L)
     scale = table.bound / total if total > table.bound else 1.0
     return tuple(reward * scale for reward in rewards_L)
+
+
+def line_reward(name: str) -> LineReward:
+    """The function at `module:function`.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        function: LineReward = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError("line_reward", name, f"give module:function; it cannot be imported: {error}") from error
+    return function
+
+
+def held_to_contract(
+    function: LineReward, trajectory: Trajectory, time_limit_s: float = TIME_LIMIT_S
+) -> tuple[float, ...]:
+    """Call a user's reward function; see `line_rewards` for what it raises.
+
+    It runs in a thread of its own, which is abandoned when it takes too long: the run ends then.
+    """
+    name = f"line reward {getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', function)}"
+    got: list[tuple[float, ...]] = []
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            got.append(tuple(float(value) for value in function(trajectory)))
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(time_limit_s)
+    if raised:
+        raise UserCodeError(f"{name} raised {type(raised[0]).__name__}: {raised[0]}") from raised[0]
+    if not got:
+        raise UserCodeError(f"{name} took longer than {time_limit_s:g} s for one trajectory; make it faster")
+    if len(got[0]) != len(trajectory.lines):
+        raise UserCodeError(f"{name} gave {len(got[0])} rewards for {len(trajectory.lines)} lines; give one per line")
+    for value in got[0]:
+        if not math.isfinite(value):
+            raise UserCodeError(f"{name} gave {value!r}; a reward is a finite number")
+    return got[0]
 
 
 def line_states(trajectory: Trajectory) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from repl_rl.advantages import EPSILON, ESTIMATORS, Advantages, GroupRewards, estimator, normalise
+from repl_rl.advantages import EPSILON, ESTIMATORS, Advantages, GroupRewards, estimator, faded, normalise
 from repl_rl.errors import ConfigError, UserCodeError
 
-settings.register_profile("busy", deadline=None)
+settings.register_profile("busy", deadline=None, max_examples=60)
 settings.load_profile("busy")
 
 rewards = st.floats(-2, 2, width=32)
@@ -95,15 +95,48 @@ def test_two_stream_without_line_rewards_is_outcome(group: GroupRewards) -> None
 def test_two_stream_is_the_weighted_sum_of_its_two_streams(group: GroupRewards, weight: float) -> None:
     flat = torch.tensor([r for row in group.rewards_G_L for r in row], dtype=torch.float32)
     line = iter(((flat - flat.mean()) / (flat.std() + EPSILON)).nan_to_num(0.0).tolist() if len(flat) > 1 else [0.0])
-    pairs = zip(estimator("two_stream", line_weight=weight)(group), estimator("outcome")(group), strict=True)
-    for both, plain in pairs:
-        for value, base in zip(both, plain, strict=True):
-            assert value == pytest.approx(base + weight * next(line), rel=1e-3, abs=1e-3)
+    ours, plain = estimator("two_stream", line_weight=weight)(group), estimator("outcome")(group)
+    for both, base, rewards_L in zip(ours, plain, group.rewards_G_L, strict=True):
+        for value, start, reward in zip(both, base, rewards_L, strict=True):
+            credit = next(line)
+            assert value == pytest.approx(start + (weight * credit if reward else 0.0), rel=1e-3, abs=1e-3)
 
 
-def test_in_two_stream_an_error_lowers_its_own_line_below_all_others() -> None:
+def test_in_two_stream_an_error_costs_its_own_line_and_pays_no_other() -> None:
     a = estimator("two_stream")(GroupRewards((1.0, 1.0), ((0.0, -0.1, 0.0), (0.0, 0.0))))
-    assert a[0][1] < 0 < a[0][0] == a[0][2] == a[1][0] == a[1][1]
+    assert a[0][1] < 0
+    assert a[0][0] == a[0][2] == a[1][0] == a[1][1] == 0.0
+
+
+@given(names, st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 4))
+def test_harmless_lines_by_the_dozen_gain_nothing_over_an_honest_rollout_of_equal_outcome(
+    name: str, others: list[float], farmed: int, honest: int
+) -> None:
+    """Prints, empty lines and try/except all run without error: under the default table they earn 0, like any line."""
+    mates = tuple((0.0, -0.1) for _ in others)
+    states = (
+        tuple(f"f{n}" for n in range(farmed)),
+        tuple(f"h{n}" for n in range(honest)),
+        *(("m", "n") for _ in others),
+    )
+    group = GroupRewards((1.0, 1.0, *others), ((0.0,) * farmed, (0.0,) * honest, *mates), states)
+    advantages = estimator(name)(group)
+    if name in ("outcome", "two_stream", "return_to_go"):
+        # No token of a harmless line is worth more in the long rollout than in the short one.
+        assert max(advantages[0]) <= min(advantages[1]) + 1e-6
+    blank = GroupRewards(group.outcomes_G, tuple((0.0,) * len(r) for r in group.rewards_G_L), states)
+    if name == "two_stream":
+        assert advantages[:2] == estimator(name)(blank)[:2], "the errors of others pay neither of them"
+
+
+@given(names, graded, st.floats(0, 1))
+def test_faded_credit_goes_from_shaped_to_plain(name: str, group: GroupRewards, share: float) -> None:
+    blank = GroupRewards(group.outcomes_G, tuple((0.0,) * len(r) for r in group.rewards_G_L), group.states_G_L)
+    function = estimator(name)
+    assert faded(function, group, 1.0) == function(group)
+    assert faded(function, group, 0.0) == function(blank)
+    for mixed, shaped, plain in zip(faded(function, group, share), function(group), function(blank), strict=True):
+        assert mixed == pytest.approx([share * a + (1 - share) * b for a, b in zip(shaped, plain, strict=True)])
 
 
 @given(st.lists(rewards, min_size=2, max_size=9))

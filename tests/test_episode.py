@@ -1,14 +1,16 @@
 """One rollout's record: what is sampled, spliced, rewarded, and how it ends."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.episode import Episode, RolloutLimits
 from repl_rl.errors import ConfigError, InvariantError, SandboxFault, UserCodeError
-from repl_rl.samplers import RolloutSampler, Rollouts
+from repl_rl.samplers import Rollouts, RolloutSampler
+from repl_rl.sandbox.base import PushResult
 from repl_rl.trajectory import LineEnd, LineStatus, Observed, Sampled, Stop, Trajectory
 from tests.worlds import RENDERER, TASK, world
 
@@ -137,6 +139,38 @@ def test_a_sandbox_fault_is_recorded_never_rewarded_and_never_trained() -> None:
     assert t.failure.message == "no kernel came up"
     assert t.outcome is None
     assert not t.trainable
+
+
+class Faulting:
+    """A sandbox whose console fails on our side at the second line."""
+
+    name = "faulting"
+    python_version = (3, 11, 0)
+
+    def __init__(self) -> None:
+        self.pushed = 0
+        self.ended = False
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator["Faulting"]:
+        yield self
+
+    async def push(self, line: str) -> PushResult:
+        self.pushed += 1
+        self.ended = self.pushed == 2
+        status = LineStatus.SANDBOX_FAULT if self.ended else LineStatus.OK
+        return PushResult("the kernel died" if self.ended else "", False, status, None, 0.0)
+
+
+def test_i11_our_failure_is_never_rendered_as_program_output() -> None:
+    rollouts = world(["x = 1\n", "x\n", "x\n"])
+    object.__setattr__(rollouts, "sandbox", Faulting())
+    t = play(rollouts)
+    assert t.stop is Stop.FAULT
+    assert t.failure is not None
+    assert t.failure.message == "the kernel died"
+    assert "the kernel died" not in shown(t)
+    assert statuses(t) == [LineStatus.OK, LineStatus.SANDBOX_FAULT]
 
 
 class Scripted(RolloutSampler):

@@ -104,12 +104,12 @@ def test_a_chat_prompt_is_the_template_and_then_the_banner_as_the_beginning_of_t
 
 
 def test_a_chat_prompt_without_a_template_is_refused() -> None:
-    with pytest.raises(ConfigError, match="chat template of .* --prompt base"):
+    with pytest.raises(ConfigError, match=r"chat template of .* --prompt base"):
         RENDERERS["merged"].prompt("q", "chat")
 
 
 def test_an_unknown_template_is_named() -> None:
-    with pytest.raises(ConfigError, match="prompts/nope.txt"):
+    with pytest.raises(ConfigError, match=r"prompts/nope\.txt"):
         RENDERERS["merged"].prompt("q", "nope")
 
 

@@ -1,13 +1,15 @@
 """Line rewards: the table, the named extras, and the bound that nothing escapes."""
 
 import math
+import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.errors import ConfigError
-from repl_rl.rewards import NO_SHAPING, RewardTable, line_rewards, line_states
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.rewards import NO_SHAPING, RewardTable, held_to_contract, line_reward, line_rewards, line_states
 from repl_rl.trajectory import (
     Execution,
     Failure,
@@ -43,7 +45,7 @@ def test_each_line_earns_what_the_table_says_of_its_own_status() -> None:
 
 
 def test_every_status_has_an_entry_except_our_own_faults() -> None:
-    entries = set(RewardTable.__slots__) - {"bound"}
+    entries = set(RewardTable.__slots__) - {"bound", "gated"}
     assert entries == {status.value for status in LineStatus} - {"sandbox_fault"}
 
 
@@ -111,3 +113,68 @@ def test_a_line_inside_a_cell_starts_from_the_open_cell() -> None:
 def test_any_text_has_a_state(cells: list[tuple[str, LineStatus]]) -> None:
     t = rollout(*(written(text + "\n", status) for text, status in cells))
     assert len(line_states(t)) == len(t.lines)
+
+
+def by_length(t: Trajectory) -> list[float]:
+    return [0.01 * len(line.text) for line in t.lines]
+
+
+def raises(t: Trajectory) -> list[float]:
+    raise ZeroDivisionError("no lines")
+
+
+def lies(t: Trajectory) -> list[float]:
+    return [0.1] * (len(t.lines) + 1)
+
+
+def not_a_number(t: Trajectory) -> list[float]:
+    return [math.nan] * len(t.lines)
+
+
+def not_numbers(t: Trajectory) -> list[str]:
+    return ["good"] * len(t.lines)
+
+
+def test_a_function_of_the_user_adds_to_each_line() -> None:
+    t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
+    assert line_rewards(t, RewardTable(), line_reward(f"{__name__}:by_length")) == pytest.approx((0.02, -0.08))
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("raises", "raises raised ZeroDivisionError: no lines"),
+    ("lies", "lies gave 3 rewards for 2 lines"),
+    ("not_a_number", "not_a_number gave nan"),
+    ("not_numbers", "not_numbers raised ValueError"),
+])  # fmt: skip
+def test_a_reward_function_that_breaks_its_contract_is_named(name: str, message: str) -> None:
+    t = rollout(ran(LineStatus.OK), ran(LineStatus.OK))
+    with pytest.raises(UserCodeError, match=message):
+        line_rewards(t, RewardTable(), line_reward(f"{__name__}:{name}"))
+
+
+def test_a_reward_function_that_hangs_is_named() -> None:
+    release = threading.Event()
+
+    def hangs(t: Trajectory) -> list[float]:
+        release.wait()
+        return []
+
+    try:
+        with pytest.raises(UserCodeError, match=r"hangs took longer than 0.05 s"):
+            held_to_contract(hangs, rollout(ran(LineStatus.OK)), time_limit_s=0.05)
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize("name", ["nowhere:f", f"{__name__}:nothing", "bare"])
+def test_a_reward_function_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        line_reward(name)
+
+
+def test_gated_rewards_pay_nobody_who_did_not_solve() -> None:
+    table = RewardTable(ok=0.1, gated=True)
+    lines = (ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
+    assert line_rewards(replace(rollout(*lines), outcome=1.0), table) == (0.1, -0.1)
+    assert line_rewards(replace(rollout(*lines), outcome=0.0), table) == (0.0, -0.1)
+    assert line_rewards(rollout(*lines), table) == (0.0, -0.1)

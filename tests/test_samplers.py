@@ -9,7 +9,7 @@ import pytest
 from repl_rl.engine import ScriptedEngine
 from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, EngineDied, UserCodeError
-from repl_rl.samplers import ReplSampler, RolloutSampler, Rollouts, RolloutThread, load_sampler
+from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler, RolloutThread, load_sampler
 from repl_rl.tasks import Task
 from repl_rl.trajectory import Trajectory
 from tests.worlds import RENDERER, TASK, world

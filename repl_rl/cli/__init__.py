@@ -12,6 +12,8 @@ VERBS = {
     "train": "train a policy with line rewards, and evaluate it before and after",
     "eval": "evaluate a policy on held-out tasks",
     "rollout": "print rollouts of a policy as console transcripts",
+    "sandbox": "check a sandbox against its promises, or build the docker image",
+    "bench": "measure our console and our update against the usual ones",
     "doctor": "say what works on this machine and what does not",
 }
 """Each verb is a module of this package with a `main(argv) -> exit code`; it is imported only when it is called."""

@@ -43,6 +43,8 @@ class TrainConfig(Setup):
         for name in ("train_tasks", "eval_tasks"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "give at least 1")
+        if self.trainer.seed:
+            raise ConfigError("trainer.seed", self.trainer.seed, "it has no effect here; give --seed, which seeds all")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,6 +82,7 @@ class Run:
             self.summary = {
                 "status": "running",
                 "engine": engine.name,
+                "engine_fallback": engine.fallback_reason,
                 "sandbox": source.rollouts.sandbox.name,
                 "steps": config.trainer.steps,
                 "held_out_tasks": len(self.held_out),

@@ -53,7 +53,7 @@ class Sampling:
 
     temperature: float = 1.0
     seed: int | None = None
-    """Seeds this session's draws where the engine can; None: the engine's own random stream."""
+    """Seeds this session's draws if the engine `seeds_sessions`; None: the engine's own random stream."""
 
 
 class EngineSession(Protocol):
@@ -84,6 +84,10 @@ class Engine(Protocol):
     """Optimizer steps behind the loaded weights."""
     context_tokens: int
     """Longest sequence, prompt included."""
+    fallback_reason: str | None
+    """Why it is driven in a slower way than asked for; None: it is not."""
+    seeds_sessions: bool
+    """True when `Sampling.seed` alone decides what a session draws."""
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         """Open a session that starts from `prompt_ids` (at least one id)."""

@@ -8,8 +8,15 @@ from repl_rl.engine.options import EngineOptions
 
 
 def log_level(options: EngineOptions) -> Mapping[str, str]:
-    """What vLLM reads once, when it is imported."""
-    return {"VLLM_LOGGING_LEVEL": "INFO" if options.verbose else "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    """What vLLM and torch read when they are imported."""
+    if options.verbose:
+        return {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_NO_USAGE_STATS": "1"}
+    return {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+    }
 
 
 @contextmanager

@@ -83,6 +83,8 @@ class ScriptedEngine:
     policy: Policy | None = None
     policy_step: int = 0
     name: str = field(default="scripted", init=False)
+    seeds_sessions: bool = field(default=True, init=False)
+    fallback_reason: str | None = field(default=None, init=False)
     open_sessions: int = field(default=0, init=False)
     loaded: list[Path] = field(default_factory=list, init=False)
     """Folders given to `load_weights`, in order."""

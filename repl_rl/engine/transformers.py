@@ -52,6 +52,8 @@ class TransformersEngine:
     """A model in this process. Open it with `open_engine("transformers", model=folder)`."""
 
     name = "transformers"
+    seeds_sessions = True
+    fallback_reason: str | None = None
 
     def __init__(self, decoder: Decoder, context_tokens: int, max_sessions: int) -> None:
         self.context_tokens = context_tokens

@@ -18,7 +18,7 @@ from repl_rl.engine.checkpoint import checkpoint_shapes, refuse_other
 from repl_rl.engine.limits import first_ids
 from repl_rl.engine.options import Drive, EngineOptions, read_model_folder
 from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
-from repl_rl.engine.vllm_setup import start
+from repl_rl.engine.vllm_setup import start, stop
 from repl_rl.errors import ConfigError, EngineDied, EngineError
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ class VllmEngine:
     """A running vLLM. Open it with `open_engine("vllm", model=folder)`."""
 
     name = "vllm"
+    seeds_sessions = False
+    """vLLM's seeded requests kill its process on CPU when a prefill is split, and cost a generator each."""
 
     def __init__(self, llm: AsyncLLM, folder: Path, context_tokens: int, options: EngineOptions) -> None:
         self.context_tokens = context_tokens
@@ -54,7 +56,7 @@ class VllmEngine:
         return self._shared.drive
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
-        """See `Engine.session`."""
+        """See `Engine.session`. `sampling.seed` has no effect."""
         return self._session(first_ids(prompt_ids), sampling)
 
     @asynccontextmanager
@@ -152,4 +154,4 @@ async def open_vllm(folder: Path, options: EngineOptions) -> AsyncIterator[VllmE
         await engine.probe()
         yield engine
     finally:
-        await asyncio.shield(asyncio.to_thread(llm.shutdown))
+        await stop(llm)

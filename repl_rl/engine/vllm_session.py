@@ -35,7 +35,6 @@ class Ask:
     most: int
     stop_ids: frozenset[int]
     temperature: float
-    seed: int | None
     interval: int
 
 
@@ -55,7 +54,6 @@ class Parameters:
                 max_tokens=ask.most,
                 stop_token_ids=sorted(ask.stop_ids),
                 temperature=ask.temperature,
-                seed=ask.seed,
                 stream_interval=ask.interval,
                 logprobs=0,  # of the sampled id, no others
                 flat_logprobs=True,
@@ -141,7 +139,7 @@ class VllmSession:
             raise EngineError("the session is closed, or its last call failed; open a new one")
         most = room(len(self.ids), observed, max_tokens, self._shared.context_tokens)
         streamed = watch is None and self._shared.drive is Drive.SESSION
-        ask = Ask(most, stop_ids, self._sampling.temperature, self._seed(), WHOLE_CHUNKS if watch is None else 1)
+        ask = Ask(most, stop_ids, self._sampling.temperature, WHOLE_CHUNKS if watch is None else 1)
         draft = Draft(most, stop_ids, watch)
         last = self.ids[-1:]
         self.ids.extend(observed)
@@ -197,8 +195,3 @@ class VllmSession:
     def _next_name(self) -> str:
         self._requests += 1
         return f"{self._name}.{self._requests}"
-
-    def _seed(self) -> int | None:
-        # vLLM seeds a request, not a session: a second request must not repeat the draws of the first
-        seed = self._sampling.seed
-        return None if seed is None else (seed * 1_000_003 + self._requests) % (1 << 63)

@@ -1,5 +1,6 @@
 """How vLLM is started and stopped: the environment of its process, its arguments, and a quiet end."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -51,6 +52,7 @@ def start(folder: Path, facts: ModelFacts, options: EngineOptions) -> AsyncLLM:
         logprobs_mode="raw_logprobs",
         disable_log_stats=True,
         enforce_eager=on_cpu,
+        use_tqdm_on_load=options.verbose,
         generation_config="vllm",
         worker_extension_cls="repl_rl.engine.vllm_worker.PolicyWorker",
         kv_cache_memory_bytes=None if gib is None else gib << 30,
@@ -61,3 +63,16 @@ def start(folder: Path, facts: ModelFacts, options: EngineOptions) -> AsyncLLM:
     logging.getLogger("vllm").setLevel(log_level(options)["VLLM_LOGGING_LEVEL"])
     with environment(core_environment(options)):
         return AsyncLLM.from_engine_args(arguments)
+
+
+async def stop(llm: AsyncLLM) -> None:
+    """End vLLM's process and wait until it is gone; a cancellation does not stop that half-way."""
+    if llm.output_handler is not None:
+        llm.output_handler.cancel()  # it would take the end of the process for a crash and log that
+    await asyncio.shield(asyncio.to_thread(llm.shutdown))
+    # vLLM shuts down once more when the object is collected, which fails noisily at the interpreter's end
+    llm.shutdown = _nothing
+
+
+def _nothing(timeout: float | None = None) -> None:
+    pass

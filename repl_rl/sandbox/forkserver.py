@@ -67,6 +67,7 @@ class ForkServer:
         self._line = line
         self._running = running
         self._launch = launch
+        self._broken = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = 8192
         self.python_version = (0, 0, 0)
@@ -102,7 +103,7 @@ class ForkServer:
     @property
     def alive(self) -> bool:
         """False once the process has ended."""
-        return self._running.alive
+        return self._running.alive and not self._broken
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
         """A fresh console, ready for its first line.
@@ -126,6 +127,7 @@ class ForkServer:
             link.close()
             raise SandboxFault(f"a console was not ready after {_READY_TIMEOUT_S:g} s") from None
         except OSError as error:
+            self._broken = True
             link.close()
             raise SandboxFault(f"the fork server is gone: {error}") from error
         except BaseException:

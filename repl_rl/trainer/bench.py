@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 from typing import Literal
 
@@ -96,9 +97,10 @@ def write(rows: Sequence[dict[str, float | str]], path: Path) -> None:
 
 
 def _apart(case: Case, side: Side, repeats: int) -> tuple[Cost, Tensor]:
-    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
-    near, far = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(case, side, repeats, far))
+    # A forked process finds everything imported; CUDA does not survive a fork.
+    start = SpawnProcess if torch.cuda.is_available() else ForkProcess
+    near, far = multiprocessing.Pipe(duplex=False)
+    process = start(target=_report, args=(case, side, repeats, far))
     process.start()
     far.close()
     try:
@@ -155,9 +157,6 @@ class _Replay:
     def load_weights(self, folder: Path, policy_step: int) -> None:
         pass
 
-    def sync_weights(self) -> None:
-        pass
-
 
 def _config(rollouts: Sequence[Trajectory]) -> TrainerConfig:
     # Random weights and made-up log probabilities disagree, so the check of the sync is set wide.
@@ -176,7 +175,7 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) 
         tolerance=config.tolerance,
         weights=folder,
     )
-    trainer.vllm_generation = _Replay(rollouts)
+    trainer._last_loaded_step = 0  # the weights need not travel
     trainer.model_wrapped.train()
     return trainer
 
@@ -194,7 +193,7 @@ def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -
         # TRL takes the mask out of what it is given.
         rollout_func=lambda prompts, _: {**ids, "env_mask": rows.mask},
     )
-    trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, _Replay(rollouts), -1
+    trainer.use_vllm, trainer._last_loaded_step = True, 0  # corrected for the sampler, without an engine to sync
     trainer.model.train()
     return trainer
 

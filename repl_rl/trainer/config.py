@@ -17,6 +17,8 @@ with warnings.catch_warnings():
 
 __all__ = ["GRPOConfig", "GRPOTrainer", "TrainerConfig", "refuse_unfit"]
 
+Importance = Literal["token_truncate", "token_mask", "line_truncate", "line_mask", "sequence_truncate", "sequence_mask"]
+
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 """TRL losses that survive advantages of shape (B, T). `luspo` and `vespo` weigh whole sequences, so they do not."""
 
@@ -25,7 +27,7 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 class TrainerConfig:
     """Settings of the update. Rollouts are always sampled at temperature 1."""
 
-    steps: int = 60
+    steps: int = 80
     """Optimizer steps, >= 1."""
     prompts_per_step: int = 16
     """Tasks in a step, >= 1, over all processes."""
@@ -45,11 +47,12 @@ class TrainerConfig:
     """The ratio to the sampling policy is clipped below 1 - clip_low; in (0, 1)."""
     clip_high: float = 0.28
     """The ratio to the sampling policy is clipped above 1 + clip_high; > 0."""
-    importance: Literal["token_truncate", "token_mask"] = "token_truncate"
-    """What happens to a token whose ratio of trainer to sampler exceeds `importance_cap`: cut to it, or masked."""
+    importance: Importance = "token_truncate"
+    """Whose ratio of trainer to sampler corrects the loss (a token's, or the geometric mean of a line's or a whole
+    sequence's tokens), and what happens above `importance_cap`: it is cut to it, or its tokens are masked."""
     importance_cap: float = 2.0
-    """Largest ratio of trainer to sampler that a token keeps, >= 1."""
-    estimator: str = "outcome"
+    """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
+    estimator: str = "two_stream"
     """Line rewards to advantages: a name of `repl_rl.advantages`, or module:function."""
     line_weight: float | None = None
     """Weight of line credit beside the outcome, >= 0; None: the estimator's default."""
@@ -57,6 +60,10 @@ class TrainerConfig:
     """Worth of a reward one line later, in (0, 1]; None: the estimator's default."""
     rewards: RewardTable = field(default_factory=RewardTable)
     """What a line earns for each status."""
+    line_reward: str = ""
+    """A function of yours, module:function, from a trajectory to one more reward a line; empty: none."""
+    fade_steps: int = 0
+    """Steps over which line rewards fade to nothing, >= 0; 0: they stay."""
     logprob_tolerance: float | None = None
     """Largest gap of one log probability between sampler and trainer, nats, > 0; None: 1e-3 in float32, 1.0 in
     bfloat16, whose own rounding moves single tokens by tenths of a nat."""
@@ -72,7 +79,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         at_least = {
             "steps": 1, "prompts_per_step": 1, "micro_batch": 0, "warmup_steps": 0, "save_every": 0, "seed": 0,
-            "importance_cap": 1.0,
+            "fade_steps": 0, "importance_cap": 1.0,
         }  # fmt: skip
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
@@ -89,6 +96,12 @@ class TrainerConfig:
             raise ConfigError("line_weight", self.line_weight, "it must be at least 0")
         if self.discount is not None and not 0 < self.discount <= 1:
             raise ConfigError("discount", self.discount, "it must be above 0 and at most 1")
+        unused = {"line_reward": self.line_reward, "fade_steps": self.fade_steps}
+        for name, value in unused.items():
+            if value and self.estimator == "outcome":
+                raise ConfigError(
+                    f"{name} with estimator 'outcome'", value, "that one ignores line rewards; leave it out"
+                )
         if self.logprob_tolerance is not None and not self.logprob_tolerance > 0:
             raise ConfigError("logprob_tolerance", self.logprob_tolerance, "give nats above 0")
 
@@ -127,7 +140,7 @@ class TrainerConfig:
             epsilon_high=self.clip_high,
             beta=0.0,
             temperature=1.0,
-            vllm_importance_sampling_mode=self.importance,
+            vllm_importance_sampling_mode=self.importance if self.importance.startswith("token") else "token_truncate",
             vllm_importance_sampling_clip_max=self.importance_cap,
             bf16=self.dtype == "bfloat16",
             gradient_checkpointing=False,

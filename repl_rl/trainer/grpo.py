@@ -6,11 +6,10 @@ What is TRL's stays TRL's: the loop, the loss, the importance-sampling correctio
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,23 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from repl_rl.batch import columns, line_numbers, widen
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
-from repl_rl.trainer.credit import Credit, Earned, earned_by, group_advantages
+from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
+from repl_rl.trainer.credit import Credit, Earned, earned_by, group_advantages, shaping_metrics
 from repl_rl.trainer.scoring import Scores, install, score_rows
 from repl_rl.trainer.source import RolloutSource, save_weights
 from repl_rl.trajectory import Stop, Trajectory
 
 CUT = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_CLOCK})
 """Stops that a budget decided, not the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """How far the sampler's log probabilities are from the trainer's, over the sampled tokens of a step, nats."""
-
-    mean: float
-    max: float
-    kept: float
-    """Share of the tokens whose importance ratio was left as it is."""
 
 
 class Sync:
@@ -48,14 +38,15 @@ class Sync:
         """Wall clock of all syncs so far."""
 
     def sync_weights(self) -> None:
-        """Hand the current weights to the rollout source."""
+        """Hand the current weights to the rollout source; on every process, from the main process's folder."""
         start = time.perf_counter()
         accelerator = self.trainer.accelerator
-        state = accelerator.get_state_dict(self.trainer.model)
+        state = accelerator.get_state_dict(self.trainer.model_wrapped)
         if accelerator.is_main_process:
             save_weights(state, self.folder)
-        accelerator.wait_for_everyone()
-        self.source.load_weights(self.folder, self.trainer.state.global_step)
+        # Also the barrier that keeps the others from reading before it is written.
+        (folder,) = broadcast_object_list([str(self.folder)])
+        self.source.load_weights(Path(folder), self.trainer.state.global_step)
         self.elapsed_s += time.perf_counter() - start
 
 
@@ -63,8 +54,9 @@ class ReplGRPOTrainer(GRPOTrainer):
     """GRPO on trajectories of a live console.
 
     The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them. `weights` is an existing
-    folder, the same one on every process, through which weights travel to `source`. With `fast`, log probabilities
-    come from `scoring` (equal to TRL's up to rounding); without, from TRL's own pass (equal bit for bit).
+    folder through which weights travel to `source`, on every process from the main one's. With `fast`, log
+    probabilities come from `scoring` (equal to TRL's up to rounding); without, from TRL's own pass (equal bit for bit).
+    `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`.
 
     Raises:
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, or there are fewer
@@ -82,6 +74,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         tolerance: float,
         weights: Path,
         fast: bool = True,
+        importance: str = "token_truncate",
     ) -> None:
         refuse_unfit(args, fast)
         needed = args.generation_batch_size // args.num_generations
@@ -101,6 +94,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         self.credit = credit
         self.tolerance = tolerance
         self.fast = fast
+        self.importance = importance
         if fast:
             install(self.accelerator.unwrap_model(self.model))
         # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.
@@ -109,9 +103,11 @@ class ReplGRPOTrainer(GRPOTrainer):
         self._last_loaded_step = -1
         self.trajectories: tuple[Trajectory, ...] = ()
         """The rollouts of this process in the step at hand."""
-        self.gap = Gap(0.0, 0.0, 1.0)
+        self.gap = Gap(0.0, 0.0, 0.0, 1.0, 1.0)
         self.rollout_s = 0.0
         """Wall clock of all rollouts so far."""
+        self.shaping: dict[str, float] = {}
+        """How line rewards stand to outcomes in the step at hand, over all processes."""
         self._advantages = torch.zeros(0, 0)
         self._scores = Scores(torch.zeros(0, 0), torch.zeros(0, 0))
         self._rows: Tensor | None = None
@@ -142,10 +138,12 @@ class ReplGRPOTrainer(GRPOTrainer):
 
         TRL spreads a group over processes, so what each rollout earned is gathered before any baseline is formed.
         """
-        earned: list[Earned] = gather_object([earned_by(t, self.credit.table) for t in self.trajectories])
+        earned: list[Earned] = gather_object([earned_by(t, self.credit) for t in self.trajectories])
         rows: list[tuple[float, ...]] = []
         for start in range(0, len(earned), self.num_generations):
-            rows.extend(group_advantages(earned[start : start + self.num_generations], self.credit.estimator))
+            members = earned[start : start + self.num_generations]
+            rows.extend(group_advantages(members, self.credit, self.state.global_step))
+        self.shaping = shaping_metrics(earned)
         first = self.accelerator.process_index * len(self.trajectories)
         mine = rows[first : first + len(self.trajectories)]
         values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, self.trajectories, strict=True)]
@@ -170,7 +168,7 @@ class ReplGRPOTrainer(GRPOTrainer):
             WeightSyncError: the sampler's log probabilities are not the trainer's.
         """
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
-        self.gap = self._measure_gap(batch)
+        self._correct(batch)
         if not self.gap.max <= self.tolerance:
             raise WeightSyncError(
                 f"policy step {self.state.global_step}: a sampled log probability is {self.gap.max:.3g} nats from the "
@@ -181,17 +179,15 @@ class ReplGRPOTrainer(GRPOTrainer):
         batch["rows"] = torch.arange(len(self.trajectories), device=self._advantages.device)
         return batch
 
-    def _measure_gap(self, batch: dict[str, Tensor]) -> Gap:
-        mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
-        diff = (batch["old_per_token_logps"].float() - batch["sampling_per_token_logps"])[mask]
-        low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
-        ratio = diff.exp()
-        kept = (ratio >= (low if low is not None else 0.0)) & (ratio <= (high if high is not None else torch.inf))
-        most = diff.abs().max() if len(diff) else diff.sum()
-        local = torch.stack([diff.new_tensor(len(diff)), diff.abs().sum(), most, kept.float().sum()])
-        counts, sums, mosts, kepts = self.accelerator.gather(local).view(-1, 4).unbind(1)
-        tokens = counts.sum().clamp(min=1)
-        return Gap((sums.sum() / tokens).item(), mosts.max().item(), (kepts.sum() / tokens).item())
+    def _correct(self, batch: dict[str, Tensor]) -> None:
+        """Measure the gap, and put ratios of lines or sequences in the place of TRL's ratios of tokens if asked to."""
+        lines = line_numbers(self.trajectories, batch["completion_ids"].size(1)).to(batch["completion_ids"].device)
+        delta = (batch["old_per_token_logps"].float() - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
+        level, _, how = self.importance.partition("_")
+        raw = raw_ratios(delta, lines, level)
+        if level != "token":
+            batch["importance_sampling_ratio"] = cut(raw, how, self.vllm_importance_sampling_clip_max)
+        self.gap = measure(delta, lines, raw, batch["importance_sampling_ratio"], self.accelerator)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """As TRL's; while it runs, `_rows` says which rows of the step it is about."""

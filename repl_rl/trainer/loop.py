@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from accelerate.utils import gather_object
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -21,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from repl_rl.advantages import estimator
 from repl_rl.errors import ConfigError
+from repl_rl.rewards import line_reward
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.credit import Credit
 from repl_rl.trainer.grpo import ReplGRPOTrainer
@@ -48,7 +50,10 @@ def train(
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
     credit = Credit(
-        estimator(config.estimator, line_weight=config.line_weight, discount=config.discount), config.rewards
+        estimator(config.estimator, line_weight=config.line_weight, discount=config.discount),
+        config.rewards,
+        line_reward(config.line_reward) if config.line_reward else None,
+        config.fade_steps,
     )
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
@@ -65,6 +70,7 @@ def train(
             tolerance=config.tolerance,
             weights=weights,
             fast=config.fast,
+            importance=config.importance,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Reporter(trainer, on_step))
@@ -115,6 +121,8 @@ class Reporter(TrainerCallback):
         if logs is None or "loss" not in logs:
             return
         wall_s, rollout_s, sync_s = (now - then for now, then in zip(self._clocks(), self._mark, strict=True))
+        # Each process has its part of the step; the record tells of the whole.
+        trajectories: list[Trajectory] = gather_object(list(self.trainer.trajectories))
         gap = self.trainer.gap
         metrics = {
             "loss": logs["loss"],
@@ -125,13 +133,17 @@ class Reporter(TrainerCallback):
             "zero_variance_groups": logs["frac_reward_zero_std"],
             "logprob_gap_mean": gap.mean,
             "logprob_gap_max": gap.max,
+            "logprob_gap_after_observation": gap.after_observation,
+            "importance_ratio": gap.ratio,
             "importance_kept": gap.kept,
             "rollout_s": rollout_s,
             "sync_s": sync_s,
             "update_s": wall_s - rollout_s - sync_s,
-            **rollout_metrics(self.trainer.trajectories),
+            **self.trainer.shaping,
+            **rollout_metrics(trajectories),
         }
-        self.on_step(StepRecord(state.global_step, metrics), self.trainer.trajectories)
+        if state.is_world_process_zero:
+            self.on_step(StepRecord(state.global_step, metrics), trajectories)
         # What the caller does with the record is not the next step's time.
         self._mark = self._clocks()
 

@@ -41,7 +41,7 @@ class StepRecord:
 
 
 OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]
-"""Called after each optimizer step with its record and the trajectories that it learned from."""
+"""Called after each optimizer step, on the main process, with its record and the trajectories of all processes."""
 
 
 @contextmanager

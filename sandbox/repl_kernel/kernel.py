@@ -7,6 +7,7 @@ Jupyter protocol is routed to the handlers of the base class, so any Jupyter cli
 import logging
 import os
 import platform
+import signal
 from collections.abc import Coroutine
 
 import traitlets
@@ -86,6 +87,7 @@ class ReplKernel(Kernel):
         for socket in filter(None, (shell, self.control_stream)):
             poller.register(socket, zmq.POLLIN)
         getpid, leave, interrupt = os.getpid, os._exit, KeyboardInterrupt
+        kill, sigkill = os.kill, signal.SIGKILL
         while self._alive:
             request = None
             try:
@@ -110,7 +112,10 @@ class ReplKernel(Kernel):
                     leave(1)
                 console.say_only(error)
             if request is not None:
-                self._answer(request, more)
+                try:
+                    self._answer(request, more)
+                except Exception:  # the program broke what a reply needs: closed descriptors, emptied builtins
+                    kill(pid, sigkill)
 
     def _next_request(self, poller: zmq.Poller) -> LineRequest | None:
         """The next line to run; None after any other message has been handled."""

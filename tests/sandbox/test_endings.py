@@ -35,7 +35,7 @@ def _left_behind() -> dict[str, object]:
     sockets = Path("/proc/net/unix").read_text().count(tempfile.gettempdir())
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "shared memory": sorted(os.listdir("/dev/shm")),
+        "shared memory": [name for name in os.listdir("/dev/shm") if name == "left" or name.startswith("repl-rl-")],
         "temporary files": sorted(os.listdir(tempfile.gettempdir())),
         "sockets": sockets,
         "processes": sorted(_descendants()),

@@ -55,8 +55,9 @@ async def _sibling(sandbox: Sandbox, stop: asyncio.Event) -> list[str]:
     return problems
 
 
-def _host() -> tuple[frozenset[str], int]:
-    return frozenset(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+def _host() -> tuple[bool, int]:
+    """What an escape would change: the file that one attack writes to /dev/shm, and this process's descriptors."""
+    return os.path.exists("/dev/shm/x"), len(os.listdir("/proc/self/fd"))
 
 
 def test_the_corpus_is_large() -> None:

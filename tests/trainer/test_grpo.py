@@ -66,6 +66,7 @@ def make(
         tolerance=config.tolerance,
         weights=weights,
         fast=config.fast,
+        importance=config.importance,
     )
 
 
@@ -135,13 +136,13 @@ def test_when_sampler_and_trainer_agree_it_equals_trl_without_any_correction(tmp
     source = SampledSource(copy.deepcopy(start))
     trainer = make(copy.deepcopy(start), source, config, tmp_path / "first")
     exact: list[Tensor] = []
-    measure = trainer._measure_gap
+    correct = trainer._correct
 
-    def recording(batch: dict[str, Tensor]) -> object:
+    def recording(batch: dict[str, Tensor]) -> None:
         exact.append(batch["old_per_token_logps"])
-        return measure(batch)
+        correct(batch)
 
-    trainer._measure_gap = recording
+    trainer._correct = recording
     run(trainer)
     agreed = [with_logprobs(t, row.tolist()) for t, row in zip(source.steps[0], exact[0], strict=True)]
     mine = run(make(copy.deepcopy(start), ReplayedSource([agreed]), config, tmp_path / "ours"))
@@ -341,5 +342,27 @@ def test_changing_one_lines_reward_changes_the_gradient_of_that_line(tmp_path: P
     changed = advantages(-0.4, "two_stream") - advantages(0.0, "two_stream")
     assert (changed[0, :3] < -0.1).all(), "the line that raised"
     assert (changed[:, 3] == 0).all(), "what the console printed"
-    assert (changed[0, 4:] > 0).all()
-    assert math.isclose(changed[1, 0].item(), changed[0, 4].item())
+    assert (changed[0, 4:] == 0).all(), "its other line"
+    assert (changed[1] == 0).all(), "the other rollout"
+
+
+@pytest.mark.parametrize("level", ["line", "sequence"])
+def test_a_correction_by_line_or_sequence_reaches_the_loss(level: str, tmp_path: Path) -> None:
+    start = tiny_model()
+    prompt = prompt_of("task 0")
+    batch = []
+    for number in range(2):
+        skeleton = [((9 + number, 5, 2), (7,)), ((12, 2), None)]
+        logprobs = logprobs_of(start, prompt, skeleton)
+        # The sampler claims the first line's tokens half and twice as likely: nothing by line, a lot by token.
+        logprobs[0] -= math.log(2)
+        logprobs[1] = min(logprobs[1] + math.log(2), -1e-3)
+        batch.append(trajectory_of(prompt, skeleton, logprobs, number))
+    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=2, logprob_tolerance=9.0, importance_cap=8.0)
+    ratios = {}
+    for importance in ("token_truncate", f"{level}_truncate"):
+        trainer = make(copy.deepcopy(start), ReplayedSource([batch]), replace(config, importance=importance), tmp_path)
+        trainer.model.train()
+        ratios[importance] = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
+    assert ratios["token_truncate"][:, 0].tolist() == pytest.approx([2.0, 2.0], rel=1e-3)
+    assert ratios[f"{level}_truncate"][:, :3].tolist() == [pytest.approx([1.0] * 3, rel=1e-3)] * 2

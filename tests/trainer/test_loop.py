@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from repl_rl.advantages import estimator
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import Credit, StepRecord, TrainerConfig, train
 from repl_rl.trainer.source import save_weights, weights_folder
 from repl_rl.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
@@ -106,6 +107,9 @@ def test_tied_weights_are_written_once_under_their_first_name(tmp_path: Path) ->
     ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
     ({"logprob_tolerance": 0.0}, "logprob_tolerance is 0.0"),
     ({"importance_cap": 0.5}, "importance_cap is 0.5"),
+    ({"line_reward": "a:b"}, "line_reward with estimator 'outcome' is 'a:b'"),
+    ({"fade_steps": 9}, "fade_steps with estimator 'outcome' is 9"),
+    ({"estimator": "process", "discount": 1.5}, "discount is 1.5"),
 ])  # fmt: skip
 def test_a_setting_out_of_range_is_refused_with_its_name_and_value(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -115,6 +119,7 @@ def test_a_setting_out_of_range_is_refused_with_its_name_and_value(change: dict[
 @pytest.mark.parametrize(("config", "message"), [
     (replace(SMALL, estimator="nonsense"), "estimator is 'nonsense'"),
     (replace(SMALL, line_weight=0.5), "line_weight with estimator 'outcome'"),
+    (replace(SMALL, estimator="two_stream", line_reward="nowhere:f"), "line_reward is 'nowhere:f'"),
     (replace(SMALL, micro_batch=4), "micro_batch is 4; it must divide"),
     (replace(SMALL, prompts_per_step=7), "tasks is 6; a step takes 7"),
 ])  # fmt: skip
@@ -132,6 +137,24 @@ def test_a_missing_or_empty_model_folder_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ConfigError, match=f"model folder is '{folder}'"):
             train(folder, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), SMALL, tmp_path / "out", ignore)
+
+
+def shaping(t: Trajectory) -> list[float]:
+    return [0.1 * (line.token_ids[0] % 2) for line in t.lines]
+
+
+def test_shaping_is_reported_beside_the_outcome_and_fades(tmp_path: Path) -> None:
+    model = tiny_model()
+    seen: list[dict[str, float]] = []
+    config = replace(SMALL, estimator="two_stream", line_reward=f"{__name__}:shaping", fade_steps=1)
+    source = SampledSource(copy.deepcopy(model))
+    train(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
+    assert seen[0]["shaping_mean"] != 0.0
+    assert 0 < seen[0]["shaping_share"] < 1
+    assert -1 <= seen[0]["shaping_correlation"] <= 1
+    credit = Credit(estimator("two_stream"), config.rewards, fade_steps=4)
+    assert [credit.share(step) for step in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
+    assert Credit(estimator("two_stream"), config.rewards).share(9) == 1.0
 
 
 def lying(group: object) -> list[list[float]]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.sandbox.local import ENVIRONMENT
 
+_REFUSED = "refused\n"
+_VARIABLES = {*ENVIRONMENT, "LC_CTYPE", "PWD", "TMPDIR"}
 _LIBRARY = "import ctypes; c = ctypes.CDLL(None, use_errno=True)"
 _HARMLESS_CALLS = (
     "mount(b'none', b'/no/such/place', b'tmpfs', 0, 0)",
@@ -73,9 +75,11 @@ def _refused(code: str, error: str = "OSError") -> tuple[str, ...]:
 
 def probes(outside: World) -> list[Probe]:
     """Every promise about isolation that can be checked from inside one console."""
+    return [*_privileges(), *_network(outside), *_others(outside), *_files(outside)]
+
+
+def _privileges() -> list[Probe]:
     zero = "['0000000000000000']\n"
-    refused = "refused\n"
-    keep = sorted({*ENVIRONMENT, "LC_CTYPE", "PWD", "TMPDIR"})
     return [
         Probe("uid is not 0", ("import os, sys, socket, time", "0 in (*os.getresuid(), *os.getresgid())"), "False\n"),
         Probe("no supplementary group of root", ("import os", "0 in os.getgroups()"), "False\n"),
@@ -85,6 +89,15 @@ def probes(outside: World) -> list[Probe]:
         ),
         Probe("no new privileges", (_status("NoNewPrivs"),), "['1']\n"),
         Probe("seccomp filter is on", (_status("Seccomp"),), "['2']\n"),
+        *(
+            Probe(f"refused: {call}", (_LIBRARY, f"c.{call}, ctypes.get_errno() == 1"), "(-1, True)\n")
+            for call in _HARMLESS_CALLS
+        ),
+    ]
+
+
+def _network(outside: World) -> list[Probe]:
+    return [
         Probe("no route", ("open('/proc/net/route').read().count(chr(10)) <= 1",), "True\n"),
         Probe(
             "DNS fails fast",
@@ -95,17 +108,20 @@ def probes(outside: World) -> list[Probe]:
             ),
             "True\n",
         ),
-        Probe("no way out", ("import socket", *_refused("socket.create_connection(('192.0.2.1', 80), 2)")), refused),
+        Probe("no way out", ("import socket", *_refused("socket.create_connection(('192.0.2.1', 80), 2)")), _REFUSED),
         Probe(
             "host's loopback is not ours",
             ("import socket", *_refused(f"socket.create_connection(('127.0.0.1', {outside.port}), 2)")),
-            refused,
+            _REFUSED,
         ),
-        *(
-            Probe(f"read-only: {place}", ("import os", f"os.access({place!r}, os.W_OK)"), "False\n")
-            for place in ("/", "/usr", "/usr/lib", "/etc", "/dev", "/opt", "/run", "/proc/sys/kernel/hostname")
+        Probe(
+            "no other socket families", ("import socket", *_refused("socket.socket(40, socket.SOCK_STREAM)")), _REFUSED
         ),
-        Probe("read-only: Python itself", ("import os", "os.access(os.__file__, os.W_OK)"), "False\n"),
+    ]
+
+
+def _others(outside: World) -> list[Probe]:
+    return [
         Probe(
             "few processes are visible", ("import os", "sum(n.isdigit() for n in os.listdir('/proc')) <= 3"), "True\n"
         ),
@@ -123,28 +139,31 @@ def probes(outside: World) -> list[Probe]:
             ),
             "False\n",
         ),
-        Probe("environment is cleared", ("import os", f"sorted(set(os.environ) - {set(keep)!r})"), "[]\n"),
+        Probe("cannot read the supervisor's memory", _refused("open('/proc/1/mem', 'rb')"), _REFUSED),
+        Probe("environment is cleared", ("import os", f"sorted(set(os.environ) - {_VARIABLES!r})"), "[]\n"),
+    ]
+
+
+def _files(outside: World) -> list[Probe]:
+    return [
+        *(
+            Probe(f"read-only: {place}", ("import os", f"os.access({place!r}, os.W_OK)"), "False\n")
+            for place in ("/", "/usr", "/usr/lib", "/etc", "/dev", "/opt", "/run", "/proc/sys/kernel/hostname")
+        ),
+        Probe("read-only: Python itself", ("import os", "os.access(os.__file__, os.W_OK)"), "False\n"),
         Probe("no file of the host", ("import os", f"os.path.exists({str(outside.secret_file)!r})"), "False\n"),
         Probe(
             "home folders are not there",
             ("import os", "os.path.exists('/home') and os.listdir('/home') != []"),
             "False\n",
         ),
-        Probe("no passwords", _refused("open('/etc/shadow')"), refused),
+        Probe("no passwords", _refused("open('/etc/shadow')"), _REFUSED),
         Probe(
             "no block device",
             ("import os, stat", "any(stat.S_ISBLK(os.lstat('/dev/' + n).st_mode) for n in os.listdir('/dev'))"),
             "False\n",
         ),
         Probe("no device memory", ("import os", "os.path.exists('/dev/mem')"), "False\n"),
-        Probe("cannot read the supervisor's memory", _refused("open('/proc/1/mem', 'rb')"), refused),
-        *(
-            Probe(f"refused: {call}", (_LIBRARY, f"c.{call}, ctypes.get_errno() == 1"), "(-1, True)\n")
-            for call in _HARMLESS_CALLS
-        ),
-        Probe(
-            "no other socket families", ("import socket", *_refused("socket.socket(40, socket.SOCK_STREAM)")), refused
-        ),
         Probe(
             "scratch folder is empty and ours", ("import os", "os.listdir(), os.access('.', os.W_OK)"), "([], True)\n"
         ),

@@ -1,0 +1,59 @@
+"""`repl-rl sandbox check | build`: hold a sandbox to its promises, or build the image of the docker one."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from repl_rl.cli.arguments import parse
+from repl_rl.errors import ConfigError
+from repl_rl.sandbox.conformance import run
+from repl_rl.sandbox.image import build
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Run the conformance suite against a sandbox. The exit code is 1 if a promise is not kept."""
+
+    sandbox: Literal["local", "docker", "unsafe"] = "local"
+    """Which sandbox."""
+    doctests: int = 60
+    """Transcripts harvested from the standard library to replay, >= 0."""
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """Build the image of the docker sandbox."""
+
+    base: str = "python:3.11-slim-bookworm"
+    """Image with Python 3.11 and pip to build on."""
+    wheels: Path | None = None
+    """Folder with the wheels of ipykernel and what it needs, for machines without network; none: pip fetches them."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    action, rest = (argv[0], argv[1:]) if argv else ("", argv)
+    if action == "check":
+        return _check(parse(CheckConfig, "sandbox check", rest))
+    if action == "build":
+        config = parse(BuildConfig, "sandbox build", rest)
+        print(build(base=config.base, wheels=config.wheels))
+        return 0
+    if action in ("-h", "--help"):
+        print("usage: repl-rl sandbox check|build [options]    (--help after either lists them)")
+        return 0
+    raise ConfigError("sandbox action", action, "choose check or build")
+
+
+def _check(config: CheckConfig) -> int:
+    rows = asyncio.run(run(config.sandbox, doctests=config.doctests))
+    table = Table("section", "promise", "kept", "detail", title=f"sandbox {config.sandbox}")
+    for row in rows:
+        table.add_row(row.section, row.name, "yes" if row.passed else "NO", row.detail)
+    Console(highlight=False).print(table)
+    return int(not all(row.passed for row in rows))

@@ -1,0 +1,56 @@
+"""One process of a training run of `test_processes`: python -m tests.trainer.worker ESTIMATOR FAST OUT"""
+
+import copy
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trajectory import Trajectory
+from tests.trainer.policies import (
+    SampledSource,
+    draw,
+    logprobs_of,
+    prompt_of,
+    tiny_model,
+    tiny_tokenizer,
+    trajectory_of,
+)
+
+
+class SharedSource(SampledSource):
+    """Gives each process its part of the same rollouts: a rollout's dice are those of its place in the whole step."""
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
+        first = int(os.environ.get("RANK", "0")) * len(task_ids)
+        return [self.placed(task, first + i, policy_step) for i, task in enumerate(task_ids)]
+
+    def placed(self, task_id: str, place: int, policy_step: int) -> Trajectory:
+        skeleton = draw(random.Random(f"{place} {policy_step}"))
+        prompt = prompt_of(task_id)
+        return trajectory_of(
+            prompt, skeleton, logprobs_of(self.model, prompt, skeleton), place, policy_step, place == 4
+        )
+
+
+def main(estimator: str, fast: str, out: Path) -> None:
+    config = TrainerConfig(
+        steps=2, prompts_per_step=3, group_size=2, warmup_steps=0, estimator=estimator, fast=fast == "1"
+    )
+    model = tiny_model()
+    records: list[dict[str, float]] = []
+
+    def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        records.append(record.metrics)
+
+    source = SharedSource(copy.deepcopy(model))
+    train(model, tiny_tokenizer(), [f"task {i}" for i in range(6)], source, config, out, on_step)
+    if os.environ.get("RANK", "0") == "0":
+        (out / "records.json").write_text(json.dumps(records))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
