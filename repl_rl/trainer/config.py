@@ -27,7 +27,7 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 class TrainerConfig:
     """Settings of the update. Rollouts are always sampled at temperature 1."""
 
-    steps: int = 80
+    steps: int = 60
     """Optimizer steps, >= 1."""
     prompts_per_step: int = 16
     """Tasks in a step, >= 1, over all processes."""

@@ -31,7 +31,7 @@ from tests.trainer.policies import (
 )
 
 TASKS = [f"task {i}" for i in range(8)]
-SMALL = TrainerConfig(steps=3, prompts_per_step=3, group_size=4, warmup_steps=0, fast=False)
+SMALL = TrainerConfig(steps=3, prompts_per_step=3, group_size=4, warmup_steps=0, estimator="outcome", fast=False)
 
 
 class Gradients(TrainerCallback):

@@ -20,7 +20,7 @@ from repl_rl.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [f"task {i}" for i in range(6)]
-SMALL = TrainerConfig(steps=2, prompts_per_step=2, group_size=3, warmup_steps=0)
+SMALL = TrainerConfig(steps=2, prompts_per_step=2, group_size=3, warmup_steps=0, estimator="outcome")
 SHARED = Path("/dev/shm")
 
 
