@@ -1,5 +1,5 @@
 # `make train` and `make test` do all of their own set-up.
-.PHONY: train test check setup clean
+.PHONY: train test test-heavy check clean
 
 train:
 	scripts/setup train
@@ -7,7 +7,11 @@ train:
 
 test:
 	scripts/setup test
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -m "not heavy"
+
+test-heavy:
+	scripts/setup test
+	.venv/bin/python -m pytest -m heavy
 
 check:
 	scripts/setup test

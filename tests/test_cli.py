@@ -18,6 +18,7 @@ from tests.trainer.policies import tiny_model
 
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> str:
     """Run `train` with bad input; return its one line of error."""
+    capsys.readouterr()  # what the test itself printed before
     code = main(["train", "--out", str(tmp_path / "runs"), *flags])
     error = capsys.readouterr().err.strip()
     assert code == 2

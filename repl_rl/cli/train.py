@@ -18,7 +18,7 @@ from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
 from repl_rl.report import describe, draw_curves
 from repl_rl.samplers import RolloutThread
 from repl_rl.tasks import Split, load_tasks
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, train
 from repl_rl.trajectory import Trajectory
 
 
@@ -66,7 +66,10 @@ class Run:
         self.training = load_tasks(config.tasks, split=Split.TRAIN, count=config.train_tasks, seed=config.seed)
         self.held_out = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.eval_tasks, seed=config.seed)
         self.summary: dict[str, Json] = {}
-        config.model_folder  # noqa: B018 - refuse a missing folder before anything slow starts
+        # Refuse what would fail later before anything slow starts, and before anything is written.
+        credit_of(config.trainer)
+        config.trainer.grpo_args(folder.checkpoints)
+        config.model_folder  # noqa: B018
 
     def execute(self) -> None:
         """Train and evaluate. A summary is written whatever happens after the run folder was made.

@@ -49,12 +49,7 @@ def train(
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
-    credit = Credit(
-        estimator(config.estimator, line_weight=config.line_weight, discount=config.discount),
-        config.rewards,
-        line_reward(config.line_reward) if config.line_reward else None,
-        config.fade_steps,
-    )
+    credit = credit_of(config)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
@@ -77,6 +72,20 @@ def train(
         trainer.train()
     trainer.save_model(str(out / "final"))
     return out / "final"
+
+
+def credit_of(config: TrainerConfig) -> Credit:
+    """What `config` says about credit.
+
+    Raises:
+        ConfigError: an estimator or a reward function cannot be found, or an option has no effect.
+    """
+    return Credit(
+        estimator(config.estimator, line_weight=config.line_weight, discount=config.discount),
+        config.rewards,
+        line_reward(config.line_reward) if config.line_reward else None,
+        config.fade_steps,
+    )
 
 
 def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:

@@ -13,16 +13,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 
-from repl_rl.advantages import estimator
+from repl_rl.advantages import ESTIMATORS, GroupRewards, estimator
 from repl_rl.batch import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
-from repl_rl.rewards import RewardTable
+from repl_rl.rewards import RewardTable, line_rewards, line_states
 from repl_rl.trainer import Credit, ReplGRPOTrainer, RolloutSource, TrainerConfig
-from repl_rl.trajectory import Observed, Sampled, Stop, Trajectory
+from repl_rl.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from tests.trainer.policies import (
     PAD,
     ReplayedSource,
     SampledSource,
+    Skeleton,
     logprobs_of,
     prompt_of,
     tiny_model,
@@ -219,32 +220,79 @@ def similar(ids: list[int], full: tuple[int, ...]) -> bool:
     return len(ids) >= 4 and full[: len(ids)] == tuple(ids)
 
 
+def token_gradients(group: Sequence[Trajectory], config: TrainerConfig, out: Path) -> tuple[Tensor, Tensor]:
+    """d loss / d log probability of each token of a group's rollouts, and their advantages, both (B, T).
+
+    The model is left out: every token has log probability -1, whatever its context.
+    """
+    config = replace(config, steps=1, prompts_per_step=1, group_size=len(group), fast=False)
+    trainer = make(tiny_model(), ReplayedSource([group]), config, out, [group[0].task_id])
+    free = torch.full((len(group), max(len(t.completion_ids) for t in group)), -1.0, requires_grad=True)
+
+    def same_logits(*_: object, **__: object) -> tuple[Tensor, Tensor, None]:
+        rows = torch.arange(len(group)) if trainer._rows is None else trainer._rows
+        return free[rows], torch.zeros_like(free), None
+
+    trainer._get_per_token_logps_and_entropies = same_logits
+    batch = trainer._prepare_inputs([{"prompt": group[0].task_id}] * len(group))
+    trainer.current_gradient_accumulation_steps = 1
+    trainer._compute_loss(trainer.model, batch).backward()
+    assert free.grad is not None
+    return free.grad, trainer._advantages
+
+
+def group_of(skeletons: Sequence[Skeleton]) -> list[Trajectory]:
+    sizes = [sum(len(sampled) + len(observed or ()) for sampled, observed in s) for s in skeletons]
+    return [
+        trajectory_of(prompt_of("task 0"), s, [-1.0] * size, i)
+        for i, (s, size) in enumerate(zip(skeletons, sizes, strict=True))
+    ]
+
+
 def test_observations_of_any_length_leave_the_gradient_of_the_sampled_tokens_alone(tmp_path: Path) -> None:
     def gradients(observed: int) -> list[float]:
-        group = []
-        for number in range(2):
-            skeleton = [((9 + number, 2), (7,) * observed), ((11, 12, 2), None)]
-            logprobs = [-1.0] * (5 + observed)
-            group.append(trajectory_of(prompt_of("task 0"), skeleton, logprobs, number))
-        config = replace(SMALL, steps=1, prompts_per_step=1, group_size=2, fast=False)
-        trainer = make(tiny_model(), ReplayedSource([group]), config, tmp_path / str(observed), ["task 0"])
-        free = torch.full((2, 5), -1.0, requires_grad=True)
-
-        def same_logits(model: object, ids: Tensor, attention: Tensor, kept: int, **_: object) -> tuple[Tensor, ...]:
-            # Rows are told apart by their first sampled token, as TRL shuffles them.
-            rows = ids[:, -kept] - 9
-            full = torch.cat([free[:, :2], torch.full((2, observed), -3.0), free[:, 2:]], dim=1)[rows]
-            return full, torch.zeros_like(full), None
-
-        trainer._get_per_token_logps_and_entropies = same_logits
-        batch = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)
-        trainer.current_gradient_accumulation_steps = 1
-        trainer._compute_loss(trainer.model, batch).backward()
-        return free.grad.flatten().tolist()
+        group = group_of([[((9 + i, 2), (7,) * observed), ((11, 12, 2), None)] for i in range(2)])
+        gradient, _ = token_gradients(group, SMALL, tmp_path / str(observed))
+        return torch.cat([gradient[:, :2], gradient[:, 2 + observed :]], dim=1).flatten().tolist()
 
     nothing, one, many = gradients(0), gradients(1), gradients(1000)
     assert nothing == one == many
     assert all(g != 0.0 for g in nothing)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_the_gradient_of_a_token_is_the_advantage_of_its_own_line(name: str, tmp_path: Path) -> None:
+    skeletons: list[Skeleton] = [
+        [((60, 5, 2), (7, 8)), ((10, 2), ())],
+        [((10, 4, 2), (8,)), ((61, 2), (7,)), ((12, 13, 14, 2), (9, 9))],
+        [((62, 2), None)],
+    ]
+    group = group_of(skeletons)
+    gradient, _ = token_gradients(group, replace(SMALL, estimator=name), tmp_path)
+    outcomes = tuple(t.outcome for t in group)
+    rewards = tuple(line_rewards(t, RewardTable()) for t in group)
+    assert {r for row in rewards for r in row} == {0.0, -0.1}
+    advantages = estimator(name)(GroupRewards(outcomes, rewards, tuple(line_states(t) for t in group)))
+    tokens = sum(t.sampled_tokens for t in group)
+    for row, advantages_L, t in zip(gradient, advantages, group, strict=True):
+        expected = [-a / tokens for a in spread(advantages_L, t)]
+        assert row[: len(expected)].tolist() == pytest.approx(expected, rel=1e-5)
+        assert (row[len(expected) :] == 0).all()
+        assert all(g == 0 for g, mine in zip(row.tolist(), t.loss_mask, strict=False) if not mine)
+
+
+def test_changing_one_lines_reward_changes_the_gradient_of_that_line_only(tmp_path: Path) -> None:
+    group = group_of([[((60, 5, 2), (7,)), ((9, 2), ())], [((10, 4, 2), (8,)), ((12, 2), ())]])
+
+    def gradients(penalty: float, name: str) -> Tensor:
+        config = replace(SMALL, estimator=name, rewards=RewardTable(exception=penalty))
+        return token_gradients(group, config, tmp_path)[0]
+
+    assert torch.equal(gradients(0.0, "outcome"), gradients(-0.4, "outcome"))
+    changed = gradients(-0.4, "two_stream") - gradients(0.0, "two_stream")
+    assert (changed[0, :3] > 0).all(), "the line that raised is pushed down"
+    assert (changed[0, 3:] == 0).all(), "what the console printed, and its other line"
+    assert (changed[1] == 0).all(), "the other rollout"
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -320,30 +368,6 @@ def test_trl_options_that_do_not_survive_are_refused_at_construction(name: str, 
 def test_too_few_tasks_for_a_step_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a step takes 3 different tasks"):
         make(tiny_model(), ReplayedSource([]), SMALL, tmp_path, TASKS[:2])
-
-
-def test_changing_one_lines_reward_changes_the_gradient_of_that_line(tmp_path: Path) -> None:
-    start = tiny_model()
-    skeletons = [[((60, 5, 2), (7,)), ((9, 2), ())], [((10, 4, 2), (8,)), ((12, 2), ())]]
-    batch = [
-        trajectory_of(prompt_of("task 0"), s, logprobs_of(start, prompt_of("task 0"), s), i)
-        for i, s in enumerate(skeletons)
-    ]
-
-    def advantages(penalty: float, name: str) -> Tensor:
-        config = replace(
-            SMALL, steps=1, prompts_per_step=1, group_size=2, estimator=name, rewards=RewardTable(exception=penalty)
-        )
-        trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path, ["task 0"])
-        run(trainer)
-        return trainer._advantages
-
-    assert torch.equal(advantages(0.0, "outcome"), advantages(-0.4, "outcome"))
-    changed = advantages(-0.4, "two_stream") - advantages(0.0, "two_stream")
-    assert (changed[0, :3] < -0.1).all(), "the line that raised"
-    assert (changed[:, 3] == 0).all(), "what the console printed"
-    assert (changed[0, 4:] == 0).all(), "its other line"
-    assert (changed[1] == 0).all(), "the other rollout"
 
 
 @pytest.mark.parametrize("level", ["line", "sequence"])
