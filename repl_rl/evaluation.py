@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from repl_rl.report import describe, families
+from repl_rl.metrics import describe, families
 from repl_rl.samplers import RolloutThread
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.tasks import Task

@@ -12,7 +12,7 @@ FLOORS = [
     {"errors"},
     {"trajectory", "assets"},
     {"console", "engine", "store", "advantages", "batch", "tasks"},
-    {"sandbox", "renderer", "judges", "report"},
+    {"sandbox", "renderer", "judges", "metrics"},
     {"episode", "rewards"},
     {"samplers"},
     {"trainer", "coldstart", "evaluation"},

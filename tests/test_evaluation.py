@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.evaluation import TamperedSandbox, evaluate, tamper, tamper_followed
-from repl_rl.report import describe, families
+from repl_rl.metrics import describe, families
 from repl_rl.samplers import Rollouts, RolloutThread
 from repl_rl.trajectory import Trajectory
 from tests.test_samplers import thread
