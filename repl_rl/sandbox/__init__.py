@@ -32,7 +32,7 @@ def open_sandbox(
     Args:
         limits: what a line and a rollout may use; None: the defaults of `Limits`.
         preload: modules that the fork server imports, so that they cost a console nothing.
-        warm: consoles kept ready (>= 0).
+        warm: consoles kept alive, those in use included (>= 0).
         starting: consoles started at the same time (>= 1).
 
     Raises:
