@@ -27,7 +27,7 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     run = [line.execution for line in lines if line.execution is not None]
     return {
         "solve_rate": _share(graded, lambda outcome: outcome >= 1.0),
-        "outcome_mean": fmean(graded) if graded else 0.0,
+        "reward_mean": fmean(graded) if graded else 0.0,
         "answered_rate": _share(sound, lambda t: t.answer is not None),
         "line_error_rate": _share(run, lambda execution: execution.status.is_error),
         "timeout_rate": _share(run, lambda execution: execution.status is LineStatus.TIMEOUT),

@@ -15,7 +15,7 @@ from repl_rl.cli.run_folder import Json, RunFolder
 from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
-from repl_rl.metrics import describe, draw_curves
+from repl_rl.metrics import draw_curves
 from repl_rl.samplers import RolloutThread
 from repl_rl.tasks import Split, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, train
@@ -112,9 +112,8 @@ class Run:
         with Progress(self.console, config.trainer.steps) as progress:
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-                metrics = {**record.metrics, **describe(trajectories)}
-                self.folder.step(record.step, metrics, trajectories)
-                progress.advance(metrics)
+                self.folder.step(record.step, record.metrics, trajectories)
+                progress.advance(record.metrics)
 
             final = train(
                 config.model_folder,

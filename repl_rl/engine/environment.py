@@ -1,6 +1,7 @@
 """Environment variables for vLLM's processes, set for a while and then taken back."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -19,17 +20,23 @@ def log_level(options: EngineOptions) -> Mapping[str, str]:
     }
 
 
+_ALONE = threading.RLock()
+"""Two blocks that overlapped would each restore what the other had set."""
+
+
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the block, then restore all, those that vLLM itself set included.
 
-    vLLM leaves LD_PRELOAD and thread counts behind, which the consoles' processes would inherit.
+    vLLM leaves LD_PRELOAD and thread counts behind, which the consoles' processes would inherit. A block waits for
+    another thread's to end, so it belongs into a worker thread.
     """
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+    with _ALONE:
+        before = dict(os.environ)
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
+            os.environ.update(before)

@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from repl_rl.advantages import estimator
 from repl_rl.errors import ConfigError
+from repl_rl.metrics import describe
 from repl_rl.rewards import line_reward
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.credit import Credit
@@ -149,29 +150,9 @@ class Reporter(TrainerCallback):
             "sync_s": sync_s,
             "update_s": wall_s - rollout_s - sync_s,
             **self.trainer.shaping,
-            **rollout_metrics(trajectories),
+            **describe(trajectories),
         }
         if state.is_world_process_zero:
             self.on_step(StepRecord(state.global_step, metrics), trajectories)
         # What the caller does with the record is not the next step's time.
         self._mark = self._clocks()
-
-
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What the rollouts of a step were like; shares and means over those that may be trained on."""
-    good = [t for t in trajectories if t.trainable]
-    graded = [t.outcome for t in good if t.outcome is not None]
-    executions = [execution for t in good for execution in t.executions]
-    return {
-        "reward_mean": _mean(graded),
-        "solve_rate": _mean([float(value >= 1.0) for value in graded]),
-        "line_error_rate": _mean([float(execution.status.is_error) for execution in executions]),
-        "lines_per_rollout": _mean([float(len(t.lines)) for t in good]),
-        "sampled_tokens": float(sum(t.sampled_tokens for t in good)),
-        "observed_tokens": float(sum(t.observed_tokens for t in good)),
-        "sandbox_fault_rate": _mean([float(t.failure is not None) for t in trajectories]),
-    }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -23,7 +23,6 @@ CONSOLE_UID = 1000
 _FOLDER, _SCRATCH = "/run/console", "/tmp"
 _NAMESPACES = (
     system.CLONE_NEWNS
-    | system.CLONE_NEWPID
     | system.CLONE_NEWNET
     | system.CLONE_NEWIPC
     | system.CLONE_NEWUTS
@@ -55,13 +54,35 @@ class Request:
     disk_mb: int
 
 
+def fork_first() -> int:
+    """As `os.fork`; the child is process 1 of a new process namespace. The fork server must be root.
+
+    One fork less than to unshare in a child and to fork again, which is a fifth of what a birth costs.
+
+    Raises:
+        OSError: no further namespace can be had; nothing was forked.
+    """
+    pid = -1
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        system.unshare(system.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+        finally:
+            if pid:  # not in the child: it is where it belongs
+                system.enter(own, system.CLONE_NEWPID)
+    finally:
+        os.close(own)
+    return pid
+
+
 def isolate(request: Request) -> Place:
     """Leave every namespace of the fork server. Returns in process 1 of the new ones."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if request.uid:
         # As root: mounts first, because a user namespace may not mount a /proc where bubblewrap has covered parts.
         system.unshare(_NAMESPACES)
-        _be_reborn()
+        system.set_hostname("console")
         _mount_own_file_systems(request)
         os.setgroups([])
         os.setresgid(request.uid, request.uid, request.uid)
@@ -69,8 +90,10 @@ def isolate(request: Request) -> Place:
         system.set_dumpable(True)  # else the files in /proc/self belong to root
         _enter_user_namespace(0)
     else:
-        _enter_user_namespace(_NAMESPACES)
-        _be_reborn()
+        _enter_user_namespace(_NAMESPACES | system.CLONE_NEWPID)
+        if os.fork():
+            os._exit(0)
+        system.set_hostname("console")
         _mount_own_file_systems(request)
     return Place(_FOLDER, _SCRATCH, temporary=False)
 
@@ -82,13 +105,6 @@ def _enter_user_namespace(others: int) -> None:
     for name, text in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-
-
-def _be_reborn() -> None:
-    """Go on as process 1 of the new process namespace."""
-    if os.fork():
-        os._exit(0)
-    system.set_hostname("console")
 
 
 def _mount_own_file_systems(request: Request) -> None:

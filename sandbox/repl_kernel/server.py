@@ -100,7 +100,12 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
     host.send(json.dumps({"python": sys.version_info[:3], "pid": os.getpid()}).encode())
     while True:
         request, line = _next_request(host)
-        pid = os.fork()
+        try:
+            pid = birth.fork_first() if options.isolate and request.uid else os.fork()
+        except OSError as error:  # no process or namespace to be had: the host learns of it as its line closes
+            sys.stderr.write(f"repl_kernel: {error}\n")
+            line.close()
+            continue
         if pid == 0:
             host.close()
             _become_keeper_or_console(kernel, request, line, options.isolate)

@@ -36,6 +36,11 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def enter(fd: int, kind: int) -> None:
+    """Move this process (for CLONE_NEWPID: its future children) into the namespace that `fd` refers to."""
+    _check(_libc.setns(fd, kind), "setns")
+
+
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
     """mount(2)."""
     _check(

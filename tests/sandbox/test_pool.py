@@ -66,6 +66,28 @@ def test_a_console_is_leased_once_and_closed_after() -> None:
     assert _Console.open == 0
 
 
+def test_leased_consoles_count_as_warm_and_are_replaced_when_their_leases_end() -> None:
+    async def main() -> None:
+        pool = _pool(_Maker(), warm=3, starting=3)
+
+        async def settle() -> int:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return _Console.open
+
+        pool.fill()
+        assert await settle() == 3
+        async with pool.lease(), pool.lease():
+            assert await settle() == 3
+            async with pool.lease(), pool.lease():
+                assert await settle() == 4
+        assert await settle() == 3
+        await pool.close()
+
+    asyncio.run(main())
+    assert _Console.open == 0
+
+
 def test_no_more_consoles_start_at_once_than_allowed() -> None:
     async def main() -> _Maker:
         maker = _Maker()
