@@ -40,6 +40,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--rollout.max-lines", "0"), ["max_lines is 0", "at least 1"]),
         (("--concurrency", "0"), ["concurrency is 0"]),
         (("--limits.memory-mb", "1"), ["limits.memory_mb is 1"]),
+        (("--docker.runtime", "runsc"), ["runsc", "no effect without --sandbox docker"]),
+        (("--sandbox", "docker", "--docker.memory-mb", "1"), ["docker.memory_mb is 1", "at least 256"]),
         (("--config", "/no/such.toml"), ["config file", "/no/such.toml"]),
         (("--trainer.line-weight", "0.5", "--trainer.estimator", "outcome"), ["line_weight", "0.5"]),
     ],

@@ -11,7 +11,7 @@ from repl_rl.episode import RolloutLimits
 from repl_rl.errors import ConfigError
 from repl_rl.renderer import Renderer
 from repl_rl.samplers import Rollouts, load_sampler
-from repl_rl.sandbox import Limits, open_sandbox
+from repl_rl.sandbox import DockerOptions, Limits, open_sandbox
 
 QUICKSTART = "builtin:quickstart"
 
@@ -40,12 +40,15 @@ class Setup:
     """Seeds tasks, rollouts and training, >= 0."""
     rollout: RolloutLimits = field(default_factory=RolloutLimits)
     limits: Limits = field(default_factory=Limits)
+    docker: DockerOptions = field(default_factory=DockerOptions)
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
             raise ConfigError("concurrency", self.concurrency, "give at least 1")
         if self.seed < 0:
             raise ConfigError("seed", self.seed, "give 0 or more")
+        if self.sandbox != "docker" and self.docker != DockerOptions():
+            raise ConfigError("docker", self.docker, "it has no effect without --sandbox docker; leave it out")
 
     @property
     def model_folder(self) -> Path:
@@ -63,7 +66,10 @@ class Setup:
         """Open engine and sandbox on `stack`. Whatever a person can mend is refused before the slow parts start."""
         sampler = load_sampler(self.sampler)
         renderer = Renderer.from_folder(self.model_folder, self.overshoot)
-        sandbox = await stack.enter_async_context(open_sandbox(self.sandbox, limits=self.limits, warm=self.concurrency))
+        containers = self.docker if self.sandbox == "docker" else None
+        sandbox = await stack.enter_async_context(
+            open_sandbox(self.sandbox, limits=self.limits, warm=self.concurrency, containers=containers)
+        )
         options = EngineOptions(seed=self.seed, max_sessions=self.concurrency)
         engine = await stack.enter_async_context(open_engine(self.engine, model=self.model_folder, options=options))
         return Rollouts(

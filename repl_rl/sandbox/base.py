@@ -27,7 +27,9 @@ class Limits:
     open_files: int = 64
     """File descriptors of one process (>= 16)."""
     disk_mb: int = 16
-    """Writable scratch space of one console, MiB (>= 1)."""
+    """Writable scratch space of one console, MiB (>= 1); as much again in /dev/shm."""
+    inodes: int = 4096
+    """Files and folders in that scratch space (>= 16); as many again in /dev/shm."""
 
     def __post_init__(self) -> None:
         floors = {
@@ -39,6 +41,7 @@ class Limits:
             "processes": 0,
             "open_files": 15,
             "disk_mb": 0,
+            "inodes": 15,
         }
         for name, floor in floors.items():
             if not getattr(self, name) > floor:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -48,6 +49,8 @@ class ConsoleSession:
         self._socket.connect(link.address)
         self._loop.add_reader(self._socket.fileno(), self._drain)
         link.on_death = self._on_death
+        self.on_close: Callable[[], None] = _nothing
+        """Called once, when this console has been let go."""
 
     @property
     def ended(self) -> bool:
@@ -181,6 +184,12 @@ class ConsoleSession:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
         self._link.close()
+        on_close, self.on_close = self.on_close, _nothing
+        on_close()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _status(reply: Reply, *, interrupted: bool) -> LineStatus:

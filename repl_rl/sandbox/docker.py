@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from repl_rl.assets import asset
-from repl_rl.errors import SandboxUnavailable
+from repl_rl.errors import ConfigError
 from repl_rl.sandbox.base import Limits
+from repl_rl.sandbox.daemon import REMEDY, Container, connect, refuse_weak, unavailable
 from repl_rl.sandbox.local import ENVIRONMENT, INSIDE
 
 # The docker package is heavy and optional: each function that needs it imports it.
@@ -24,93 +25,37 @@ _USER = 64_000
 _ACCEPT_TIMEOUT_S = 60.0
 _POLL_S = 0.2
 _HOST_FOLDER = "/run/host"
-_REMEDY = "or use --sandbox local, or --sandbox unsafe"
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerLimits:
-    """What one container, with all of its consoles, may use."""
+class DockerOptions:
+    """Which containers consoles live in, and what one container may use."""
 
+    image: str = IMAGE
+    """Image to start; `repl-rl sandbox build` makes the default one."""
+    runtime: str = ""
+    """Container runtime, such as runsc; empty: the daemon's default."""
+    isolation: Literal["session", "container"] = "session"
+    """What separates consoles: users and namespaces in one container, or a container for each."""
     memory_mb: int = 8192
-    """Memory, with no swap beside it, MiB (>= 256)."""
+    """Memory of a container, with no swap beside it, MiB (>= 256)."""
     cpus: float = 2.0
-    """Processors (> 0)."""
+    """Processors of a container (> 0)."""
     processes: int = 2048
-    """Processes and threads (>= 64)."""
+    """Processes and threads of a container (>= 64)."""
+
+    def __post_init__(self) -> None:
+        if self.isolation not in ("session", "container"):
+            raise ConfigError("docker.isolation", self.isolation, "choose session or container")
+        for name, least in (("memory_mb", 256), ("processes", 64)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"docker.{name}", getattr(self, name), f"give at least {least}")
+        if not self.cpus > 0:
+            raise ConfigError("docker.cpus", self.cpus, "give a number above 0")
 
 
-def _unavailable(problem: str, remedy: str) -> SandboxUnavailable:
-    return SandboxUnavailable(f"sandbox 'docker': {problem}; {remedy}, {_REMEDY}")
-
-
-class Container(Protocol):
-    """What is used of `docker.models.containers.Container`."""
-
-    status: str
-
-    def start(self) -> None: ...
-    def reload(self) -> None: ...
-    def logs(self, *, tail: int) -> bytes: ...
-    def remove(self, *, force: bool) -> None: ...
-
-
-class Images(Protocol):
-    """What is used of `docker.models.images.ImageCollection`."""
-
-    def build(self, *, path: str, tag: str, buildargs: dict[str, str], rm: bool) -> "tuple[Image, object]": ...
-
-
-class Image(Protocol):
-    """What is used of `docker.models.images.Image`."""
-
-    id: str
-
-
-class Containers(Protocol):
-    """What is used of `docker.models.containers.ContainerCollection`."""
-
-    def get(self, container_id: str) -> Container: ...
-
-
-class Api(Protocol):
-    """What is used of `docker.api.APIClient`."""
-
-    def create_host_config(self, **settings: object) -> dict[str, object]: ...
-    def create_container(self, image: str, command: list[str], **settings: object) -> dict[str, str]: ...
-
-
-class Daemon(Protocol):
-    """What is used of `docker.DockerClient`."""
-
-    api: Api
-    containers: Containers
-    images: Images
-
-    def ping(self) -> bool: ...
-
-
-def connect() -> Daemon:
-    """The Docker daemon.
-
-    Raises:
-        SandboxUnavailable: no package, no daemon, or no permission.
-    """
-    try:
-        import docker
-    except ImportError:
-        raise _unavailable("the Python package 'docker' is missing", "pip install 'repl_rl[docker]'") from None
-    try:
-        client: Daemon = docker.from_env()
-        client.ping()
-    except docker.errors.DockerException as error:
-        if "Permission denied" in str(error):
-            raise _unavailable("no permission to talk to the daemon", "join the group 'docker'") from error
-        raise _unavailable("no daemon answers", "start it (systemctl start docker)") from error
-    return client
-
-
-def _hardening(folder: str, limits: Limits, total: ContainerLimits, runtime: str | None) -> dict[str, object]:
+def _hardening(folder: str, limits: Limits, options: DockerOptions) -> dict[str, object]:
     """Everything that hardens the container. `docker inspect` shows each of these."""
     return {
         "network_mode": "none",
@@ -118,11 +63,11 @@ def _hardening(folder: str, limits: Limits, total: ContainerLimits, runtime: str
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges", f"seccomp={asset('sandbox/seccomp.json').read_text()}"],
         "init": True,
-        "pids_limit": total.processes,
-        "mem_limit": f"{total.memory_mb}m",
-        "memswap_limit": f"{total.memory_mb}m",
-        "nano_cpus": int(total.cpus * 1e9),
-        "tmpfs": {"/tmp": f"size={limits.disk_mb}m,nr_inodes=1024,mode=1777,nosuid,nodev"},
+        "pids_limit": options.processes,
+        "mem_limit": f"{options.memory_mb}m",
+        "memswap_limit": f"{options.memory_mb}m",
+        "nano_cpus": int(options.cpus * 1e9),
+        "tmpfs": {"/tmp": f"size={limits.disk_mb}m,nr_inodes={limits.inodes},mode=1777,nosuid,nodev"},
         "shm_size": "1m",
         "binds": {
             folder: {"bind": _HOST_FOLDER, "mode": "ro"},
@@ -130,7 +75,7 @@ def _hardening(folder: str, limits: Limits, total: ContainerLimits, runtime: str
             str(asset("sandbox/repl_kernel")): {"bind": INSIDE, "mode": "ro"},
         },
         "auto_remove": True,
-        "runtime": runtime,
+        "runtime": options.runtime or None,
     }
 
 
@@ -206,12 +151,11 @@ class ContainerLaunch:
     """How a fork server is started in a container."""
 
     limits: Limits
-    total: ContainerLimits
+    options: DockerOptions
     preload: Sequence[str]
-    image: str
-    runtime: str | None
     isolated: bool = True
     own_uids: bool = False
+    remedy: str = "repl-rl sandbox check --sandbox docker tells more; " + REMEDY
 
     async def start(self) -> tuple[socket.socket, RunningContainer]:
         """As `Launch.start`: it listens in a folder that the container sees, until the fork server has connected."""
@@ -233,15 +177,17 @@ class ContainerLaunch:
         import docker
 
         client = connect()
-        options = json.dumps({"isolate": True, "preload": list(self.preload)})
-        command = ["python3", f"{INSIDE}/zygote.py", f"{_HOST_FOLDER}/line", options]
+        refuse_weak(client.info())
+        image = self.options.image
+        zygote = json.dumps({"isolate": True, "preload": list(self.preload)})
+        command = ["python3", f"{INSIDE}/zygote.py", f"{_HOST_FOLDER}/line", zygote]
         user = os.geteuid() or _USER
-        settings = client.api.create_host_config(**_hardening(folder, self.limits, self.total, self.runtime))
+        settings = client.api.create_host_config(**_hardening(folder, self.limits, self.options))
         # Without its masks over /proc a console can mount a /proc of its own; they are for root, who is not here.
         settings.update(MaskedPaths=[], ReadonlyPaths=[])
         try:
             created = client.api.create_container(
-                self.image,
+                image,
                 command,
                 host_config=settings,
                 user=f"{user}:{user}",
@@ -252,32 +198,28 @@ class ContainerLaunch:
             container = client.containers.get(created["Id"])
             container.start()
         except docker.errors.ImageNotFound as error:
-            raise _unavailable(f"there is no image {self.image!r}", "build it (repl-rl sandbox build)") from error
+            raise unavailable(f"there is no image {image!r}", "build it (repl-rl sandbox build)") from error
         except docker.errors.APIError as error:
-            raise _unavailable(f"the daemon refuses: {error.explanation}", "mend its configuration") from error
+            raise unavailable(f"the daemon refuses: {error.explanation}", "mend its configuration") from error
         return RunningContainer(container)
 
     async def _accept(self, listener: socket.socket, running: RunningContainer) -> socket.socket:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _ACCEPT_TIMEOUT_S
-        while loop.time() < deadline:
-            try:
-                async with asyncio.timeout(_POLL_S):
-                    line, _ = await loop.sock_accept(listener)
-                    return line
-            except TimeoutError:
+        # One task for all waits: a cancelled accept may already have taken the connection, and lost it.
+        accepting = asyncio.ensure_future(loop.sock_accept(listener))
+        try:
+            while loop.time() < deadline:
+                await asyncio.wait({accepting}, timeout=_POLL_S)
+                if accepting.done():
+                    return accepting.result()[0]
                 if not await asyncio.to_thread(running.look):
                     break
-        raise _unavailable(f"the container did not start: {running.last_words()}", "rebuild the image")
+        finally:
+            accepting.cancel()
+        raise unavailable(f"the container did not start: {running.last_words()}", "rebuild the image")
 
 
-def launch(
-    limits: Limits,
-    preload: Sequence[str],
-    *,
-    image: str = IMAGE,
-    total: ContainerLimits | None = None,
-    runtime: str | None = None,
-) -> ContainerLaunch:
-    """How to start the fork server of a `docker` sandbox. `runtime`: of the container, such as "runsc"."""
-    return ContainerLaunch(limits, total or ContainerLimits(), preload, image, runtime)
+def launch(limits: Limits, preload: Sequence[str], options: DockerOptions) -> ContainerLaunch:
+    """How to start a fork server of a `docker` sandbox."""
+    return ContainerLaunch(limits, options, preload)

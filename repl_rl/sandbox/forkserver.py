@@ -47,6 +47,10 @@ class Launch(Protocol):
     def own_uids(self) -> bool:
         """The fork server may change its user: each console gets a user id of its own."""
 
+    @property
+    def remedy(self) -> str:
+        """What a person can do where it cannot be started."""
+
     async def start(self) -> tuple[socket.socket, Running]:
         """Start one; returns the socket on which it takes requests.
 
@@ -56,7 +60,7 @@ class Launch(Protocol):
 
 
 def _request(key: str, uid: int, limits: Limits) -> bytes:
-    names = ("cpu_s", "memory_mb", "output_bytes", "processes", "open_files", "disk_mb")
+    names = ("cpu_s", "memory_mb", "output_bytes", "processes", "open_files", "disk_mb", "inodes")
     return json.dumps({"key": key, "uid": uid, **{name: getattr(limits, name) for name in names}}).encode()
 
 

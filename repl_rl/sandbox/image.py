@@ -6,7 +6,8 @@ from pathlib import Path
 
 from repl_rl.assets import asset
 from repl_rl.errors import ConfigError, SandboxUnavailable
-from repl_rl.sandbox.docker import IMAGE, connect
+from repl_rl.sandbox.daemon import connect
+from repl_rl.sandbox.docker import IMAGE
 
 
 def build(*, base: str = "python:3.11-slim-bookworm", wheels: Path | None = None, tag: str = IMAGE) -> str:

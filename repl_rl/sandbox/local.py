@@ -99,4 +99,4 @@ def launch(preload: Sequence[str]) -> ProcessLaunch:
     bwrap = shutil.which("bwrap")
     if sys.platform != "linux" or bwrap is None:
         raise SandboxUnavailable(f"sandbox 'local' needs Linux and the program bwrap, which is missing; {_REMEDY}")
-    return ProcessLaunch(command(bwrap, preload), isolated=True, own_uids=os.geteuid() == 0)
+    return ProcessLaunch(command(bwrap, preload), isolated=True, own_uids=os.geteuid() == 0, remedy=_REMEDY)

@@ -91,6 +91,10 @@ class Pool:
             self._hand_out(session)
             return
 
+    def offer(self, session: ConsoleSession) -> None:
+        """Add a fresh console that was opened elsewhere."""
+        self._hand_out(session)
+
     def _hand_out(self, session: ConsoleSession) -> None:
         while self._waiting:
             waiting = self._waiting.popleft()

@@ -49,6 +49,7 @@ class ProcessLaunch:
     """Command; `{fd}` stands for the number of the inherited socket."""
     isolated: bool
     own_uids: bool
+    remedy: str
 
     async def start(self) -> tuple[socket.socket, RunningProcess]:
         """As `Launch.start`. It must be called on the thread that lives as long as the sandbox."""

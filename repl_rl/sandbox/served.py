@@ -4,53 +4,130 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
 
+from repl_rl.errors import SandboxFault, SandboxUnavailable
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.client import ConsoleSession
 from repl_rl.sandbox.forkserver import ForkServer, Launch
 from repl_rl.sandbox.pool import Pool
 
 
-class ServedSandbox:
-    """Leases consoles that a fork server makes; a fork server that died is replaced."""
+class Source(Protocol):
+    """Where consoles come from."""
 
-    def __init__(
-        self, name: str, launch: Launch, limits: Limits, server: ForkServer, *, warm: int, starting: int
-    ) -> None:
-        self.name = name
-        self.python_version = server.python_version
+    async def open(self) -> ConsoleSession:
+        """A fresh console.
+
+        Raises:
+            SandboxFault: none could be started.
+        """
+
+    async def close(self) -> None:
+        """End everything that was started for consoles."""
+
+
+class SharedServer:
+    """All consoles from one fork server; one that died is replaced."""
+
+    def __init__(self, launch: Launch, limits: Limits, server: ForkServer) -> None:
         self._launch = launch
         self._limits = limits
         self._server = server
         self._replacing = asyncio.Lock()
-        self._same_python = self.python_version[:2] == sys.version_info[:2]
-        self.pool = Pool(self._open_console, warm=warm, starting=starting)
+        self._decide = server.python_version[:2] == sys.version_info[:2]
 
-    def session(self) -> AbstractAsyncContextManager[ConsoleSession]:
-        """As `Sandbox.session`."""
-        return self.pool.lease()
-
-    async def _open_console(self) -> ConsoleSession:
+    async def open(self) -> ConsoleSession:
+        """As `Source.open`."""
         async with self._replacing:
             if not self._server.alive:
                 await self._server.stop()
                 self._server = await ForkServer.start(self._launch)
             server = self._server
-        return await server.open_console(self._limits, decide=self._same_python)
+        return await server.open_console(self._limits, decide=self._decide)
 
     async def close(self) -> None:
-        """Kill everything."""
-        await self.pool.close()
+        """As `Source.close`."""
         await self._server.stop()
 
 
+class ServerEach:
+    """A fork server for each console, which ends with it: nothing is shared with a sibling."""
+
+    def __init__(self, launch: Launch, limits: Limits, first: ForkServer) -> None:
+        self._launch = launch
+        self._limits = limits
+        self._spare: ForkServer | None = first
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._decide = first.python_version[:2] == sys.version_info[:2]
+
+    async def open(self) -> ConsoleSession:
+        """As `Source.open`."""
+        server, self._spare = self._spare, None
+        if server is None:
+            try:
+                server = await ForkServer.start(self._launch)
+            except SandboxUnavailable as error:  # it could be started before
+                raise SandboxFault(str(error)) from error
+        try:
+            session = await server.open_console(self._limits, decide=self._decide)
+        except BaseException:
+            await server.stop()
+            raise
+        session.on_close = lambda: self._stop(server)
+        return session
+
+    def _stop(self, server: ForkServer) -> None:
+        task = asyncio.create_task(server.stop())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    async def close(self) -> None:
+        """As `Source.close`."""
+        if self._spare is not None:
+            self._stop(self._spare)
+            self._spare = None
+        await asyncio.gather(*self._stopping)
+
+
+class ServedSandbox:
+    """Leases consoles from a pool."""
+
+    def __init__(self, name: str, python_version: tuple[int, int, int], pool: Pool) -> None:
+        self.name = name
+        self.python_version = python_version
+        self._pool = pool
+
+    def session(self) -> AbstractAsyncContextManager[ConsoleSession]:
+        """As `Sandbox.session`."""
+        return self._pool.lease()
+
+
 @asynccontextmanager
-async def serve(name: str, launch: Launch, limits: Limits, *, warm: int, starting: int) -> AsyncIterator[ServedSandbox]:
-    """Run a fork server and its pool for the length of the context."""
+async def serve(
+    name: str, launch: Launch, limits: Limits, *, warm: int, starting: int, server_each: bool = False
+) -> AsyncIterator[ServedSandbox]:
+    """Run fork servers and their pool for the length of the context.
+
+    Raises:
+        SandboxUnavailable: no fork server starts, or the first console cannot be isolated as promised.
+    """
     server = await ForkServer.start(launch)
-    sandbox = ServedSandbox(name, launch, limits, server, warm=warm, starting=starting)
+    source: Source = (ServerEach if server_each else SharedServer)(launch, limits, server)
+    pool = Pool(source.open, warm=warm, starting=starting)
     try:
-        sandbox.pool.fill()
-        yield sandbox
+        try:
+            first = await source.open()
+            if warm:
+                pool.offer(first)
+            else:
+                first.close()
+        except SandboxFault as fault:
+            raise SandboxUnavailable(
+                f"sandbox {name!r} cannot isolate a console here: {fault}; {launch.remedy}"
+            ) from fault
+        pool.fill()
+        yield ServedSandbox(name, server.python_version, pool)
     finally:
-        await sandbox.close()
+        await pool.close()
+        await source.close()

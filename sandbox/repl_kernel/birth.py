@@ -22,14 +22,9 @@ CONSOLE_UID = 1000
 """Of a console, as it sees itself."""
 _FOLDER, _SCRATCH = "/run/console", "/tmp"
 _NAMESPACES = (
-    system.CLONE_NEWNS
-    | system.CLONE_NEWNET
-    | system.CLONE_NEWIPC
-    | system.CLONE_NEWUTS
-    | system.CLONE_NEWCGROUP
+    system.CLONE_NEWNS | system.CLONE_NEWNET | system.CLONE_NEWIPC | system.CLONE_NEWUTS | system.CLONE_NEWCGROUP
 )
 _MIB = 1 << 20
-_INODES_A_MIB = 256
 _OUTPUT_SLACK_BYTES = 4 * _MIB
 _OUR_PROCESSES = 3
 """The supervisor and two threads of the kernel's socket library."""
@@ -52,6 +47,7 @@ class Request:
     processes: int
     open_files: int
     disk_mb: int
+    inodes: int
 
 
 def fork_first() -> int:
@@ -111,7 +107,7 @@ def _mount_own_file_systems(request: Request) -> None:
     system.mount("", "/", "", system.MS_REC | system.MS_PRIVATE)
     locked = system.MS_NOSUID | system.MS_NODEV
     owner = f",uid={request.uid},gid={request.uid}" if request.uid else ""
-    disk = f"size={request.disk_mb}m,nr_inodes={request.disk_mb * _INODES_A_MIB},mode=0700{owner}"
+    disk = f"size={request.disk_mb}m,nr_inodes={request.inodes},mode=0700{owner}"
     system.mount("tmpfs", _SCRATCH, "tmpfs", locked, disk)
     system.mount("tmpfs", "/dev/shm", "tmpfs", locked, disk)
     size = _OUTPUT_SLACK_BYTES + 4 * request.output_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import ConfigError, SandboxUnavailable
-from repl_rl.sandbox import docker, open_sandbox
+from repl_rl.sandbox import DockerOptions, docker, open_sandbox
 from repl_rl.sandbox.conformance import (
     Row,
     doctest_transcripts,
@@ -110,6 +110,25 @@ def test_a_docker_console_prints_what_the_reference_prints(nothing_left: None) -
 
 
 @needs_docker
+def test_with_isolation_by_container_each_console_has_one_of_its_own_that_ends_with_it(nothing_left: None) -> None:
+    before = len(_containers())
+
+    async def main() -> list[Row]:
+        options = DockerOptions(isolation="container")
+        async with open_sandbox("docker", limits=CHECK_LIMITS, warm=0, containers=options) as sandbox:
+            async with sandbox.session() as one, sandbox.session() as other:
+                await one.push("x = 1")
+                assert (await other.push("'x' in dir()")).text == "False\n"
+                assert await asyncio.to_thread(lambda: len(_containers())) == before + 2
+                await asyncio.to_thread(_docker, "kill", _containers()[0])
+                ends = [(await session.push("7")).text for session in (one, other)]
+                assert sorted(ends) == ["", "7\n"]
+            return await limits(sandbox)
+
+    assert not _failed(asyncio.run(main()))
+
+
+@needs_docker
 def test_a_container_that_is_killed_is_replaced(nothing_left: None) -> None:
     async def main() -> None:
         async with open_sandbox("docker", warm=0) as sandbox:
@@ -139,11 +158,32 @@ def test_without_a_daemon_docker_refuses_and_says_what_to_do(monkeypatch: pytest
 @needs_docker
 def test_without_its_image_docker_refuses_and_says_how_to_build_it() -> None:
     async def main() -> None:
-        launch = docker.launch(CHECK_LIMITS, (), image="repl-rl-no-such-image")
+        launch = docker.launch(CHECK_LIMITS, (), DockerOptions(image="repl-rl-no-such-image"))
         await launch.start()
 
     with pytest.raises(SandboxUnavailable, match=r"no image .*; build it \(repl-rl sandbox build\)"):
         asyncio.run(main())
+
+
+SOUND = {
+    "SecurityOptions": ["name=seccomp,profile=default"], "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ({"SecurityOptions": ["name=apparmor"]}, "no seccomp; use a kernel with"),
+        ({"SecurityOptions": None}, "no seccomp"),
+        ({"MemoryLimit": False}, "do not limit memory; enable that cgroup controller"),
+        ({"PidsLimit": False}, "do not limit processes"),
+        ({"CpuCfsQuota": False}, "do not limit processors"),
+    ],
+)
+def test_a_daemon_that_would_leave_out_a_hardening_is_refused(missing: dict[str, object], message: str) -> None:
+    docker.refuse_weak(SOUND)
+    with pytest.raises(SandboxUnavailable, match=message):
+        docker.refuse_weak(SOUND | missing)
 
 
 def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:

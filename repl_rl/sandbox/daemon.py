@@ -1,0 +1,97 @@
+"""The Docker daemon: what is used of its package, how it is reached, and when it is too weak."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from repl_rl.errors import SandboxUnavailable
+
+# The docker package is heavy and optional: what needs it imports it.
+
+REMEDY = "or use --sandbox local, or --sandbox unsafe"
+
+
+def unavailable(problem: str, remedy: str) -> SandboxUnavailable:
+    return SandboxUnavailable(f"sandbox 'docker': {problem}; {remedy}, {REMEDY}")
+
+
+class Container(Protocol):
+    """What is used of `docker.models.containers.Container`."""
+
+    status: str
+
+    def start(self) -> None: ...
+    def reload(self) -> None: ...
+    def logs(self, *, tail: int) -> bytes: ...
+    def remove(self, *, force: bool) -> None: ...
+
+
+class Images(Protocol):
+    """What is used of `docker.models.images.ImageCollection`."""
+
+    def build(self, *, path: str, tag: str, buildargs: dict[str, str], rm: bool) -> "tuple[Image, object]": ...
+
+
+class Image(Protocol):
+    """What is used of `docker.models.images.Image`."""
+
+    id: str
+
+
+class Containers(Protocol):
+    """What is used of `docker.models.containers.ContainerCollection`."""
+
+    def get(self, container_id: str) -> Container: ...
+
+
+class Api(Protocol):
+    """What is used of `docker.api.APIClient`."""
+
+    def create_host_config(self, **settings: object) -> dict[str, object]: ...
+    def create_container(self, image: str, command: list[str], **settings: object) -> dict[str, str]: ...
+
+
+class Daemon(Protocol):
+    """What is used of `docker.DockerClient`."""
+
+    api: Api
+    containers: Containers
+    images: Images
+
+    def ping(self) -> bool: ...
+    def info(self) -> dict[str, object]: ...
+
+
+def connect() -> Daemon:
+    """The Docker daemon.
+
+    Raises:
+        SandboxUnavailable: no package, no daemon, or no permission.
+    """
+    try:
+        import docker
+    except ImportError:
+        raise unavailable("the Python package 'docker' is missing", "pip install 'repl_rl[docker]'") from None
+    try:
+        client: Daemon = docker.from_env()
+        client.ping()
+    except docker.errors.DockerException as error:
+        if "Permission denied" in str(error):
+            raise unavailable("no permission to talk to the daemon", "join the group 'docker'") from error
+        raise unavailable("no daemon answers", "start it (systemctl start docker)") from error
+    return client
+
+
+def refuse_weak(info: Mapping[str, object]) -> None:
+    """Refuse a daemon that would start a container without one of its hardenings, and only warn of it.
+
+    `info`: what `docker info` reports.
+
+    Raises:
+        SandboxUnavailable: no seccomp, or a limit that its cgroups do not keep.
+    """
+    options = info.get("SecurityOptions")
+    if not (isinstance(options, list) and any("name=seccomp" in str(option) for option in options)):
+        raise unavailable("the daemon has no seccomp", "use a kernel with CONFIG_SECCOMP_FILTER")
+    for name, limit in (("MemoryLimit", "memory"), ("PidsLimit", "processes"), ("CpuCfsQuota", "processors")):
+        if not info.get(name):
+            raise unavailable(f"the daemon's cgroups do not limit {limit}", "enable that cgroup controller")
