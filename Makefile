@@ -7,7 +7,7 @@ train:
 
 test:
 	scripts/setup test
-	.venv/bin/python -m pytest -m "not heavy"
+	.venv/bin/python -m pytest -m "not heavy" -n auto --maxprocesses 4 --dist loadfile
 
 test-heavy:
 	scripts/setup test

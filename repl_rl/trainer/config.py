@@ -27,18 +27,18 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 class TrainerConfig:
     """Settings of the update. Rollouts are always sampled at temperature 1."""
 
-    steps: int = 60
+    steps: int = 100
     """Optimizer steps, >= 1."""
-    prompts_per_step: int = 16
+    prompts_per_step: int = 12
     """Tasks in a step, >= 1, over all processes."""
     group_size: int = 8
     """Rollouts of each task, >= 2."""
     micro_batch: int = 0
     """Rollouts in one forward pass of one process, a divisor of its share of the step; 0: all of them at once."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     """Peak learning rate of AdamW, > 0."""
     warmup_steps: int = 5
-    """Steps over which the learning rate rises to its peak, >= 0; it stays there."""
+    """Steps over which the learning rate rises to its peak, >= 0; from there it falls to 0 along a line."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm, > 0."""
     loss: str = "dapo"
@@ -130,7 +130,7 @@ class TrainerConfig:
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=rollouts // processes // micro_batch,
             learning_rate=self.learning_rate,
-            lr_scheduler_type="constant_with_warmup",
+            lr_scheduler_type="linear",
             warmup_steps=self.warmup_steps,
             adam_beta2=0.95,
             weight_decay=0.0,
