@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -77,10 +78,17 @@ def test_a_rollout_cannot_earn_or_lose_more_than_the_bound(lines: list[tuple[Lin
     assert bounded == pytest.approx([reward * scale for reward in free], rel=1e-9, abs=1e-300)
 
 
-@pytest.mark.parametrize(("field", "value"), [("ok", math.nan), ("exception", math.inf), ("bound", 0.0)])
-def test_an_unusable_table_is_refused_by_name(field: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("ok", lambda: RewardTable(ok=math.nan)),
+        ("exception", lambda: RewardTable(exception=math.inf)),
+        ("bound", lambda: RewardTable(bound=0.0)),
+    ],
+)
+def test_an_unusable_table_is_refused_by_name(field: str, make: Callable[[], RewardTable]) -> None:
     with pytest.raises(ConfigError, match=f"rewards.{field}"):
-        RewardTable(**{field: value})
+        make()
 
 
 def written(text: str, status: LineStatus) -> Line:

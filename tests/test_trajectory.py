@@ -122,7 +122,7 @@ def test_i7_the_loss_mask_says_where_the_segment_is_sampled(t: Trajectory) -> No
 
 def test_i7_the_loss_mask_cannot_be_set() -> None:
     with pytest.raises((FrozenInstanceError, AttributeError)):
-        trajectory(Sampled((line(),))).loss_mask = (False, False)  # type: ignore[misc]
+        trajectory(Sampled((line(),))).loss_mask = (False, False)
     assert "loss_mask" not in {field.name for field in fields(Trajectory)}
 
 

@@ -23,6 +23,7 @@ from repl_rl.sandbox.conformance import (
 )
 from repl_rl.sandbox.conformance.harvest import in_blocks, joined
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
+from repl_rl.sandbox.daemon import refuse_weak
 from repl_rl.sandbox.image import build
 
 
@@ -181,9 +182,9 @@ SOUND = {
     ],
 )
 def test_a_daemon_that_would_leave_out_a_hardening_is_refused(missing: dict[str, object], message: str) -> None:
-    docker.refuse_weak(SOUND)
+    refuse_weak(SOUND)
     with pytest.raises(SandboxUnavailable, match=message):
-        docker.refuse_weak(SOUND | missing)
+        refuse_weak(SOUND | missing)
 
 
 def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:

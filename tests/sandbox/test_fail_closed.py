@@ -87,4 +87,4 @@ def test_an_unknown_kind_is_a_config_error() -> None:
 @pytest.mark.parametrize("field", ["line_timeout_s", "memory_mb", "output_bytes", "processes"])
 def test_a_limit_of_zero_is_a_config_error(field: str) -> None:
     with pytest.raises(ConfigError, match=f"limits.{field}"):
-        Limits(**{field: 0})  # type: ignore[arg-type]
+        Limits(**{field: 0})

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from repl_rl.sandbox import jupyter
 
@@ -18,7 +19,7 @@ class _Factory(KernelProvisionerFactory):
     def _get_provisioner_class(self) -> type[jupyter.BubblewrapProvisioner]:
         return jupyter.BubblewrapProvisioner
 
-    def create_provisioner_instance(self, kernel_id: str, kernel_spec: object, parent: object) -> object:
+    def create_provisioner_instance(self, kernel_id: str, kernel_spec: object, parent: object) -> KernelProvisionerBase:
         return jupyter.BubblewrapProvisioner(kernel_id=kernel_id, kernel_spec=kernel_spec, parent=parent)
 
     def is_provisioner_available(self, kernel_spec: object) -> bool:

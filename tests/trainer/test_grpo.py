@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
+from transformers.modeling_outputs import BaseModelOutput
 from trl import GRPOTrainer
 
 from repl_rl.advantages import ESTIMATORS, GroupRewards, estimator
@@ -18,6 +19,7 @@ from repl_rl.batch import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.rewards import RewardTable, line_rewards, line_states
 from repl_rl.trainer import Credit, ReplGRPOTrainer, RolloutSource, TrainerConfig
+from repl_rl.trainer.config import Importance
 from repl_rl.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from tests.trainer.policies import (
     PAD,
@@ -123,8 +125,8 @@ def test_with_outcome_credit_losses_gradients_and_weights_equal_trl_bit_for_bit(
     mine = run(make(ours, source, config, tmp_path / "ours"))
     trl = run(trl_alone(theirs, source.steps, config, tmp_path / "trl", corrected=True))
     assert len(mine.steps) == len(trl.steps) == 3
-    for a, b in zip(mine.logs[:3], trl.logs[:3], strict=True):
-        assert (a["loss"], a["grad_norm"], a["reward"]) == (b["loss"], b["grad_norm"], b["reward"])
+    for x, y in zip(mine.logs[:3], trl.logs[:3], strict=True):
+        assert (x["loss"], x["grad_norm"], x["reward"]) == (y["loss"], y["grad_norm"], y["reward"])
     for step, (a, b) in enumerate(zip(mine.steps, trl.steps, strict=True)):
         assert all(torch.equal(a[name], b[name]) for name in b), f"gradients differ in step {step}"
         assert any(b[name].abs().max() > 0 for name in b)
@@ -143,7 +145,7 @@ def test_when_sampler_and_trainer_agree_it_equals_trl_without_any_correction(tmp
         exact.append(batch["old_per_token_logps"])
         correct(batch)
 
-    trainer._correct = recording
+    trainer.__dict__["_correct"] = recording
     run(trainer)
     agreed = [with_logprobs(t, row.tolist()) for t, row in zip(source.steps[0], exact[0], strict=True)]
     mine = run(make(copy.deepcopy(start), ReplayedSource([agreed]), config, tmp_path / "ours"))
@@ -188,7 +190,7 @@ def test_the_gradient_is_exactly_zero_at_observed_tokens_and_reaches_the_end_tok
     trainer = make(model, source, replace(SMALL, steps=1, estimator="two_stream", fast=fast), tmp_path)
     calls: list[tuple[Tensor, Tensor]] = []
 
-    def keep(module: torch.nn.Module, args: object, kwargs: dict[str, Tensor], output: object) -> None:
+    def keep(module: torch.nn.Module, args: object, kwargs: dict[str, Tensor], output: BaseModelOutput) -> None:
         hidden = output.last_hidden_state
         if hidden.requires_grad:
             hidden.retain_grad()
@@ -200,6 +202,7 @@ def test_the_gradient_is_exactly_zero_at_observed_tokens_and_reaches_the_end_tok
     seen: set[str] = set()
     ends = 0
     for input_ids, hidden in calls:
+        assert hidden.grad is not None
         for ids, gradient in zip(input_ids.tolist(), hidden.grad, strict=True):
             first = next(i for i, token in enumerate(ids) if token != PAD)
             t = next(t for full, t in by_ids.items() if similar(ids[first:], full))
@@ -233,10 +236,10 @@ def token_gradients(group: Sequence[Trajectory], config: TrainerConfig, out: Pat
         rows = torch.arange(len(group)) if trainer._rows is None else trainer._rows
         return free[rows], torch.zeros_like(free), None
 
-    trainer._get_per_token_logps_and_entropies = same_logits
+    trainer.__dict__["_get_per_token_logps_and_entropies"] = same_logits
     batch = trainer._prepare_inputs([{"prompt": group[0].task_id}] * len(group))
     trainer.current_gradient_accumulation_steps = 1
-    trainer._compute_loss(trainer.model, batch).backward()
+    torch.autograd.backward(trainer._compute_loss(trainer.model, batch))
     assert free.grad is not None
     return free.grad, trainer._advantages
 
@@ -370,13 +373,13 @@ def test_too_few_tasks_for_a_step_are_refused(tmp_path: Path) -> None:
         make(tiny_model(), ReplayedSource([]), SMALL, tmp_path, TASKS[:2])
 
 
-@pytest.mark.parametrize("level", ["line", "sequence"])
-def test_a_correction_by_line_or_sequence_reaches_the_loss(level: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("importance", ["line_truncate", "sequence_truncate"])
+def test_a_correction_by_line_or_sequence_reaches_the_loss(importance: Importance, tmp_path: Path) -> None:
     start = tiny_model()
     prompt = prompt_of("task 0")
     batch = []
     for number in range(2):
-        skeleton = [((9 + number, 5, 2), (7,)), ((12, 2), None)]
+        skeleton: Skeleton = [((9 + number, 5, 2), (7,)), ((12, 2), None)]
         logprobs = logprobs_of(start, prompt, skeleton)
         # The sampler claims the first line's tokens half and twice as likely: nothing by line, a lot by token.
         logprobs[0] -= math.log(2)
@@ -384,9 +387,10 @@ def test_a_correction_by_line_or_sequence_reaches_the_loss(level: str, tmp_path:
         batch.append(trajectory_of(prompt, skeleton, logprobs, number))
     config = replace(SMALL, steps=1, prompts_per_step=1, group_size=2, logprob_tolerance=9.0, importance_cap=8.0)
     ratios = {}
-    for importance in ("token_truncate", f"{level}_truncate"):
-        trainer = make(copy.deepcopy(start), ReplayedSource([batch]), replace(config, importance=importance), tmp_path)
+    compared: tuple[Importance, ...] = ("token_truncate", importance)
+    for name in compared:
+        trainer = make(copy.deepcopy(start), ReplayedSource([batch]), replace(config, importance=name), tmp_path)
         trainer.model.train()
-        ratios[importance] = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
+        ratios[name] = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
     assert ratios["token_truncate"][:, 0].tolist() == pytest.approx([2.0, 2.0], rel=1e-3)
-    assert ratios[f"{level}_truncate"][:, :3].tolist() == [pytest.approx([1.0] * 3, rel=1e-3)] * 2
+    assert ratios[importance][:, :3].tolist() == [pytest.approx([1.0] * 3, rel=1e-3)] * 2
