@@ -1,8 +1,9 @@
-"""Copy a finished run's figures into docs/ and into the README's generated block.
+"""Copy a finished run's figures, or a benchmark's, into the generated blocks of the documents.
 
-    python benchmarks/publish.py runs/quickstart
+    python benchmarks/publish.py runs/quickstart           into docs/quickstart/ and README.md
+    python benchmarks/publish.py benchmarks/sandbox.json   into benchmarks/sandbox.md
 
-Every number of the README stands between the two markers below and comes from that run's files.
+Every measured number stands between the two markers below and comes from those files.
 """
 
 import json
@@ -61,18 +62,39 @@ def choose(trajectories: list[Trajectory]) -> Trajectory:
     return min(solved, key=lambda t: (-len(t.lines), t.id))
 
 
-def main(run: Path) -> None:
+def sandbox_block(figures: dict[str, dict[str, float]]) -> str:
+    """The generated block of `benchmarks/sandbox.md`, from what `repl-rl bench sandbox --docker --json` wrote."""
+    off = figures["ratios_history_off"]
+    rows = "".join(
+        f"| `{name}` | {ratio:.1f} | {f'{off[name]:.1f}' if name in off else ''} |\n"
+        for name, ratio in figures["ratios"].items()
+    )
+    return (
+        f"\nOn {figures['cpus']} cores, load average {figures['load_average']:.1f} at the end:\n\n"
+        f"| | times better | stock without history |\n|---|---|---|\n{rows}\n"
+    )
+
+
+def replace_block(document: Path, text: str) -> None:
+    """Put `text` between the markers of `document`."""
+    head, _, rest = document.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    document.write_text(head + BEGIN + text + END + tail)
+
+
+def publish_run(run: Path) -> None:
     """Publish the run in folder `run`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in ("summary.json", "metrics.jsonl", "curves.png", "config.toml"):
         shutil.copyfile(run / name, FOLDER / name)
     last = max((run / "trajectories").glob("*.jsonl.gz"))
     (FOLDER / "transcript.txt").write_text(transcript(choose(list(read(last)))))
-    readme = ROOT / "README.md"
-    head, _, rest = readme.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    readme.write_text(head + BEGIN + block(FOLDER) + END + tail)
+    replace_block(ROOT / "README.md", block(FOLDER))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    source = Path(sys.argv[1])
+    if source.suffix == ".json":
+        replace_block(source.with_suffix(".md"), sandbox_block(json.loads(source.read_text())))
+    else:
+        publish_run(source)

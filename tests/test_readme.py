@@ -1,9 +1,11 @@
 """The README: its commands parse, its sampler works, and its figures are those of the published run."""
 
 import asyncio
+import json
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,9 +46,16 @@ def test_every_command_in_the_readme_is_a_verb_or_a_make_target() -> None:
         assert words[1] in known, command
 
 
-def test_the_figures_are_those_of_the_published_run() -> None:
+def published() -> dict[str, Callable[..., str]]:
     namespace: dict[str, object] = {"__file__": str(ROOT / "benchmarks" / "publish.py"), "__name__": "publish"}
     exec((ROOT / "benchmarks" / "publish.py").read_text(), namespace)
-    block = namespace["block"]
-    assert callable(block)
-    assert block(ROOT / "docs" / "quickstart") in README
+    return {name: value for name, value in namespace.items() if callable(value)}
+
+
+def test_the_figures_are_those_of_the_published_run() -> None:
+    assert published()["block"](ROOT / "docs" / "quickstart") in README
+
+
+def test_the_figures_of_the_sandbox_are_those_of_the_published_measurement() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "sandbox.json").read_text())
+    assert published()["sandbox_block"](figures) in (ROOT / "benchmarks" / "sandbox.md").read_text()
