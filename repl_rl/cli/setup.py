@@ -28,6 +28,8 @@ class Setup:
     """What samples: vllm, or transformers, which needs no vLLM."""
     sandbox: Literal["local", "docker", "gateway", "unsafe"] = "local"
     """Where lines run. `unsafe` isolates nothing: use it only for a policy whose every line you would run yourself."""
+    preload: str = ""
+    """Modules that every console has imported already, so that they cost it nothing: names with commas between."""
     sampler: str = "repl"
     """How a rollout goes: a shipped sampler, or module:Class."""
     prompt: str = "bare"
@@ -68,7 +70,13 @@ class Setup:
         renderer = Renderer.from_folder(self.model_folder, self.overshoot)
         containers = self.docker if self.sandbox == "docker" else None
         sandbox = await stack.enter_async_context(
-            open_sandbox(self.sandbox, limits=self.limits, warm=self.concurrency, containers=containers)
+            open_sandbox(
+                self.sandbox,
+                limits=self.limits,
+                preload=[name.strip() for name in self.preload.split(",") if name.strip()],
+                warm=self.concurrency,
+                containers=containers,
+            )
         )
         options = EngineOptions(seed=self.seed, max_sessions=self.concurrency)
         engine = await stack.enter_async_context(open_engine(self.engine, model=self.model_folder, options=options))

@@ -24,6 +24,7 @@ IMAGE = "repl-rl-sandbox"
 _USER = 64_000
 _ACCEPT_TIMEOUT_S = 60.0
 _POLL_S = 0.2
+_REMOVED_WITHIN_S = 30
 _HOST_FOLDER = "/run/host"
 _Found = TypeVar("_Found")
 
@@ -122,6 +123,7 @@ class RunningContainer:
             except docker.errors.APIError as error:
                 if "already in progress" not in str(error):
                     raise
+                self._container.wait(condition="removed", timeout=_REMOVED_WITHIN_S)
 
 
 def _listen(listener: socket.socket, folder: Path) -> None:

@@ -74,6 +74,15 @@ def test_a_machine_without_seccomp_is_refused_at_the_start_and_not_at_the_first_
         asyncio.run(main())
 
 
+def test_a_module_that_cannot_be_preloaded_is_named_at_the_start() -> None:
+    async def main() -> None:
+        async with open_sandbox("local", preload=("no_such_module",)):
+            pass
+
+    with pytest.raises(SandboxUnavailable, match="No module named 'no_such_module'"):
+        asyncio.run(main())
+
+
 def test_containers_of_another_sandbox_than_docker_are_a_config_error() -> None:
     with pytest.raises(ConfigError, match="no effect on the sandbox 'local'"):
         open_sandbox("local", containers=DockerOptions())
