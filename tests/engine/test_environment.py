@@ -1,7 +1,7 @@
 """Environment variables that vLLM needs for a while do not stay."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
 
 from repl_rl.engine.environment import environment
 
@@ -14,13 +14,18 @@ def test_what_was_set_or_changed_in_the_block_is_gone_after_it() -> None:
     assert dict(os.environ) == before
 
 
-def test_blocks_of_several_threads_leave_nothing_behind() -> None:
+def test_a_block_waits_for_the_block_of_another_thread() -> None:
     before = dict(os.environ)
+    inside = threading.Event()
 
-    def use(number: int) -> None:
-        with environment({f"REPL_RL_TEST_{number % 5}": str(number)}):
-            assert os.environ[f"REPL_RL_TEST_{number % 5}"] == str(number)
+    def use() -> None:
+        with environment({"REPL_RL_TEST": "other"}):
+            inside.set()
 
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(use, range(2000)))
+    other = threading.Thread(target=use)
+    with environment({"REPL_RL_TEST": "mine"}):
+        other.start()
+        assert not inside.wait(0.2)
+    other.join()
+    assert inside.is_set()
     assert dict(os.environ) == before
