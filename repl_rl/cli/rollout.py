@@ -11,7 +11,7 @@ from repl_rl.cli.arguments import parse
 from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
 from repl_rl.samplers import RolloutThread
-from repl_rl.store import write_step
+from repl_rl.store import printable, write_step
 from repl_rl.tasks import Split, load_tasks
 from repl_rl.trajectory import Observed, Trajectory
 
@@ -62,8 +62,3 @@ def transcript(trajectory: Trajectory) -> Text:
     failure = f", {trajectory.failure.message}" if trajectory.failure else ""
     shown.append(f"\n[{trajectory.stop}{failure}; {outcome}; {trajectory.sampled_tokens} sampled tokens]", style="cyan")
     return shown
-
-
-def printable(text: str) -> str:
-    """`text` with everything that could steer a terminal made visible; newlines and tabs stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -1,14 +1,18 @@
 """`runs/<name>/`: what a training run leaves behind."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from repl_rl.errors import ConfigError
-from repl_rl.store import write_step
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.report import write_report
+from repl_rl.store import LineCredit, write_step, write_tokens
 from repl_rl.trajectory import Trajectory
+
+_log = logging.getLogger(__name__)
 
 Json = str | int | float | bool | None | Mapping[str, "Json"] | Sequence["Json"]
 
@@ -41,16 +45,33 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def step(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
-        """Append a row to `metrics.jsonl` and store the step's trajectories."""
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        trajectories: Sequence[Trajectory],
+        credit: Sequence[Sequence[LineCredit]] = (),
+    ) -> None:
+        """Append a row to `metrics.jsonl` and store the step's trajectories, with what their lines were worth."""
         row = {"step": step, **metrics}
         self.rows.append(row)
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
-        write_step(self.path / "trajectories", step, trajectories)
+        write_step(self.path / "trajectories", step, trajectories, credit)
+
+    def name_tokens(self, texts: Sequence[str]) -> None:
+        """Keep the text of each token id, for readers without a tokenizer."""
+        write_tokens(self.path / "trajectories", texts)
 
     def summarise(self, summary: Mapping[str, Json]) -> None:
         """Write `summary.json` whole or not at all."""
         torn = self.path / "summary.json.tmp"
         torn.write_text(json.dumps(summary, indent=2) + "\n")
         os.replace(torn, self.path / "summary.json")
+
+    def report(self) -> None:
+        """Write `report.html`. What prevents it is a warning: it must not hide why a run stopped."""
+        try:
+            write_report(self.path)
+        except (ReplRLError, OSError) as error:
+            _log.warning("report.html could not be written: %s", error)

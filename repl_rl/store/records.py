@@ -1,13 +1,13 @@
-"""Trajectories on disk: versioned, compressed JSON lines, one file a step, readable without torch or a tokenizer."""
+"""The JSON form of a trajectory and its credit, in the schema of `SCHEMA_VERSION`.
 
-import gzip
+Version 1 had no `credit`; it is still read.
+"""
+
 import json
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TypedDict
 
 from repl_rl.errors import InvariantError, StoreError
+from repl_rl.store.credited import Credited, LineCredit
 from repl_rl.trajectory import (
     SCHEMA_VERSION,
     Execution,
@@ -40,6 +40,12 @@ class SegmentRecord(TypedDict, total=False):
     token_ids: list[int]
 
 
+class CreditRecord(TypedDict):
+    reward: float
+    advantage: float
+    logprobs: list[float]
+
+
 class TrajectoryRecord(TypedDict):
     schema_version: int
     policy_step: int
@@ -52,48 +58,35 @@ class TrajectoryRecord(TypedDict):
     wall_s: float
     outcome: float | None
     failure: tuple[str, str] | None
+    credit: list[CreditRecord]
 
 
-def write_step(folder: Path, step: int, trajectories: Sequence[Trajectory]) -> Path:
-    """Write the trajectories of one step as `folder/NNNNNN.jsonl.gz`, all of them or none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{step:06d}.jsonl.gz"
-    torn = path.with_suffix(".tmp")
-    with gzip.open(torn, "wt", compresslevel=3, encoding="utf-8") as file:
-        for trajectory in trajectories:
-            file.write(json.dumps(to_record(trajectory), ensure_ascii=True) + "\n")
-    os.replace(torn, path)
-    return path
+READABLE = (1, SCHEMA_VERSION)
+"""Schema versions that this release reads. It writes the last one."""
 
 
-def read(source: Path) -> Iterator[Trajectory]:
-    """Trajectories of a step's file, or of all steps of a `trajectories/` folder in order.
+def dump(entry: Credited) -> bytes:
+    """One line of JSON, in ASCII, with its newline."""
+    return json.dumps(to_record(entry), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+
+
+def parse(text: bytes, where: str) -> Credited:
+    """The inverse of `dump`. `where` begins the message of an error.
 
     Raises:
-        StoreError: the file is missing, torn, or of another schema version; names file and line.
+        StoreError: it is no record, of another version, or breaks an invariant.
     """
-    if not source.exists():
-        raise StoreError(f"no trajectories at {str(source)!r}; give a run's trajectories folder or one of its files")
-    for path in sorted(source.glob("*.jsonl.gz")) if source.is_dir() else [source]:
-        try:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                for number, text in enumerate(file, 1):
-                    yield _parse(text, f"{path}, line {number}")
-        except (EOFError, OSError) as error:
-            raise StoreError(f"{path} is torn or no gzip file ({error}); remove it to read the others") from error
-
-
-def _parse(text: str, where: str) -> Trajectory:
     try:
         return from_record(json.loads(text))
     except StoreError as error:
         raise StoreError(f"{where}: {error}") from error
-    except (KeyError, TypeError, ValueError, InvariantError) as error:
+    except (KeyError, TypeError, ValueError, InvariantError, AttributeError, RecursionError) as error:
         raise StoreError(f"{where}: not a trajectory: {error!r}") from error
 
 
-def to_record(trajectory: Trajectory) -> TrajectoryRecord:
-    """The JSON form of a trajectory."""
+def to_record(entry: Credited) -> TrajectoryRecord:
+    """The JSON form of a trajectory and its credit."""
+    trajectory = entry.trajectory
     failure = trajectory.failure
     return TrajectoryRecord(
         schema_version=SCHEMA_VERSION,
@@ -107,21 +100,30 @@ def to_record(trajectory: Trajectory) -> TrajectoryRecord:
         wall_s=trajectory.wall_s,
         outcome=trajectory.outcome,
         failure=(failure.kind, failure.message) if failure else None,
+        credit=[
+            CreditRecord(reward=c.reward, advantage=c.advantage, logprobs=list(c.logprobs)) for c in entry.credit_L
+        ],
     )
 
 
-def from_record(record: TrajectoryRecord) -> Trajectory:
+def from_record(record: TrajectoryRecord) -> Credited:
     """The inverse of `to_record`; every invariant is checked again.
 
     Raises:
         StoreError: the schema version or the policy step is missing or unknown (I10).
     """
     version = record.get("schema_version")
-    if version != SCHEMA_VERSION or "policy_step" not in record:
+    if version not in READABLE or "policy_step" not in record:
         raise StoreError(
             f"schema_version is {version!r} and policy_step is {record.get('policy_step')!r}; "
-            f"this release reads records of version {SCHEMA_VERSION} that name their policy step"
+            f"this release reads records of version {' and '.join(map(str, READABLE))} that name their policy step"
         )
+    credit = record["credit"] if version > 1 else []
+    credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in credit)
+    return Credited(_trajectory(record), credit_L)
+
+
+def _trajectory(record: TrajectoryRecord) -> Trajectory:
     text, ids = record["prompt"]
     failure = record["failure"]
     return Trajectory(

@@ -1,0 +1,262 @@
+"""`repl-rl replay FILE`: show a stored trajectory, step through it in a fresh console, verify it, branch from it."""
+
+import asyncio
+import sys
+import tomllib
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from repl_rl.cli.arguments import parse
+from repl_rl.cli.rollout import transcript
+from repl_rl.cli.setup import Setup
+from repl_rl.episode import RolloutLimits
+from repl_rl.errors import ConfigError
+from repl_rl.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
+from repl_rl.samplers import RolloutThread
+from repl_rl.sandbox import DockerOptions, Limits, Sandbox, open_sandbox
+from repl_rl.store import Credited, Store, exchanges, printable, to_text
+from repl_rl.store.notebook import write_notebook
+from repl_rl.tasks import Split, Task, load_tasks
+from repl_rl.trajectory import LineStatus, Trajectory
+
+_COLOURS = {LineStatus.OK: "green", LineStatus.INCOMPLETE: "green", LineStatus.ANSWERED: "cyan"}
+_HELP = "Enter: next recorded line; anything else is run; an end of file (Ctrl-D) leaves"
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Show a trajectory. In a terminal, step through it in a fresh console and type lines of your own."""
+
+    file: Positional[Path]
+    """Run folder, trajectories folder, or one of its files."""
+    id: str | None = None
+    """Which trajectory; none: the first one, or with --verify all of them."""
+    to_line: int | None = None
+    """Have so many recorded lines run in a fresh console, then run what the standard input says, >= 0."""
+    verify: bool = False
+    """Execute again and compare what is shown; the exit code is 1 if anything differs."""
+    branch: int = 0
+    """Continuations to sample from --to-line on with the policy, >= 0."""
+    export: Path | None = None
+    """Write the trajectory to this file, a notebook if it ends in .ipynb, else text; none: it is shown."""
+    sandbox: Literal["local", "docker", "gateway", "unsafe"] | None = None
+    """Where lines run; none: where the run's did."""
+    engine: Literal["vllm", "transformers"] | None = None
+    """What samples branches; none: what the run sampled with."""
+    model: Path | None = None
+    """Folder of the policy that samples branches; none: the one that the run trained, or else started from."""
+    temperature: float = 1.0
+    """Sampling temperature of branches, >= 0; 0 is greedy."""
+
+    def __post_init__(self) -> None:
+        if self.branch < 0 or not self.temperature >= 0:
+            raise ConfigError("branch, temperature", (self.branch, self.temperature), "give 0 or more")
+        chosen = [name for name in ("verify", "branch", "export") if getattr(self, name)]
+        if len(chosen) > 1:
+            raise ConfigError("options", chosen, "choose one of them")
+        if self.verify and self.to_line is not None:
+            raise ConfigError("to_line", self.to_line, "it has no effect with --verify; leave it out")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    config = parse(ReplayConfig, "replay", argv)
+    store = Store(config.file)
+    console = Console(highlight=False)
+    if config.verify:
+        entries = (store[config.id],) if config.id else tuple(store)
+        return _verify(config, [entry.trajectory for entry in entries], console)
+    entry = _chosen(store, config.id)
+    if config.export:
+        _export(entry, config.export)
+    elif config.branch:
+        _branch(config, entry, console)
+    elif config.to_line is not None or sys.stdin.isatty():
+        asyncio.run(_step(config, entry, console))
+    else:
+        _show(entry, console)
+    for damage in store.damage:
+        console.print(Text(f"not readable: {damage}", style="yellow"))
+    return 0
+
+
+def _chosen(store: Store, id: str | None) -> Credited:
+    if id is None and not store.ids:
+        raise ConfigError("trajectories", str(store.source), "there are none; give another file")
+    return store[store.ids[0] if id is None else id]
+
+
+def _export(entry: Credited, path: Path) -> None:
+    if path.suffix == ".ipynb":
+        write_notebook(entry, path)
+    else:
+        path.write_text(to_text(entry.trajectory), encoding="utf-8")
+    print(path)
+
+
+def _show(entry: Credited, console: Console) -> None:
+    """The transcript as recorded, then a table of its lines."""
+    console.print(transcript(entry.trajectory))
+    table = Table("line", "status", "ms", "reward", "advantage", "", box=None, header_style="dim")
+    credit_L = entry.credit_L or (None,) * len(entry.trajectory.lines)
+    for number, (exchange, credit) in enumerate(zip(exchanges(entry.trajectory), credit_L, strict=True)):
+        run = exchange.line.execution
+        figures = (f"{credit.reward:+.3g}", f"{credit.advantage:+.3g}") if credit else ("", "")
+        table.add_row(
+            str(number),
+            _status(run.status) if run else Text("not run", style="dim"),
+            f"{run.elapsed_s * 1000:.1f}" if run else "",
+            *figures,
+            Text(printable(exchange.line.text.rstrip("\n")).replace("\n", "⏎")[:60], style="dim"),
+        )
+    console.print(table)
+
+
+def _status(status: LineStatus) -> Text:
+    return Text(status.value, style=_COLOURS.get(status, "red"))
+
+
+async def _step(config: ReplayConfig, entry: Credited, console: Console) -> None:
+    """Rebuild, then read lines; an empty one at a fresh prompt in a terminal is the next recorded line."""
+    terminal = sys.stdin.isatty()
+    async with (
+        _consoles(_setup(config), 1) as sandbox,
+        open_replay(entry.trajectory, sandbox) as replay,
+    ):
+        console.print(Text(printable(entry.trajectory.prompt.text).removesuffix(">>> ").rstrip("\n")))
+        while replay.position < (config.to_line or 0):
+            _tell(await replay.step(), replay, console)
+        if terminal:
+            console.print(Text(_HELP, style="dim"))
+        while True:
+            if terminal:
+                console.print(Text(replay.prompt), end="")
+            typed = await asyncio.to_thread(sys.stdin.readline)
+            if not typed or (replay.ended and not typed.strip()):
+                return
+            if terminal and typed == "\n" and replay.prompt == ">>> ":
+                _tell(await replay.step(), replay, console)
+            else:
+                step = await replay.type(typed)
+                console.print(Text(printable(step.result.text)), end="")
+
+
+def _tell(step: Step | None, replay: Replay, console: Console) -> None:
+    """One line that was executed again: its text, its output, and what is different."""
+    if step is None:
+        console.print(Text("(a line that no console ran)", style="dim"))
+        return
+    shown = Text(printable(step.recorded.prompt if step.recorded else ""), style="dim")
+    shown.append(printable(step.text.rstrip("\n")), style="bold not dim")
+    shown.append(f"   {step.result.status}", style=_COLOURS.get(step.result.status, "red"))
+    console.print(shown)
+    console.print(Text(printable(step.result.text)), end="")
+    if step.difference is not None:
+        was = printable(step.difference.recorded.text)
+        console.print(Text(f"recorded otherwise ({step.difference.cause}): {was}", style="yellow"))
+
+
+def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: Console) -> int:
+    async def run() -> Determinism:
+        async with _consoles(_setup(config), 8) as sandbox:
+            return await verify_all(trajectories, sandbox, concurrency=8)
+
+    found = asyncio.run(run())
+    table = Table("trajectory", "line", "cause", "recorded", "now")
+    for v in found.divergent:
+        assert v.difference is not None
+        sides = (v.difference.recorded, v.difference.now)
+        texts = [Text(printable(f"{side.status}: {side.text}").replace("\n", "⏎")[:60]) for side in sides]
+        table.add_row(Text(printable(v.id)), str(v.difference.line), v.difference.cause.value, *texts)
+    if found.divergent:
+        console.print(table)
+    skipped = len(found.verifications) - found.verified
+    console.print(
+        f"determinism {found.score:.2%}: {found.verified} trajectories executed again, {len(found.divergent)} differ"
+        + (f", {skipped} could not be executed" if skipped else "")
+    )
+    for cause, count in found.causes.most_common():
+        console.print(f"  {cause}: {count}")
+    return int(bool(found.divergent))
+
+
+def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:
+    trajectory = entry.trajectory
+    start = start_at(trajectory, config.to_line or 0)
+    setup = _setup(config)
+    task = _task(config, trajectory.task_id)
+    with RolloutThread(replace(setup, concurrency=config.branch).open, {}) as source:
+        found: Branches = source.run(branch(source.rollouts, start, task, config.branch, config.temperature))
+    for each in found.trajectories:
+        console.print(transcript(each))
+        console.rule(style="dim")
+    value = "not graded: its task is not known here" if found.value is None else f"{found.value:.2f}"
+    recorded = "not graded" if trajectory.outcome is None else f"{trajectory.outcome:g}"
+    console.print(
+        f"after line {start.line}: mean outcome of {len(found.trajectories)} continuations {value}; recorded {recorded}"
+    )
+
+
+def _run_folder(config: ReplayConfig) -> Path | None:
+    """The run folder that the file belongs to; None: it was stored elsewhere."""
+    places = (config.file, *config.file.resolve().parents[:2])
+    return next((place for place in places if (place / "config.toml").is_file()), None)
+
+
+def _settings(config: ReplayConfig) -> dict[str, object]:
+    run = _run_folder(config)
+    return tomllib.loads((run / "config.toml").read_text()) if run else {}
+
+
+def _setup(config: ReplayConfig) -> Setup:
+    """The world that the run was in, with the sandbox, the engine and the policy that were asked for."""
+    given = _settings(config)
+    asked = {"sandbox": config.sandbox, "engine": config.engine}
+    given |= {name: value for name, value in asked.items() if value is not None}
+    tables: dict[str, type] = {"rollout": RolloutLimits, "limits": Limits}
+    if given.get("sandbox") == "docker":
+        tables["docker"] = DockerOptions
+    plain = {f.name: given[f.name] for f in fields(Setup) if f.name in given and not isinstance(given[f.name], dict)}
+    nested = {name: _table(kind, given[name]) for name, kind in tables.items() if name in given}
+    setup = Setup(**plain, **nested)  # type: ignore[arg-type]
+    return replace(setup, model=_model(config, setup))
+
+
+def _table(kind: type, given: object) -> object:
+    assert isinstance(given, dict)
+    known = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in given.items() if name in known})
+
+
+def _consoles(setup: Setup, warm: int) -> AbstractAsyncContextManager[Sandbox]:
+    containers = setup.docker if setup.sandbox == "docker" else None
+    return open_sandbox(setup.sandbox, limits=setup.limits, warm=warm, containers=containers)
+
+
+def _model(config: ReplayConfig, setup: Setup) -> str:
+    run = _run_folder(config)
+    trained = run / "checkpoints" / "final" if run else None
+    if config.model is not None:
+        return str(config.model)
+    return str(trained) if trained and trained.is_dir() else setup.model
+
+
+def _task(config: ReplayConfig, id: str) -> Task | None:
+    """The task of that id among those that the run drew; None: it is not there."""
+    given = _settings(config)
+    setup = _setup(config)
+    for split, name in ((Split.TRAIN, "train_tasks"), (Split.HELD_OUT, "eval_tasks")):
+        count = given.get(name)
+        drawn = load_tasks(setup.tasks, split=split, count=count if isinstance(count, int) else None, seed=setup.seed)
+        found = next((task for task in drawn if task.id == id), None)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,57 @@
+"""`repl-rl view RUN`: open the report of a run, or follow one that is running."""
+
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from repl_rl.cli.arguments import parse
+from repl_rl.errors import ConfigError
+from repl_rl.report import ReportServer, write_report
+
+
+@dataclass(frozen=True)
+class ViewConfig:
+    """Write RUN/report.html anew, print its address, and open it in a browser."""
+
+    run: Positional[Path]
+    """Run folder, such as runs/quickstart."""
+    serve: bool = False
+    """Follow a running training: serve the report on the loopback interface until interrupted."""
+    port: int = 0
+    """Port to serve on, 0 to 65535; 0: any that is free."""
+    open: bool = True
+    """Open a browser; the address is printed in any case."""
+
+    def __post_init__(self) -> None:
+        if self.port and not self.serve:
+            raise ConfigError("port", self.port, "it has no effect without --serve; leave it out")
+        if not 0 <= self.port < 65536:
+            raise ConfigError("port", self.port, "give 0 to 65535")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    config = parse(ViewConfig, "view", argv)
+    if config.serve:
+        _serve(config)
+        return 0
+    address = write_report(config.run).resolve().as_uri()
+    print(address, flush=True)
+    if config.open:
+        webbrowser.open(address)
+    return 0
+
+
+def _serve(config: ViewConfig) -> None:
+    try:
+        server = ReportServer(config.run, config.port)
+    except OSError as error:
+        raise ConfigError("port", config.port, f"it cannot be had: {error.strerror}") from error
+    with server:
+        print(f"{server.address}    (interrupt to stop)", flush=True)
+        if config.open:
+            webbrowser.open(server.address)
+        server.serve_forever()

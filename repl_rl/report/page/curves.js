@@ -1,0 +1,89 @@
+/* The overview: what changed, and the curves behind it. */
+
+const share = (v) => percent(v).replace(".0%", "%");
+
+function keyFigures(data) {
+  const s = data.summary;
+  const change = (name) => (s[name + "_last"] === undefined ? percent(s[name + "_first"]) :
+    [el("small", {}, percent(s[name + "_first"]) + " → "), percent(s[name + "_last"])]);
+  const figures = [
+    ["held-out tasks solved", change("solve_rate"), s.solve_rate_first !== undefined],
+    ["solved greedily", change("greedy"), s.greedy_first !== undefined],
+    ["lines in error", change("line_error_rate"), s.line_error_rate_first !== undefined],
+    ["follow altered output", percent(s.tamper_followed), typeof s.tamper_followed === "number"],
+    ["steps", String(s.stopped_at_step ?? data.steps.length), true],
+    ["wall clock", s.wall_s ? duration(s.wall_s) : "–", s.wall_s !== undefined],
+  ];
+  return el("dl", { class: "figures" },
+    figures.filter((f) => f[2]).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function duration(s) {
+  return s < 90 ? number(s, 2) + " s" : s < 5400 ? (s / 60).toFixed(1) + " min" : (s / 3600).toFixed(1) + " h";
+}
+
+function overview(data) {
+  const m = data.metrics, xs = m.step || [];
+  const s = data.summary, held = [];
+  if (s.solve_rate_first !== undefined) held.push([0, s.solve_rate_first]);
+  if (s.solve_rate_last !== undefined) held.push([s.stopped_at_step ?? xs[xs.length - 1] ?? 0, s.solve_rate_last]);
+  const of = (name, label) => ({ name: label || name, values: m[name] });
+  const steps = data.steps.map((step) => step.step);
+  const charts = [
+    chart("Solve rate", xs, [of("solve_rate", "training rollouts"), { name: "held-out tasks", points: held }],
+      { max: 1, format: share }),
+    chart("Lines in error, by class", steps, classSeries(data.steps), { stacked: true, format: share }),
+    chart("Reward of a rollout, by source", steps, rewardSeries(data.steps),
+      { help: "mean outcome, and mean sum of line rewards for each status" }),
+    chart("Lines of a rollout", xs, [of("lines_per_rollout", "lines"), of("line_tokens_mean", "tokens a line")]),
+    chart("Tokens a step", xs, [of("sampled_tokens", "sampled"), of("observed_tokens", "observed")], { stacked: true }),
+    chart("Seconds a step", xs, [of("rollout_s", "rollouts"), of("update_s", "update"), of("sync_s", "weight sync")],
+      { stacked: true }),
+    chart("Farming indicators", xs, [of("void_line_rate", "void lines"), of("print_rate", "print"),
+      of("try_rate", "try"), of("repeat_rate", "repeated")],
+      { format: share, help: "shares of lines that compute nothing, print, hide errors, repeat the line before" }),
+    chart("Shaping", xs, [of("shaping_share", "share of reward"), of("shaping_correlation", "correlation")],
+      { help: "how line rewards stand to outcomes" }),
+    chart("Sampler and trainer apart, nats", xs, [of("logprob_gap_max", "largest"), of("logprob_gap_mean", "mean")],
+      { log: true }),
+    chart("Entropy, nats", xs, [of("entropy", "")]),
+    chart("Gradient norm", xs, [of("grad_norm", "")]),
+    chart("Endings and faults", xs, [of("answered_rate", "answered"), of("too_long_rate", "too long"),
+      of("timeout_rate", "timeouts"), of("sandbox_fault_rate", "our faults")], { format: share, max: 1 }),
+  ];
+  return el("section", {}, keyFigures(data), familyTable(s), el("div", { class: "charts" }, charts));
+}
+
+/* The six most frequent classes, as shares of all lines of their step. */
+function classSeries(steps) {
+  const totals = {};
+  for (const step of steps) for (const [name, n] of Object.entries(step.classes)) totals[name] = (totals[name] || 0) + n;
+  const names = Object.keys(totals).sort((a, b) => totals[b] - totals[a]);
+  const series = names.slice(0, 6).map((name) => ({
+    name: plain(name), values: steps.map((step) => (step.classes[name] || 0) / Math.max(step.lines, 1)),
+  }));
+  const rest = names.slice(6);
+  if (rest.length) series.push({ name: "others", values: steps.map((step) =>
+    rest.reduce((sum, name) => sum + (step.classes[name] || 0), 0) / Math.max(step.lines, 1)) });
+  return series;
+}
+
+function rewardSeries(steps) {
+  const names = [...new Set(steps.flatMap((step) => Object.keys(step.earned)))].sort();
+  return [{ name: "outcome", values: steps.map((step) => step.outcome) },
+    ...names.slice(0, 6).map((name) => ({ name: plain(name.replaceAll("_", " ")), values: steps.map((step) => step.earned[name] || 0) }))];
+}
+
+function familyTable(s) {
+  if (!s.families_first || !Object.keys(s.families_first).length) return null;
+  const last = s.families_last || {};
+  const bar = (value) => {
+    const node = el("span", { class: "bar" }, el("i"));
+    node.firstChild.style.width = 100 * (value || 0) + "%";
+    return node;
+  };
+  return el("details", { class: "families" }, el("summary", {}, "Solve rate by family of tasks"),
+    el("table", {}, Object.keys(s.families_first).map((name) => el("tr", {}, el("th", {}, plain(name)),
+      el("td", {}, percent(s.families_first[name])), el("td", {}, name in last ? percent(last[name]) : ""),
+      el("td", {}, bar(last[name] ?? s.families_first[name]))))));
+}

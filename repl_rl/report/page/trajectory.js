@@ -1,0 +1,73 @@
+/* One trajectory as a console session, with what each line was worth beside it. */
+
+const BAD = new Set(["syntax_error", "exception", "timeout", "memory_limit", "output_limit", "killed"]);
+
+function statusKind(status) {
+  if (status === null) return "unrun";
+  if (status === "sandbox_fault") return "fault";
+  return BAD.has(status) ? "bad" : status === "answered" ? "answered" : "fine";
+}
+
+function outcomeChip(outcome) {
+  if (outcome === null) return el("span", { class: "chip" }, "not graded");
+  return el("span", { class: "chip " + (outcome >= 1 ? "good" : "poor") }, outcome >= 1 ? "solved" : "not solved");
+}
+
+/* options: heat; upto (lines to draw); split ({line, token, where} of a first divergence); current; onpick(line). */
+function trajectoryView(t, captions, options = {}) {
+  const { heat = "none", upto = t.lines.length, split = null, current = null, onpick = null } = options;
+  const box = el("div", { class: "session", "data-heat": heat });
+  box.append(el("div", { class: "row start" }, el("span"), el("pre", { class: "seen" }, visible(bare(t.prompt)))));
+  t.lines.slice(0, upto).forEach((line, i) => box.append(...lineRows(t, line, i)));
+  if (upto >= t.lines.length) box.append(el("p", { class: "ending" }, ending(t)));
+  return box;
+
+  function lineRows(t, line, i) {
+    const before = split && i < split.line ? " shared" : "";
+    const here = split && i === split.line;
+    const code = el("pre", { class: "code" }, el("span", { class: "ps" }, line.prompt));
+    if (heat === "none" && !(here && split.where === "token")) code.append(visible(line.text.replace(/\n$/, "")));
+    else code.append(...tokens(line, captions, heat, here && split.where === "token" ? split.token : -1));
+    const pick = onpick ? { onclick: () => onpick(i) } : {};
+    const rows = [
+      el(
+        "div",
+        { class: "row line" + before + (i === current ? " current" : ""), "data-line": i, ...pick },
+        el("span", { class: "dot " + statusKind(line.status), title: line.status || "not run" }),
+        code,
+        facts(line),
+      ),
+    ];
+    const output = bare(line.seen || "");
+    if (output || (here && split.where === "seen")) {
+      const mark = here && split.where === "seen" ? " diverges" : "";
+      const bad = statusKind(line.status) === "bad" ? " bad" : "";
+      rows.push(el("div", { class: "row" + before }, el("span"), el("pre", { class: "seen" + bad + mark }, visible(output))));
+    }
+    return rows;
+  }
+}
+
+/* Without the console's next prompt, which is drawn at the next line. */
+function bare(text) {
+  return text.replace(/(>>> |\.\.\. )$/, "").replace(/\n$/, "");
+}
+
+function facts(line) {
+  const reward = line.reward === null ? null : el("span", { title: "reward of the line" }, "r " + signed(line.reward));
+  const named = line.named.map(([name, value]) => name + " " + signed(value)).join("\n");
+  const advantage =
+    line.advantage === null
+      ? null
+      : el("span", { class: line.advantage > 0 ? "up" : line.advantage < 0 ? "down" : "", title: "advantage" },
+          "A " + signed(line.advantage));
+  const time = line.ms === null ? null : el("span", { title: "wall clock" }, number(line.ms, 2) + " ms");
+  return el("span", { class: "facts", title: plain(named) }, reward, advantage, time);
+}
+
+function ending(t) {
+  const parts = [outcomeChip(t.outcome), " ended: " + t.stop.replaceAll("_", " ")];
+  if (t.answer !== null) parts.push(", answer ", el("code", {}, visible(t.answer)));
+  if (t.failure) parts.push(", our failure: ", visible(t.failure));
+  return parts;
+}

@@ -1,0 +1,63 @@
+"""Run folders made here: as a training leaves them, with lines of every kind, some of them hostile."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from repl_rl.store import LineCredit, write_step, write_tokens
+from repl_rl.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Prompt, Sampled, Stop, Trajectory
+
+TOKENS = ["x", " = ", "1", "\n", "1/0", "submit_final_answer", "(1)\n", ">>> "]
+TRACE = (
+    'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\nZeroDivisionError: division by zero\n'
+)
+HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">\x1b[2J\x00\u202eevil\n'
+
+
+def line(ids: Sequence[int], status: LineStatus = LineStatus.OK, answer: str | None = None) -> Line:
+    """A line of the tokens above."""
+    text = "".join(TOKENS[i] for i in ids)
+    ran = Execution(status, 0.002, answer)
+    return Line(tuple(ids), tuple(-0.1 - j for j, _ in enumerate(ids)), text, LineEnd.NEWLINE, ran)
+
+
+def rollout(step: int, task: str, member: int, printed: str = TRACE) -> Trajectory:
+    """Members with an even number are right at once; the others fail first, printing `printed`."""
+    good, bad = line([0, 1, 2, 3]), line([4, 3], LineStatus.EXCEPTION)
+    first, shown = (bad, f"{printed}>>> ") if member % 2 else (good, ">>> ")
+    answered = line([5, 6], LineStatus.ANSWERED, "1")
+    prompt = Prompt(f"What is {task}?\n>>> ", (9, 7))
+    segments = (Sampled((first,)), Observed(shown, (7,)), Sampled((answered,)))
+    outcome = 1.0 if member % 2 == 0 else 0.0
+    id = f"{step}-{task}-{member}"
+    return Trajectory(id, task, prompt, segments, Stop.ANSWERED, step, member, 0.5, outcome)
+
+
+def credit(t: Trajectory) -> tuple[LineCredit, ...]:
+    """A penalty for errors, advantages by outcome."""
+    advantage = 1.0 if t.outcome else -1.0
+    return tuple(
+        LineCredit(-0.1 * bool(line.execution and line.execution.status.is_error), advantage, line.logprobs)
+        for line in t.lines
+    )
+
+
+def run_folder(
+    path: Path, steps: int = 3, tasks: Sequence[str] = ("one", "two"), members: int = 4, finished: bool = True
+) -> Path:
+    """A run folder with `steps` x `tasks` x `members` trajectories; the last one of each step is hostile."""
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text('model = "builtin:quickstart"\nname = "<b>run</b>"\n')
+    write_tokens(path / "trajectories", TOKENS)
+    rows = []
+    for step in range(steps):
+        found = [rollout(step, task, member) for task in tasks for member in range(members)]
+        found[-1] = replace(rollout(step, tasks[-1], members - 1, HOSTILE + TRACE), id=found[-1].id)
+        write_step(path / "trajectories", step + 1, found, [credit(t) for t in found])
+        rows.append({"step": step + 1, "solve_rate": step / steps, "line_error_rate": 0.2, "rollout_s": 1.0})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        summary = {"status": "finished", "engine": "scripted", "solve_rate_first": 0.1, "solve_rate_last": 0.9}
+        (path / "summary.json").write_text(json.dumps(summary))
+    return path

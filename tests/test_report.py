@@ -1,0 +1,194 @@
+"""The report: everything that a run folder has, nothing that runs."""
+
+import base64
+import gzip
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.errors import StoreError
+from repl_rl.report import ReportServer, page, payload, write_report
+from repl_rl.report.rollouts import TEXT_CHARS, clip, detail, error_class
+from repl_rl.store import Credited, exchanges
+from repl_rl.trajectory import Execution, LineStatus
+from tests.runs import HOSTILE, TOKENS, TRACE, credit, line, rollout, run_folder
+
+
+def unpacked(text: str) -> object:
+    found: object = json.loads(gzip.decompress(base64.b64decode(text)))
+    return found
+
+
+def pick(value: object, *path: str | int) -> object:
+    """The value at a path of keys and indices."""
+    for key in path:
+        if isinstance(value, list) and isinstance(key, int):
+            value = value[key]
+        else:
+            assert isinstance(value, dict)
+            value = value[key]
+    return value
+
+
+def size(value: object) -> int:
+    assert isinstance(value, list)
+    return len(value)
+
+
+def data_of(html: str) -> dict[str, object]:
+    found = re.search(r'<script id="data" type="text/plain">([A-Za-z0-9+/=]*)</script>', html)
+    assert found is not None
+    value = unpacked(found[1])
+    assert isinstance(value, dict)
+    return value
+
+
+def test_the_page_carries_all_that_the_folder_has(tmp_path: Path) -> None:
+    data = data_of(write_report(run_folder(tmp_path / "run")).read_text())
+    assert pick(data, "metrics", "step") == [1, 2, 3]
+    assert size(data["rows"]) == 24
+    assert pick(data, "summary", "solve_rate_last") == 0.9
+    assert "builtin:quickstart" in str(data["config"])
+    assert data["tokens"] == {str(i): text for i, text in enumerate(TOKENS[:7])}
+    assert data["notes"] == []
+    assert pick(data, "steps", 0) == {
+        "step": 1,
+        "lines": 16,
+        "classes": {"ZeroDivisionError": 4},
+        "outcome": 0.5,
+        "earned": {"exception": -0.05},
+    }
+
+
+def test_a_rollout_is_drawn_with_its_rewards_advantages_and_ratios() -> None:
+    t = rollout(0, "one", 1)
+    drawn = detail(Credited(t, credit(t)))
+    told = [pick(drawn, "lines", 0, name) for name in ("status", "reward", "advantage", "ratios", "seen")]
+    assert told == ["exception", -0.1, -1.0, [1.0, 1.0], TRACE + ">>> "]
+    assert [pick(drawn, "lines", 1, name) for name in ("seen", "prompt")] == [None, ">>> "]
+    assert pick(detail(Credited(t)), "lines", 0, "advantage") is None
+
+
+def test_nothing_that_a_program_printed_is_markup(tmp_path: Path) -> None:
+    html = write_report(run_folder(tmp_path / "<script>alert(1)<")).read_text()
+    assert "window.hacked" not in html
+    assert "alert(1)" not in html.replace("&lt;script&gt;alert(1)&lt;", "")
+    assert html.count("<script") == 2
+    assert HOSTILE in str(pick(unpacked(str(pick(data_of(html), "chunks", 0))), 7, "lines", 0, "seen"))
+
+
+def test_the_page_admits_its_own_scripts_alone_and_names_no_other_host(tmp_path: Path) -> None:
+    html = page(payload(run_folder(tmp_path / "run")))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
+    assert policy is not None
+    assert re.fullmatch(
+        r"default-src 'none'; style-src 'sha256-[\w+/=]+'; script-src 'sha256-[\w+/=]+'; img-src data:; "
+        r"base-uri 'none'; form-action 'none'",
+        policy[1],
+    )
+    assert re.findall(r"https?://[^\"' ]+", html) == ["http://www.w3.org/2000/svg"]
+
+
+def test_long_texts_are_cut_in_the_middle_and_say_so() -> None:
+    shown = clip("a" * 10_000_000 + "b")
+    assert len(shown) < TEXT_CHARS + 100
+    assert "[... 9,996,001 characters not shown ...]" in shown
+    assert shown.endswith("b")
+    assert clip("\ud800") == "\\ud800"
+
+
+def test_error_classes_are_names_of_exceptions_or_statuses() -> None:
+    (failed, answered) = exchanges(rollout(0, "one", 1))
+    assert (error_class(failed), error_class(answered)) == ("ZeroDivisionError", "")
+    silent = replace(failed, observed=">>> ")
+    assert error_class(silent) == "exception"
+    late = replace(failed, line=replace(line([4, 3]), execution=Execution(LineStatus.TIMEOUT, 5.0)))
+    assert error_class(late) == "timeout"
+    assert error_class(replace(failed, observed="json.decoder.JSONDecodeError: no\n>>> ")) == "JSONDecodeError"
+
+
+def test_a_run_that_goes_on_or_was_torn_is_shown_as_far_as_it_can_be_read(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", finished=False)
+    last = run / "trajectories" / "000003.jsonl.gz"
+    last.write_bytes(last.read_bytes()[:-5])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "sol')
+    data = payload(run)
+    assert size(data["rows"]) == 23
+    assert pick(data, "metrics", "step") == [1, 2, 3]
+    assert "torn" in str(pick(data, "notes", 0))
+    assert "no summary.json yet" in str(pick(data, "notes", 1))
+
+
+def test_of_a_long_run_whole_steps_are_left_out_and_the_page_says_so(tmp_path: Path) -> None:
+    data = payload(run_folder(tmp_path / "run", steps=4), limit=16)
+    assert [pick(data, "rows", i, 3) for i in (0, 7, 8, 15)] == [0, 0, 2, 2]
+    assert (size(data["rows"]), size(data["steps"])) == (16, 4)
+    assert data["notes"] == ["16 of 32 trajectories are in this page: one step in 2"]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StoreError, match="no run folder"):
+        payload(tmp_path)
+    assert main(["view", str(tmp_path)]) == 2
+    assert "no run folder" in capsys.readouterr().err
+
+
+def test_view_writes_the_report_and_prints_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "run")
+    assert main(["view", str(run), "--no-open"]) == 0
+    assert capsys.readouterr().out.strip() == (run / "report.html").as_uri()
+    assert main(["view", str(run), "--port", "1"]) == 2
+
+
+@contextmanager
+def served(run: Path) -> Iterator[ReportServer]:
+    with ReportServer(run) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def status(address: str, **headers: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def text(address: str) -> str:
+    with urllib.request.urlopen(address) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_server_listens_on_loopback_and_answers_only_who_knows_the_token(tmp_path: Path) -> None:
+    with served(run_folder(tmp_path / "run")) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        root = server.address.removesuffix(f"{server.token}/")
+        assert 'data-follow="yes"' in text(server.address)
+        assert [status(root + path) for path in ("", "version", "data", "x" * 32 + "/")] == [404] * 4
+        assert status(server.address + "../../etc/passwd") == 404
+        assert status(server.address, Host="evil.example:80") == 404
+
+
+def test_the_server_tells_when_a_run_has_got_on(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", finished=False)
+    with served(run) as server:
+        before = text(server.address + "version")
+        assert text(server.address + "version") == before
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 4, "solve_rate": 1.0}\n')
+        assert text(server.address + "version") != before
+        assert pick(unpacked(text(server.address + "data")), "metrics", "step") == [1, 2, 3, 4]
