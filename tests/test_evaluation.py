@@ -1,16 +1,40 @@
 """Held-out figures, and the question whether answers follow what the console printed."""
 
 import asyncio
+import json
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from repl_rl.evaluation import TamperedSandbox, evaluate, tamper, tamper_followed
+from repl_rl.cli import main
+from repl_rl.errors import ConfigError
+from repl_rl.evaluation import (
+    EvaluationFolder,
+    Study,
+    TamperedSandbox,
+    TaskResult,
+    bootstrap,
+    compare,
+    evaluate,
+    pass_at_k,
+    play_all,
+    read_study,
+    sign_test,
+    tamper,
+    tamper_followed,
+    wilson,
+    write_study,
+)
 from repl_rl.metrics import describe, families
 from repl_rl.samplers import Rollouts, RolloutThread
-from repl_rl.trajectory import Trajectory
-from tests.test_samplers import thread
+from repl_rl.tasks import Task
+from repl_rl.trajectory import Failure, Stop, Trajectory
 from tests.worlds import TASK, world
 
 
@@ -72,5 +96,186 @@ def test_an_evaluation_tells_solve_rates_by_family() -> None:
     with RolloutThread(opener, {}) as source:
         result = evaluate(source, tasks)
     assert (result.solve_rate, result.greedy, dict(result.families)) == (0.5, 0.5, {"easy": 1.0, "hard": 0.0})
-    with thread(world(["submit_final_answer(42)\n"])) as source:
+    with RolloutThread(opener, {}) as source:
         assert families(source.sample([TASK]), {TASK.id: ""}) == {"": 1.0}
+
+
+def test_wilson_gives_the_published_values() -> None:
+    some, none, every = wilson(8, 10), wilson(0, 10), wilson(10, 10)
+    assert (round(some.low, 4), round(some.high, 4)) == (0.4902, 0.9433)
+    assert (none.low, round(none.high, 4)) == (0.0, 0.2775)
+    assert (round(every.low, 4), every.high) == (0.7225, 1.0)
+    assert str(some) == "80.0% (49.0% to 94.3%)"
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_share_and_stays_within_bounds(counts: tuple[int, int]) -> None:
+    interval = wilson(*counts)
+    assert 0 <= interval.low <= interval.value <= interval.high <= 1
+    assert interval.low < interval.high
+
+
+@given(outcomes=st.lists(st.booleans(), min_size=1, max_size=7), data=st.data())
+def test_pass_at_k_is_the_share_of_all_choices_of_k_rollouts_with_a_right_one(
+    outcomes: list[bool], data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, len(outcomes)))
+    choices = [any(choice) for choice in combinations(outcomes, k)]
+    assert pass_at_k(sum(outcomes), len(outcomes), k) == pytest.approx(sum(choices) / len(choices))
+
+
+@settings(max_examples=10)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_a_bootstrap_holds_the_mean_and_repeats_exactly(values: list[float]) -> None:
+    interval = bootstrap(values)
+    assert interval == bootstrap(values)
+    assert min(values) - 1e-9 <= interval.low <= interval.value <= interval.high <= max(values) + 1e-9
+
+
+def test_a_bootstrap_is_about_as_wide_as_the_normal_interval() -> None:
+    values = [0.0] * 50 + [1.0] * 50
+    interval = bootstrap(values)
+    assert interval.low == pytest.approx(0.402, abs=0.02)
+    assert interval.high == pytest.approx(0.598, abs=0.02)
+
+
+def test_the_sign_test_gives_the_published_values() -> None:
+    assert sign_test(9, 1) == pytest.approx(22 / 1024)
+    assert sign_test(1, 9) == sign_test(9, 1)
+    assert sign_test(0, 0) == sign_test(3, 3) == 1.0
+
+
+@pytest.mark.parametrize("bad", [lambda: wilson(1, 0), lambda: pass_at_k(1, 2, 3), lambda: bootstrap([]),
+                                 lambda: sign_test(-1, 0), lambda: wilson(3, 2)])  # fmt: skip
+def test_impossible_counts_are_refused(bad: object) -> None:
+    assert callable(bad)
+    with pytest.raises(ConfigError):
+        bad()
+
+
+def study(solved: Sequence[int], rollouts: int = 1, family: str = "f") -> Study:
+    return Study(tuple(TaskResult(f"{family}{n}", family, rollouts, s, None, 2, 0, 0) for n, s in enumerate(solved)))
+
+
+def test_a_comparison_pairs_tasks_and_tells_more_than_two_intervals() -> None:
+    hard_for_both = [0] * 40 + [1] * 40
+    result = compare(study([*hard_for_both, *[1] * 10]), study([*hard_for_both, *[0] * 10]))
+    assert result.difference.value == pytest.approx(1 / 9)
+    assert result.difference.low > 0.03
+    assert (result.better, result.worse) == (10, 0)
+    assert result.p_value == pytest.approx(2 / 1024)
+    assert str(result).startswith("+11.1 points (")
+    assert compare(study([1, 0]), study([1, 0])).difference.value == 0
+
+
+def test_only_evaluations_of_the_same_tasks_are_compared() -> None:
+    with pytest.raises(ConfigError, match=r"tasks in one of the two evaluations only is \(1, \['f2'\]\)"):
+        compare(study([1, 0, 1]), study([1, 0]))
+
+
+TASKS = [replace(TASK, id=f"t{n}", family="odd" if n % 2 else "even") for n in range(150)]
+
+
+class Player:
+    """Plays rollouts of a script and remembers how many; it may be interrupted or fail on our side."""
+
+    def __init__(self, lines: Sequence[str] = ("submit_final_answer(42)\n",), interrupted_at: int = 10**9) -> None:
+        self.rollouts = world(list(lines))
+        self.played = 0
+        self.calls = 0
+        self.interrupted_at = interrupted_at
+
+    def __call__(self, tasks: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
+        self.calls += 1
+        if self.calls == self.interrupted_at:
+            raise KeyboardInterrupt
+        self.played += len(tasks)
+        return asyncio.run(self.rollouts.collect(tasks, temperature))
+
+
+def test_an_interrupted_evaluation_goes_on_where_it_stopped_and_finds_the_same(tmp_path: Path) -> None:
+    folder = EvaluationFolder(tmp_path / "e", "seed = 0\n")
+    first, second, whole, again = Player(interrupted_at=4), Player(), Player(), Player()
+    with pytest.raises(KeyboardInterrupt):
+        play_all(TASKS, first, 2, True, folder)
+    resumed = play_all(TASKS, second, 2, True, EvaluationFolder(tmp_path / "e", "seed = 0\n"))
+    assert first.played + second.played == 3 * len(TASKS)
+    assert first.played == 64 * 3 + 64 * 2
+    assert resumed == play_all(TASKS, whole, 2)
+    play_all(TASKS, again, 2, True, folder)
+    assert again.played == 0
+
+
+def test_a_folder_of_another_evaluation_is_left_alone(tmp_path: Path) -> None:
+    play_all(TASKS[:3], Player(), folder=EvaluationFolder(tmp_path / "e", "seed = 0\n"))
+    with pytest.raises(ConfigError, match=r"other settings \(seed = 0; seed = 1\); name another folder"):
+        EvaluationFolder(tmp_path / "e", "seed = 1\n")
+    with pytest.raises(ConfigError, match="its tasks are not those of this evaluation"):
+        play_all(TASKS[1:4], Player(), folder=EvaluationFolder(tmp_path / "e", "seed = 0\n"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear reader")
+    with pytest.raises(ConfigError, match="it holds something else"):
+        EvaluationFolder(tmp_path / "mine", "seed = 0\n")
+
+
+def test_figures_are_told_by_family_and_survive_a_file(tmp_path: Path) -> None:
+    tasks = [replace(t, answer="42" if t.family == "odd" else "7") for t in TASKS[:40]]
+    found = play_all(tasks, Player(["1/0\n", "submit_final_answer(42)\n"]), samples=3)
+    assert {name: part.solve_rate.value for name, part in found.families.items()} == {"even": 0.0, "odd": 1.0}
+    assert found.greedy == wilson(20, 40)
+    assert found.solve_rate.value == 0.5
+    assert found.line_error_rate == 0.5
+    three = found.pass_at(3)
+    assert three is not None
+    assert three.value == 0.5
+    assert found.pass_at(4) is None
+    write_study(tmp_path / "new" / "eval.json", found, 3, {"model": "m"})
+    assert read_study(tmp_path / "new" / "eval.json") == found
+    record = json.loads((tmp_path / "new" / "eval.json").read_text())
+    assert record["pass@3"]["value"] == record["solve_rate"]["value"] == 0.5
+    odd = wilson(20, 20)
+    assert record["families"]["odd"] == {"value": 1.0, "low": odd.low, "high": 1.0}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 99}', '{"schema_version": 1, "results": [{}]}'])
+def test_a_file_that_is_no_evaluation_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "e.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"evaluation file is .*e\.json"):
+        read_study(tmp_path / "e.json")
+    with pytest.raises(ConfigError, match="it cannot be read: No such file"):
+        read_study(tmp_path / "absent.json")
+
+
+def test_rollouts_that_failed_on_our_side_count_nowhere_but_are_told() -> None:
+    def play(tasks: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
+        played = Player()(tasks, temperature)
+        failure = Failure("SandboxFault", "lost")
+        broken = replace(played[0], stop=Stop.FAULT, failure=failure, outcome=None)
+        return [broken, *played[1:]]
+
+    found = play_all(TASKS[:4], play, samples=1)
+    assert (found.solve_rate.value, found.faults) == (1.0, 2)
+    assert found.solve_rate == wilson(3, 3)
+    with pytest.raises(ConfigError, match="every rollout failed on our side"):
+        play_all(TASKS[:1], play)
+
+
+EVAL = ("eval", "--engine", "transformers", "--sandbox", "unsafe", "--tasks", "builtin:count", "--concurrency", "4")
+
+
+def test_the_verb_keeps_resumes_compares_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "e")
+    flags = (*EVAL, "--count", "4", "--samples", "2", "--out", out)
+    assert main([*flags, "--k", "2"]) == 0
+    assert "pass@2" in capsys.readouterr().out
+    record = json.loads((tmp_path / "e" / "eval.json").read_text())
+    assert (record["tasks"], len(record["results"]), record["results"][0]["rollouts"]) == (4, 4, 2)
+    assert main([*flags, "--against", str(tmp_path / "e" / "eval.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "+0.0 points (+0.0 to +0.0), better on 0 tasks, worse on 0, p = 1" in shown
+    assert main([*EVAL, "--count", "5", "--against", str(tmp_path / "e" / "eval.json")]) == 2
+    assert "tasks in one of the two evaluations only is (1, ['count-" in capsys.readouterr().err
+    assert main([*flags, "--seed", "1"]) == 2
+    assert "other settings" in capsys.readouterr().err
+    assert main([*EVAL, "--k", "2"]) == 2
+    assert "k is 2; give at most --samples, which is 1" in capsys.readouterr().err

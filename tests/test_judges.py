@@ -1,6 +1,12 @@
 """Promises of `repl_rl.judges`."""
 
+import asyncio
+import json
+import logging
+import os
+import random
 import time
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.judges import find_judge, grade, parse_number
-from repl_rl.tasks import Task
+from repl_rl.judges import JudgeLimits, JudgeProcesses, check_judges, find_judge, grade, graded, parse_number
+from repl_rl.sandbox import InProcessSandbox
+from repl_rl.tasks import Task, load_tasks
 
 BOMBS = (
     "9**9**9",
@@ -91,7 +98,7 @@ def test_no_text_makes_a_judge_raise(answer: str) -> None:
 
 
 def test_an_unknown_judge_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="judge is 'vibes'; choose among exact, numeric, or give module:function"):
+    with pytest.raises(ConfigError, match="judge is 'vibes'; choose among exact, numeric, math, regex, tests, or give"):
         find_judge("vibes")
     for name in ("nowhere_at_all:f", "math:absent"):
         with pytest.raises(ConfigError, match="it cannot be imported"):
@@ -114,10 +121,191 @@ def test_a_judge_of_the_user_is_called_and_its_errors_are_its_own(
     assert grade(task("a", "users_judges:half"), "a") == 0.5
     assert grade(task("a", "users_judges:half"), "b") == 0.0
     assert grade(task("a", "users_judges:broken"), None) == 0.0
-    with pytest.raises(UserCodeError, match="judge users_judges:broken raised on task t: ZeroDivisionError"):
+    with pytest.raises(UserCodeError, match="judge users_judges:broken: on task t it raised ZeroDivisionError"):
         grade(task("a", "users_judges:broken"), "a")
     for name in ("vague", "endless"):
-        with pytest.raises(UserCodeError, match=f"judge users_judges:{name} returned .* return a finite number"):
+        with pytest.raises(UserCodeError, match=f"judge users_judges:{name}: on task t it returned .* return a finite"):
             grade(task("a", f"users_judges:{name}"), "a")
-    with pytest.raises(UserCodeError, match="importing 'users_bad_module' raised ZeroDivisionError"):
+    with pytest.raises(UserCodeError, match="judge users_bad_module:f: importing it raised ZeroDivisionError"):
         find_judge("users_bad_module:f")
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[JudgeProcesses]:
+    """One limited process with short limits, shared: starting one costs a second."""
+    made = JudgeProcesses(JudgeLimits(timeout_s=1.0, memory_mb=1024, processes=1))
+    yield made
+    made.close()
+
+
+EQUAL_FORMULAS = (
+    (r"\frac{1}{2}", "1/2"),
+    (r"\frac{1}{2}", "0.5"),
+    ("x^2+1", "1 + x**2"),
+    (r"\frac{2\sqrt{3}}{3}", "2*sqrt(3)/3"),
+    (r"\frac{\pi}{4}", "pi/4"),
+    ("1+2i", "1 + 2*I"),
+    (r"(-\infty, 3]", "(-oo, 3]"),
+    (r"\{1,2\}", "{2, 1}"),
+    (r"\boxed{7}", "7"),
+    ("$x=3$", "3"),
+)
+UNEQUAL_FORMULAS = (("18", "17 or 18"), ("18", "18 eggs"), ("18", "{17, 18}"), ("1/2", "1/3"), ("x", "y"), ("3", ""))
+
+
+def test_math_reads_latex_and_python_and_picks_nothing_out_of_a_text(processes: JudgeProcesses) -> None:
+    assert [processes.grade("math", task(a), b) for a, b in EQUAL_FORMULAS] == [1.0] * len(EQUAL_FORMULAS)
+    assert [processes.grade("math", task(a), b) for a, b in UNEQUAL_FORMULAS] == [0.0] * len(UNEQUAL_FORMULAS)
+
+
+def test_regex_takes_the_whole_answer(processes: JudgeProcesses) -> None:
+    reference = task(r"\d{4}-\d\d-\d\d")
+    answers = ("2024-02-29", " 2024-02-29\n", "on 2024-02-29", "2024-2-29")
+    assert [processes.grade("regex", reference, answer) for answer in answers] == [1.0, 1.0, 0.0, 0.0]
+    with pytest.raises(ConfigError, match=r"answer of task t is '\('; give a regular expression"):
+        processes.grade("regex", task("("), "a")
+
+
+@pytest.mark.parametrize(
+    ("judge", "reference", "bomb", "reason"),
+    [
+        ("math", "1", "9**9**9", ""),
+        ("math", "1", "100000000!", "it took longer than 1 s"),
+        ("regex", "(a+)+b", "a" * 60 + "c", "it took longer than 1 s"),
+        ("tests.users:sleeps", "1", "1", "it took longer than 1 s"),
+        ("tests.users:eats_memory", "1", "1", "it ran out of memory"),
+        ("tests.users:dies", "1", "1", "its process died"),
+    ],
+)
+def test_a_judge_that_overruns_is_ended_in_time_its_answer_is_wrong_and_the_next_is_graded(
+    processes: JudgeProcesses, caplog: pytest.LogCaptureFixture, judge: str, reference: str, bomb: str, reason: str
+) -> None:
+    processes.load(judge)
+    before = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        assert processes.grade(judge, task(reference), bomb) == 0.0
+    assert time.monotonic() - before < processes.limits.timeout_s + 2
+    assert reason in caplog.text
+    assert processes.grade("regex", task("a"), "a") == 1.0
+
+
+def test_an_overrun_is_told_once_an_answer(processes: JudgeProcesses, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        processes.grade("tests.users:dies", task("1"), "1")
+    assert [record.getMessage() for record in caplog.records] == [
+        "judge tests.users:dies on task t: its process died; the answer counts as wrong"
+    ]
+
+
+@pytest.mark.parametrize("judge", ["math", "regex", "tests"])
+@pytest.mark.parametrize("bomb", ["9" * 10_000_000, "(" * 1_000_000], ids=["digits", "brackets"])
+def test_a_huge_answer_is_wrong_at_once_under_every_judge(judge: str, bomb: str) -> None:
+    before = time.process_time()
+    assert grade(task("1", judge), bomb) == 0.0
+    assert time.process_time() - before < 0.5
+
+
+def test_a_judge_of_the_user_never_runs_in_this_process(processes: JudgeProcesses) -> None:
+    pid = processes.grade("tests.users:pid", task("1"), "1")
+    assert pid != os.getpid()
+    assert processes.grade("tests.users:prints", task("1"), "1") == 1.0
+
+
+def test_all_judges_of_the_tasks_are_checked_before_a_run() -> None:
+    check_judges([task("1"), task("1", "tests.users:pid")])
+    with pytest.raises(ConfigError, match="judge is 'nowhere_at_all:f'; it cannot be imported"):
+        check_judges([task("1"), task("1", "nowhere_at_all:f")])
+
+
+@pytest.mark.parametrize(("name", "value"), [("timeout_s", 0.0), ("memory_mb", 10), ("processes", 0)])
+def test_judge_limits_are_checked(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"judge limit {name} is {value}"):
+        JudgeLimits(**{name: value})  # type: ignore[arg-type]
+
+
+DOCTESTS = ">>> f(2)\n4\n>>> for n in range(2):\n...     print(f(n))\n0\n1\n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "program", "value"),
+    [
+        (DOCTESTS, "def f(x):\n    return x * x\n", 1.0),
+        (DOCTESTS, "def f(x):\n    return x + x\n", 0.0),
+        (DOCTESTS, "def f(x):\n    return x *\n", 0.0),
+        (DOCTESTS, "raise SystemExit", 0.0),
+        (DOCTESTS, "def f(x):\n    exit()\n", 0.0),
+        (DOCTESTS, "class E:\n    __eq__ = lambda s, o: True\ndef f(x):\n    return E()\n", 0.0),
+        ("assert f(3) == 9\nassert f(0) == 0", "f = lambda x: x * x", 1.0),
+        ("assert f(3) == 9\nassert f(0) == 0", "f = lambda x: 9", 0.0),
+    ],
+)
+def test_a_program_is_right_when_its_own_console_prints_what_every_test_expects(
+    tests: str, program: str, value: float
+) -> None:
+    assert asyncio.run(graded(task(tests, "tests"), program, InProcessSandbox())) == value
+
+
+def test_without_a_sandbox_the_tests_run_in_a_local_one_even_inside_an_event_loop() -> None:
+    async def inside() -> tuple[float, float]:
+        right, wrong = "def f(x): return x * x", "import os; os.kill(os.getpid(), 9)"
+        return await graded(task(DOCTESTS, "tests"), right), grade(task(DOCTESTS, "tests"), wrong)
+
+    assert asyncio.run(inside()) == (1.0, 0.0)
+
+
+def test_a_task_without_tests_is_refused() -> None:
+    with pytest.raises(ConfigError, match="answer of task t is ' '; give tests"):
+        asyncio.run(graded(task(" ", "tests"), "x = 1", InProcessSandbox()))
+
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
+
+
+def gsm8k(folder: Path) -> Path:
+    """The real test file where it is at hand; else as many problems of the same form, made here."""
+    if DATA.exists():
+        return DATA
+    rng = random.Random(0)
+    numbers = [rng.choice((f"{rng.randint(1000, 10**6):,}", str(rng.randint(0, 999)))) for _ in range(1319)]
+    lines = [json.dumps({"question": f"problem {n}?", "answer": f"so\n#### {a}"}) for n, a in enumerate(numbers)]
+    (folder / "gsm8k.jsonl").write_text("\n".join(lines))
+    return folder / "gsm8k.jsonl"
+
+
+def perturbed(number: str, kind: int, rng: random.Random) -> str:
+    """A wrong answer that a person or a policy could give instead of `number`."""
+    value = int(number.replace(",", ""))
+    digits = str(abs(value))
+    at = rng.randrange(len(digits))
+    other = digits[:at] + rng.choice([d for d in "123456789" if d != digits[at]]) + digits[at + 1 :]
+    return (
+        other,
+        str(value + rng.choice((-1, 1))),
+        str(-value) if value else "1",
+        f"{value}0" if value else "10",
+        f"{value}.5",
+        f"{value} dollars",
+        f"{value}/{rng.randint(2, 9)}" if value else "1/2",
+        f"{value} or {value + 1}",
+    )[kind]
+
+
+def test_every_reference_answer_of_gsm8k_is_right_and_200_perturbed_ones_are_wrong(tmp_path: Path) -> None:
+    tasks = load_tasks(f"gsm8k:{gsm8k(tmp_path)}")
+    assert len(tasks) == 1319
+    assert {t.judge for t in tasks} == {"numeric"}
+    assert sum(grade(t, t.answer) for t in tasks) == 1319
+    assert sum(grade(t, str(int(t.answer.replace(",", "")))) for t in tasks) == 1319
+    rng = random.Random(200)
+    wrong = [(t, perturbed(t.answer, n % 8, rng)) for n, t in enumerate(rng.sample(tasks, 200))]
+    assert [(t.answer, answer) for t, answer in wrong if grade(t, answer) != 0.0] == []
+
+
+@pytest.mark.heavy
+def test_math_agrees_with_numeric_on_every_reference_answer_of_gsm8k(tmp_path: Path) -> None:
+    tasks = load_tasks(f"gsm8k:{gsm8k(tmp_path)}")
+    judges = JudgeProcesses()
+    try:
+        assert [t.id for t in tasks if judges.grade("math", t, t.answer) != 1.0] == []
+    finally:
+        judges.close()

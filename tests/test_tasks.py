@@ -1,6 +1,9 @@
 """Promises of `repl_rl.tasks`."""
 
+import asyncio
+import hashlib
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks import EASY, FAMILIES, HARD, Split, generate, load_tasks, split_of
+from repl_rl.sandbox import InProcessSandbox
+from repl_rl.tasks import (
+    EASY,
+    FAMILIES,
+    GRADED,
+    HARD,
+    LEVELS,
+    TOPICS,
+    Curriculum,
+    CurriculumConfig,
+    FollowUp,
+    Split,
+    Task,
+    generate,
+    load_tasks,
+    sketch,
+    split_of,
+)
 
 ALL = (*EASY, *HARD)
 
@@ -21,7 +41,8 @@ def write(path: Path, *records: object) -> str:
 
 
 def test_importing_tasks_and_judges_needs_no_torch() -> None:
-    code = "import sys, repl_rl.tasks, repl_rl.judges; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    heavy = ("torch", "transformers", "datasets", "pyarrow", "sympy")
+    code = f"import sys, repl_rl.tasks, repl_rl.judges; sys.exit(bool(set({heavy}) & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
@@ -139,3 +160,162 @@ def test_gsm8k_answers_follow_the_marker(tmp_path: Path) -> None:
     source = write(tmp_path / "bad", {"question": "How many?", "answer": "it is 18"})
     with pytest.raises(ConfigError, match=r"bad:1: answer is 'it is 18'; end it with '#### ' and the number"):
         load_tasks(f"gsm8k:{source}")
+
+
+@pytest.mark.parametrize(
+    ("split", "seed", "digest"), [("train", 0, "39b6a262eecac624"), ("held_out", 3, "eb8b52dff4e4cfcb")]
+)
+def test_the_tasks_of_the_bundled_policy_never_change(split: str, seed: int, digest: str) -> None:
+    tasks = load_tasks("builtin:quickstart", split=split, count=300, seed=seed)
+    text = "\n".join("|".join((t.id, t.question, t.answer, t.judge, t.family)) for t in tasks)
+    assert hashlib.sha256(text.encode()).hexdigest().startswith(digest)
+
+
+async def echoed(setup: tuple[str, ...], expression: str) -> str:
+    async with InProcessSandbox().session() as console:
+        for line in setup:
+            await console.push(line)
+        return (await console.push(expression)).text.strip()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *GRADED])
+def test_the_lines_of_every_sketch_echo_its_answer(family: str) -> None:
+    for seed in range(12):
+        drawn = sketch(family, random.Random(seed))
+        shown = asyncio.run(echoed(drawn.setup, drawn.expression))
+        assert shown.strip("'") == drawn.answer, drawn
+
+
+def test_graded_sources_are_topics_and_levels_on_both_sides_of_the_split() -> None:
+    assert len(GRADED) == len(TOPICS) * len(LEVELS) == 24
+    assert {t.family for t in load_tasks("builtin:graded", count=48)} == set(GRADED)
+    assert {t.family for t in load_tasks("builtin:graded/3", count=16)} == {f"{topic}/3" for topic in TOPICS}
+    assert {t.family for t in load_tasks("builtin:dates", count=9)} == {"dates/1", "dates/2", "dates/3"}
+    for family in GRADED:
+        held_out = load_tasks(f"builtin:{family}", split="held_out", count=60)
+        train = load_tasks(f"builtin:{family}", split="train", count=60)
+        assert not {t.question for t in held_out} & {t.question for t in train}
+        assert all("/" not in t.id for t in train)
+
+
+def parquet(path: Path, columns: dict[str, list[object]]) -> str:
+    from datasets import Dataset
+
+    Dataset.from_dict(columns).to_parquet(str(path))
+    return str(path)
+
+
+def test_parquet_gives_its_rows_and_fields_can_be_mapped(tmp_path: Path) -> None:
+    columns: dict[str, list[object]] = {
+        "problem": ["1 + 1?", "2 + 2?"],
+        "value": [2, 4],
+        "meta": [{"kind": "sums"}] * 2,
+    }
+    source = parquet(tmp_path / "t.parquet", columns)
+    a, b = load_tasks(f"{source}?question=problem&answer=value&family=meta.kind&judge=numeric")
+    assert a == Task("1", "1 + 1?", "2", "numeric", "sums")
+    assert (b.id, b.answer) == ("2", "4")
+    with pytest.raises(ConfigError, match=r"t\.parquet, row 1: field 'question' is None; add it; it has \['meta', 'p"):
+        load_tasks(source)
+    with pytest.raises(ConfigError, match=r"row 1: field 'absent' is None; add it"):
+        load_tasks(f"{source}?question=problem&answer=absent")
+    with pytest.raises(ConfigError, match=r"option 'answr' of .*t\.parquet is 'value'; choose among id, question"):
+        load_tasks(f"{source}?answr=value")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ConfigError, match=r"torn\.parquet.*it cannot be read as Parquet"):
+        load_tasks(str(tmp_path / "torn.parquet"))
+
+
+def test_a_data_set_is_loaded_by_path_and_its_parts_by_name(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    one = Dataset.from_dict({"question": ["1 + 1?", "2 + 2?"], "answer": ["2", "4"]})
+    one.save_to_disk(str(tmp_path / "one"))
+    DatasetDict({"train": one, "test": one.select([1])}).save_to_disk(str(tmp_path / "parts"))
+    assert [t.id for t in load_tasks(f"dataset:{tmp_path}/one")] == ["1", "2"]
+    (test,) = load_tasks(f"dataset:{tmp_path}/parts?part=test&judge=math")
+    assert (test.question, test.answer, test.judge) == ("2 + 2?", "4", "math")
+    with pytest.raises(ConfigError, match=r"dataset is '.*parts'; its part 'nothing' cannot be loaded"):
+        load_tasks(f"dataset:{tmp_path}/parts?part=nothing")
+    with pytest.raises(ConfigError, match=r"option 'part' of .* is 'test'; only dataset:NAME has it; drop it"):
+        load_tasks(f"{tmp_path}/t.jsonl?part=test")
+
+
+def test_math_answers_are_given_or_boxed_in_the_solution(tmp_path: Path) -> None:
+    solved = {"problem": "Half?", "solution": r"so \boxed{1}, or \boxed{\frac{1}{2}}.", "type": "Algebra"}
+    given = {"problem": "Two?", "solution": "none", "answer": "2", "subject": "Number Theory", "unique_id": "n/7"}
+    a, b = load_tasks(f"math:{write(tmp_path / 'm.jsonl', solved, given)}")
+    assert (a.id, a.question, a.answer, a.judge, a.family) == ("math-0", "Half?", r"\frac{1}{2}", "math", "Algebra")
+    assert (b.id, b.answer, b.family) == ("math-n/7", "2", "Number Theory")
+    for bad in ("it is 3", r"\boxed{3", r"\boxed{}"):
+        source = write(tmp_path / "bad.jsonl", {"problem": "?", "solution": bad})
+        with pytest.raises(ConfigError, match=r"bad\.jsonl:1: field 'solution' is .*put the answer into"):
+            load_tasks(f"math:{source}")
+
+
+def test_a_task_of_several_turns_gives_each_question_as_a_task_of_its_own(tmp_path: Path) -> None:
+    turns = [{"question": "And doubled?", "answer": 84, "judge": "numeric"}]
+    source = write(tmp_path / "t.jsonl", {"id": "a", "question": "6 * 7?", "answer": 42, "follow_ups": turns})
+    (task,) = load_tasks(source)
+    assert task.follow_ups == (FollowUp("And doubled?", "84", "numeric"),)
+    assert [(t.id, t.question, t.answer, t.judge, t.follow_ups) for t in task.turns()] == [
+        ("a", "6 * 7?", "42", "exact", ()),
+        ("a.1", "And doubled?", "84", "numeric", ()),
+    ]
+    for bad, message in (
+        ("x", "give a list of records"),
+        (["x"], "give records"),
+        ([{"question": "q"}], "follow-up 1: f"),
+    ):
+        source = write(tmp_path / "t.jsonl", {"id": "a", "question": "q", "answer": 1, "follow_ups": bad})
+        with pytest.raises(ConfigError, match=message):
+            load_tasks(source)
+
+
+def two_families() -> list[Task]:
+    return [Task(f"{family}{n}", f"{family}{n}?", "1", family=family) for family in "ab" for n in range(5)]
+
+
+def test_a_curriculum_prefers_what_is_solved_now_and_then() -> None:
+    curriculum = Curriculum(two_families())
+    assert curriculum.weights == {"a": 0.5, "b": 0.5}
+    curriculum.record([("a0", 1.0)] * 40 + [("b0", float(n % 2)) for n in range(40)])
+    assert curriculum.solve_rates["a"] > 0.9
+    assert curriculum.weights["b"] > 0.75
+    assert sum(curriculum.weights.values()) == pytest.approx(1.0)
+    assert sum(task.family == "b" for task in curriculum.draw(400)) > 280
+
+
+@given(outcomes=st.lists(st.tuples(st.sampled_from(["a0", "b3"]), st.floats(0, 1)), max_size=300))
+def test_no_family_is_ever_left_out_and_rates_stay_within_bounds(outcomes: list[tuple[str, float]]) -> None:
+    curriculum = Curriculum(two_families(), config=CurriculumConfig(floor=0.2, memory=0.9))
+    curriculum.record(outcomes)
+    assert all(0 < rate < 1 for rate in curriculum.solve_rates.values())
+    assert all(weight >= 0.1 - 1e-12 for weight in curriculum.weights.values())
+
+
+def test_a_curriculum_repeats_exactly_and_takes_every_task_before_one_comes_again() -> None:
+    def play(seed: int) -> list[str]:
+        curriculum, drawn = Curriculum(two_families(), seed), []
+        for _ in range(20):
+            batch = curriculum.draw(3)
+            curriculum.record([(task.id, float(task.id in ("a1", "b2"))) for task in batch])
+            drawn += [task.id for task in batch]
+        return drawn
+
+    assert play(1) == play(1) != play(2)
+    for family in "ab":
+        mine = [task_id for task_id in play(1) if task_id[0] == family]
+        for start in range(0, len(mine) - 4, 5):
+            assert len(set(mine[start : start + 5])) == 5
+
+
+def test_a_curriculum_refuses_strangers_and_bad_settings() -> None:
+    with pytest.raises(ConfigError, match="task id is 'c9'"):
+        Curriculum(two_families()).record([("c9", 1.0)])
+    with pytest.raises(ConfigError, match=r"curriculum\.floor is 0"):
+        CurriculumConfig(floor=0)
+    with pytest.raises(ConfigError, match="number of tasks is 0"):
+        Curriculum([])
+    with pytest.raises(ConfigError, match="number of tasks is 0"):
+        Curriculum(two_families()).draw(0)

@@ -1,19 +1,31 @@
-"""`repl-rl eval`: held-out solve rates of a policy."""
+"""`repl-rl eval`: held-out solve rates of a policy, with intervals, and compared with another evaluation."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.arguments import parse
+from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
-from repl_rl.evaluation import evaluate
+from repl_rl.evaluation import (
+    Comparison,
+    EvaluationFolder,
+    Interval,
+    Study,
+    check_same_tasks,
+    compare,
+    play_all,
+    read_study,
+    write_study,
+)
+from repl_rl.judges import check_judges
 from repl_rl.samplers import RolloutThread
-from repl_rl.tasks import Split, load_tasks
+from repl_rl.tasks import Split, Task, load_tasks
+from repl_rl.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -22,34 +34,99 @@ class EvalConfig(Setup):
 
     count: int = 240
     """Held-out tasks, >= 1."""
+    samples: int = 1
+    """Rollouts a task at temperature 1, >= 1; with more, pass@k is told too."""
+    k: int = 1
+    """Rollouts of which one must be right for pass@k, 1 to `samples`."""
+    greedy: bool = True
+    """Play a greedy rollout of every task too."""
+    out: Path | None = None
+    """Folder for trajectories and eval.json; an interrupted evaluation goes on there. None: nothing is kept."""
     json: Path | None = None
-    """File for the figures; none: they are only printed."""
+    """Another file for the figures; none: they are printed, and kept in `out`."""
+    against: Path | None = None
+    """eval.json of another evaluation of the same tasks, to compare with; none: no comparison."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.count < 1:
-            raise ConfigError("count", self.count, "give at least 1")
+        for name in ("count", "samples", "k"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "give at least 1")
+        if self.k > self.samples:
+            raise ConfigError("k", self.k, f"give at most --samples, which is {self.samples}")
+
+    @property
+    def lasting(self) -> str:
+        """What decides the figures, as TOML: an evaluation can only go on where this is the same."""
+        return dump(replace(self, out=None, json=None, against=None, concurrency=1, k=1))
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(EvalConfig, "eval", argv)
-    tasks = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.count, seed=config.seed)
-    with RolloutThread(config.open, {task.id: task for task in tasks}) as source:
-        result = evaluate(source, tasks)
-    table = Table("family", "solved, temperature 1", title=f"{config.model} on {len(tasks)} held-out tasks")
-    for name, rate in result.families.items():
-        table.add_row(name, f"{rate:.1%}")
     console = Console(highlight=False)
-    console.print(table)
-    console.print(str(result))
-    if config.json is not None:
-        figures = {
-            "solve_rate": result.solve_rate,
-            "greedy": result.greedy,
-            "line_error_rate": result.line_error_rate,
-            "families": dict(result.families),
-            "tasks": len(tasks),
-        }
-        config.json.write_text(json.dumps(figures, indent=2) + "\n")
+    tasks = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.count, seed=config.seed)
+    check_judges(tasks)
+    other = read_study(config.against) if config.against else None
+    if other is not None:
+        check_same_tasks(other, (task.id for task in tasks))
+    folder = EvaluationFolder(config.out, config.lasting) if config.out else None
+    study = _play(config, tasks, folder, console)
+    console.print(_table(config, study))
+    console.print(_sentence(config, study))
+    about: dict[str, str | int] = {"model": config.model, "source": config.tasks, "seed": config.seed}
+    for path in (config.json, config.out and config.out / "eval.json"):
+        if path is not None:
+            write_study(path, study, config.k, about)
+    if other is not None:
+        _show(compare(study, other), str(config.against), console)
     return 0
+
+
+def _play(config: EvalConfig, tasks: Sequence[Task], folder: EvaluationFolder | None, console: Console) -> Study:
+    """The engine is only opened when something is left to play."""
+    with ExitStack() as stack:
+        opened: list[RolloutThread] = []
+
+        def play(wanted: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
+            if not opened:
+                opened.append(stack.enter_context(RolloutThread(config.open, {task.id: task for task in tasks})))
+            return opened[0].sample(wanted, temperature)
+
+        def progress(done: int) -> None:
+            if done < len(tasks):
+                console.print(f"{done} of {len(tasks)} tasks played")
+
+        return play_all(tasks, play, config.samples, config.greedy, folder, progress)
+
+
+def _table(config: EvalConfig, study: Study) -> Table:
+    more = (f"pass@{config.k}",) if config.k > 1 else ()
+    title = f"{config.model} on {len(study.results)} held-out tasks"
+    table = Table("family", "tasks", "solved (95 % interval)", *more, "greedy", title=title)
+    for name, part in [*study.families.items(), ("all", study)]:
+        cells = [name, str(len(part.results)), str(part.solve_rate)]
+        cells += [_percent(part.pass_at(config.k))] if more else []
+        table.add_row(*cells, _percent(part.greedy))
+    return table
+
+
+def _percent(interval: Interval | None) -> str:
+    return f"{interval.value:.1%}" if interval else "-"
+
+
+def _sentence(config: EvalConfig, study: Study) -> str:
+    parts = [f"solved {study.solve_rate} at temperature 1"]
+    parts += [f"pass@{config.k} {study.pass_at(config.k)}"] if config.k > 1 else []
+    parts += [f"{study.greedy} greedy"] if study.greedy else []
+    parts.append(f"{study.line_error_rate:.1%} of lines in error")
+    parts += [f"{study.faults} rollouts failed on our side and count nowhere"] if study.faults else []
+    return ", ".join(parts)
+
+
+def _show(comparison: Comparison, against: str, console: Console) -> None:
+    table = Table("family", "difference, points", "95 % interval", title=f"compared with {against}, task by task")
+    for name, d in [*comparison.families.items(), ("all", comparison.difference)]:
+        table.add_row(name, f"{100 * d.value:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}")
+    console.print(table)
+    console.print(str(comparison))

@@ -1,7 +1,30 @@
-"""Tasks: what they are, seeded families of them, and loaders for files."""
+"""Tasks: what they are, seeded families of them, loaders for files and data sets, and a curriculum."""
 
-from repl_rl.tasks.families import EASY, FAMILIES, HARD, Sketch, generate, sketch
+from repl_rl.tasks.curriculum import Curriculum, CurriculumConfig
+from repl_rl.tasks.drawing import Family, Sketch
+from repl_rl.tasks.families import EASY, FAMILIES, HARD
+from repl_rl.tasks.generate import BUILTIN, generate, sketch
+from repl_rl.tasks.graded import GRADED, LEVELS, TOPICS
 from repl_rl.tasks.loaders import load_tasks
-from repl_rl.tasks.model import Split, Task, split_of
+from repl_rl.tasks.model import FollowUp, Split, Task, split_of
 
-__all__ = ["EASY", "FAMILIES", "HARD", "Sketch", "Split", "Task", "generate", "load_tasks", "sketch", "split_of"]
+__all__ = [
+    "BUILTIN",
+    "EASY",
+    "FAMILIES",
+    "GRADED",
+    "HARD",
+    "LEVELS",
+    "TOPICS",
+    "Curriculum",
+    "CurriculumConfig",
+    "Family",
+    "FollowUp",
+    "Sketch",
+    "Split",
+    "Task",
+    "generate",
+    "load_tasks",
+    "sketch",
+    "split_of",
+]

@@ -1,40 +1,15 @@
-"""Seeded task families. Each draws a `Sketch`: a question, its answer, and the console lines that find it.
+"""The families of the bundled policy. Each draws a `Sketch`: a question, its answer, and the lines that find it.
 
-The lines are what the cold start demonstrates; they are never part of a `Task`.
+The lines are what the cold start demonstrates; they are never part of a `Task`. What these families draw is fixed: the
+bundled policy was made of it. New families are in `graded`.
 """
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from repl_rl.errors import ConfigError
-from repl_rl.tasks.model import Split, Task, fingerprint, split_of
+from repl_rl.tasks.drawing import CONSONANTS, VOWELS, Family, Sketch, word
 
-_CONSONANTS = "bcdfghklmnprstvz"
-_VOWELS = "aeiou"
 _NAMES = (("a", "b", "c"), ("x", "y", "z"), ("m", "n", "k"), ("p", "q", "r"))
-_DRAWS_PER_TASK = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """One drawn problem. Running `setup`, then `expression`, in a console echoes the answer."""
-
-    question: str
-    answer: str
-    """As `str()` shows it: no quotes around a word."""
-    setup: tuple[str, ...]
-    """Lines to write first; a bare name among them is a look at a value."""
-    expression: str
-
-
-Family = Callable[[random.Random], Sketch]
-
-
-def word(rng: random.Random, low: int, high: int) -> str:
-    """A pronounceable word that is in no dictionary, of `low` to `high` letters."""
-    return "".join(rng.choice(_VOWELS if i % 2 else _CONSONANTS) for i in range(rng.randint(low, high)))
 
 
 def _formula(rng: random.Random, a: tuple[str, int], b: tuple[str, int], c: tuple[str, int]) -> tuple[str, int]:
@@ -120,7 +95,7 @@ def _join(rng: random.Random) -> Sketch:
 
 def _replace(rng: random.Random) -> Sketch:
     text = word(rng, 4, 6)
-    old, new = rng.choice(text), rng.choice(_CONSONANTS + _VOWELS)
+    old, new = rng.choice(text), rng.choice(CONSONANTS + VOWELS)
     question = f"In '{text}' replace '{old}' by '{new}', then reverse it."
     setup = (f"s = '{text}'.replace('{old}', '{new}')",)
     return Sketch(question, text.replace(old, new)[::-1], setup, "s[::-1]")
@@ -148,54 +123,3 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "length": _length,
     }
 )
-
-
-def sketch(family: str, rng: random.Random, split: Split = Split.ALL) -> Sketch:
-    """Draw one problem of `family` whose question lies in `split`.
-
-    Raises:
-        ConfigError: there is no such family, or none of many draws falls in the split.
-    """
-    if family not in FAMILIES:
-        raise ConfigError("task family", family, f"choose among {', '.join(FAMILIES)}")
-    for _ in range(_DRAWS_PER_TASK):
-        drawn = FAMILIES[family](rng)
-        if split is Split.ALL or split_of(drawn.question) is split:
-            return drawn
-    raise ConfigError("task family", family, f"it has too few questions in the split {split!s}")
-
-
-def generate(families: Sequence[str], split: Split | str, count: int, seed: int) -> tuple[Task, ...]:
-    """`count` (>= 1) different tasks in equal shares of the families, interleaved. Equal arguments, equal tasks.
-
-    Raises:
-        ConfigError: an unknown family or split, `count` below 1, or more than the families can give.
-    """
-    if count < 1 or not families:
-        raise ConfigError("number of tasks", count if families else 0, "ask for at least 1 task of at least 1 family")
-    side = parse_split(split)
-    rngs = {family: random.Random(f"{seed}/{side}/{family}") for family in families}
-    tasks: dict[str, Task] = {}
-    for n in range(count):
-        family = families[n % len(families)]
-        for _ in range(_DRAWS_PER_TASK):
-            drawn = sketch(family, rngs[family], side)
-            if drawn.question not in tasks:
-                break
-        else:
-            raise ConfigError("number of tasks", count, f"family {family!r} has too few different questions")
-        name = f"{family}-{fingerprint(drawn.question)[:12]}"
-        tasks[drawn.question] = Task(id=name, question=drawn.question, answer=drawn.answer, family=family)
-    return tuple(tasks.values())
-
-
-def parse_split(split: Split | str) -> Split:
-    """The split of that name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    try:
-        return Split(split)
-    except ValueError:
-        raise ConfigError("split", split, f"choose among {', '.join(Split)}") from None

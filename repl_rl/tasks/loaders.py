@@ -1,17 +1,21 @@
-"""Tasks from files and from the built-in families. Every complaint names the file and the line."""
+"""Tasks from files, data sets and the built-in families. Every complaint names the file, the line and the field."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import parse_qsl
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.families import EASY, FAMILIES, HARD, generate, parse_split
-from repl_rl.tasks.model import Split, Task, split_of
+from repl_rl.tasks.generate import BUILTIN, generate
+from repl_rl.tasks.graded import TOPICS
+from repl_rl.tasks.model import FollowUp, Split, Task, parse_split, split_of
+from repl_rl.tasks.rows import Row, rows
 
-_BUILTIN = {"quickstart": (*EASY, *HARD), "easy": EASY, "hard": HARD, **{name: (name,) for name in FAMILIES}}
 _DEFAULT_COUNT = 1000
 _SHOWN_CHARS = 80
+_MAPPED = ("id", "question", "answer", "family")
+_OPTIONS = (*_MAPPED, "judge", "config", "part")
 
 
 def load_tasks(
@@ -23,9 +27,16 @@ def load_tasks(
         source: one of
 
             - `builtin:quickstart`, `builtin:easy`, `builtin:hard`, or `builtin:` and a family's name;
-            - `gsm8k:PATH`: JSONL with `question` and a worked `answer` that ends in `#### 18`;
-            - PATH: JSONL with `id`, `question` and `answer` (a text or a number), and optionally `judge` and
-              `family`; other fields are ignored.
+            - `builtin:graded`, `builtin:graded/2` (one level), `builtin:dates` (one topic), `builtin:dates/2`;
+            - PATH: JSONL or Parquet with `id`, `question` and `answer` (a text or a number), and optionally `judge`,
+              `family` and `follow_ups`; other fields are ignored. Rows of Parquet need no `id`;
+            - `dataset:NAME`: what `datasets` loads by that name, or a folder that it saved;
+            - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
+            - `math:` and then PATH or `dataset:NAME`: `problem`, and `answer` or a `solution` with a `\\boxed{}`,
+              judge `math`.
+
+            A place may end in `?question=problem&judge=math`: which fields hold `id`, `question`, `answer` and
+            `family` (`a.b` looks into a nested one), the judge of every row, a data set's `config` and `part`.
         split: a question falls in `train` or `held_out` by its text alone, in files too.
         count: at most so many tasks (>= 1). None: all of a file, 1000 of a built-in source.
         seed: draws the built-in tasks; a file ignores it.
@@ -36,72 +47,130 @@ def load_tasks(
     if count is not None and count < 1:
         raise ConfigError("number of tasks", count, "ask for at least 1")
     side = parse_split(split)
-    kind, _, name = source.partition(":")
+    kind, _, rest = source.partition(":")
     if kind == "builtin":
-        if name not in _BUILTIN:
-            raise ConfigError("built-in tasks", name, f"choose among {', '.join(_BUILTIN)}")
-        return generate(_BUILTIN[name], side, count or _DEFAULT_COUNT, seed)
+        if rest not in BUILTIN:
+            names = [name for name in BUILTIN if "/" not in name]
+            remedy = f"choose among {', '.join(names)}; graded and {', '.join(TOPICS)} also with a level: dates/2"
+            raise ConfigError("built-in tasks", rest, remedy)
+        return generate(BUILTIN[rest], side, count or _DEFAULT_COUNT, seed)
+    adapter, place = (_ADAPTERS[kind], rest) if kind in _ADAPTERS else (_plain, source)
     # Read to the end, so that a complaint does not depend on how many tasks are wanted.
-    tasks = tuple(_gsm8k(Path(name)) if kind == "gsm8k" else _jsonl(Path(source)))
+    tasks = tuple(_distinct(_read(adapter, place)))
     wanted = tuple(islice((t for t in tasks if side is Split.ALL or split_of(t.question) is side), count))
     if not wanted:
         raise ConfigError(f"number of tasks in {source} (split {side!s})", 0, "give a file with at least one")
     return wanted
 
 
-def _jsonl(path: Path) -> Iterator[Task]:
-    seen: dict[str, int] = {}
-    for n, record in _records(path):
-        task = Task(
-            id=_text(path, n, record, "id"),
-            question=_text(path, n, record, "question"),
-            answer=_text(path, n, record, "answer"),
-            judge=_text(path, n, record, "judge", "exact"),
-            family=_text(path, n, record, "family", ""),
-        )
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How the rows of one source become tasks."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    numbered: bool = False
+    """A row without `id` is named by its number."""
+
+    def text(self, row: Row, name: str, default: str | None = None) -> str:
+        """The field that the source calls by `name`; one that the user has named must be there."""
+        mapped = self.options.get(name)
+        return row.text(mapped) if mapped is not None else row.text(name, default)
+
+
+Adapter = Callable[[Row, _Reading], Task]
+
+
+def _read(adapter: Adapter, source: str) -> Iterator[tuple[Row, Task]]:
+    place, options = _place(source)
+    reading = _Reading(options, numbered=place.startswith("dataset:") or place.endswith(".parquet"))
+    for row in rows(place, options):
+        yield row, adapter(row, reading)
+
+
+def _place(source: str) -> tuple[str, Mapping[str, str]]:
+    """Cut `?question=problem&...` off. A question mark without `=` after it belongs to the name."""
+    place, _, query = source.rpartition("?")
+    if not place or "=" not in query:
+        return source, {}
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise ConfigError(f"option {name!r} of {place}", value, f"choose among {', '.join(_OPTIONS)}")
+        if not value:
+            raise ConfigError(f"option {name!r} of {place}", value, "name a field")
+    return place, options
+
+
+def _distinct(tasks: Iterable[tuple[Row, Task]]) -> Iterator[Task]:
+    seen: dict[str, Row] = {}
+    for row, task in tasks:
         if task.id in seen:
-            raise ConfigError(f"{path}:{n}: id", task.id, f"line {seen[task.id]} has it; give each task its own")
-        seen[task.id] = n
+            earlier = seen[task.id]
+            where = f"line {earlier.number}" if row.where.endswith(f":{row.number}") else earlier.where
+            raise ConfigError(f"{row.where}: id", task.id, f"{where} has it; give each task its own")
+        seen[task.id] = row
         yield task
 
 
-def _gsm8k(path: Path) -> Iterator[Task]:
-    for index, (n, record) in enumerate(_records(path)):
-        worked = _text(path, n, record, "answer")
-        _, marker, answer = worked.rpartition("####")
-        if not marker or not answer.strip():
-            raise ConfigError(f"{path}:{n}: answer", worked[-_SHOWN_CHARS:], "end it with '#### ' and the number")
-        question = _text(path, n, record, "question")
-        yield Task(id=f"gsm8k-{index}", question=question, answer=answer.strip(), judge="numeric", family="gsm8k")
+def _plain(row: Row, reading: _Reading) -> Task:
+    return Task(
+        id=reading.text(row, "id", str(row.number) if reading.numbered else None),
+        question=reading.text(row, "question"),
+        answer=reading.text(row, "answer"),
+        judge=reading.options.get("judge") or row.text("judge", "exact"),
+        family=reading.text(row, "family", ""),
+        follow_ups=tuple(_follow_ups(row)),
+    )
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """The JSON objects of a file with their line numbers, counted from 1. Blank lines are skipped."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError("tasks file", str(path), f"it cannot be read ({reason}); give a JSONL file") from error
-    for n, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}:{n}", line[:_SHOWN_CHARS], f"write one JSON object a line: {error}") from error
-        if not isinstance(record, dict):
-            raise ConfigError(f"{path}:{n}", line[:_SHOWN_CHARS], "write one JSON object a line")
-        yield n, record
+def _follow_ups(row: Row) -> Iterator[FollowUp]:
+    records = row.value("follow_ups") or []
+    if not isinstance(records, list):
+        raise ConfigError(f"{row.where}: field 'follow_ups'", records, "give a list of records")
+    for n, record in enumerate(records, start=1):
+        if not isinstance(record, Mapping):
+            raise ConfigError(f"{row.where}: field 'follow_ups'", record, "give records with question and answer")
+        inner = Row(f"{row.where}: follow-up {n}", n, record)
+        yield FollowUp(inner.text("question"), inner.text("answer"), inner.text("judge", "exact"))
 
 
-def _text(path: Path, n: int, record: dict[str, object], field: str, default: str | None = None) -> str:
-    """A field as text. A number is written as `str()` shows it."""
-    value = record.get(field, default)
-    if value is None:
-        raise ConfigError(f"{path}:{n}: field {field!r}", value, f"add it; this line has {sorted(record)}")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"{path}:{n}: field {field!r}", value, "give a text or a number")
-    text = str(value)
-    if not text.strip() and default is None:
-        raise ConfigError(f"{path}:{n}: field {field!r}", text, "it may not be empty")
-    return text
+def _gsm8k(row: Row, reading: _Reading) -> Task:
+    worked = reading.text(row, "answer")
+    _, marker, answer = worked.rpartition("####")
+    if not marker or not answer.strip():
+        raise ConfigError(f"{row.where}: answer", worked[-_SHOWN_CHARS:], "end it with '#### ' and the number")
+    return Task(
+        id=f"gsm8k-{row.number - 1}",
+        question=reading.text(row, "question"),
+        answer=answer.strip(),
+        judge=reading.options.get("judge", "numeric"),
+        family=reading.text(row, "family", "gsm8k"),
+    )
+
+
+def _math(row: Row, reading: _Reading) -> Task:
+    question = "question" if "question" in reading.options or row.value("problem") is None else "problem"
+    answer = reading.text(row, "answer", "") or _boxed(row)
+    family = row.text("subject", "") or row.text("type", "math")
+    return Task(
+        id=f"math-{reading.text(row, 'id', '') or row.text('unique_id', str(row.number - 1))}",
+        question=reading.text(row, question),
+        answer=answer,
+        judge=reading.options.get("judge", "math"),
+        family=reading.text(row, "family", family),
+    )
+
+
+def _boxed(row: Row) -> str:
+    """What stands in the last `\\boxed{}` of the solution, braces inside it included."""
+    solution = row.text("solution")
+    _, marker, rest = solution.rpartition("\\boxed{")
+    depth = 1
+    for at, character in enumerate(rest):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0 and marker and rest[:at].strip():
+            return rest[:at].strip()
+    raise ConfigError(f"{row.where}: field 'solution'", solution[-_SHOWN_CHARS:], "put the answer into \\boxed{...}")
+
+
+_ADAPTERS: MappingProxyType[str, Adapter] = MappingProxyType({"gsm8k": _gsm8k, "math": _math})

@@ -1,8 +1,10 @@
 """What a task is, and on which side of the train / held-out split its question falls."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from repl_rl.errors import ConfigError
 
 _HELD_OUT_PERCENT = 20
 
@@ -16,6 +18,15 @@ class Split(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class FollowUp:
+    """A further question of the same rollout, asked after the one before it was answered."""
+
+    question: str
+    answer: str
+    judge: str = "exact"
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A question with its reference answer. The answer stays on the host: no sandbox ever sees it."""
 
@@ -26,6 +37,16 @@ class Task:
     """Which judge grades it: a name of `repl_rl.judges`, or `module:function`."""
     family: str = ""
     """What it is tabulated under; "" for none."""
+    follow_ups: tuple[FollowUp, ...] = ()
+    """What is asked next, in order; empty: the task is a single question."""
+
+    def turns(self) -> tuple["Task", ...]:
+        """Every question as a task of its own, the first one included, so that each can be graded like any other."""
+        later = (
+            replace(self, id=f"{self.id}.{n}", question=f.question, answer=f.answer, judge=f.judge, follow_ups=())
+            for n, f in enumerate(self.follow_ups, start=1)
+        )
+        return (replace(self, follow_ups=()), *later)
 
 
 def fingerprint(question: str) -> str:
@@ -40,3 +61,15 @@ def split_of(question: str) -> Split:
     cold start too, whatever generated it and with whatever seed.
     """
     return Split.HELD_OUT if int(fingerprint(question)[:8], 16) % 100 < _HELD_OUT_PERCENT else Split.TRAIN
+
+
+def parse_split(split: Split | str) -> Split:
+    """The split of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return Split(split)
+    except ValueError:
+        raise ConfigError("split", split, f"choose among {', '.join(Split)}") from None

@@ -1,12 +1,11 @@
-"""Held-out evaluation: solve rate, error rate, and whether answers follow what the console printed."""
+"""Do answers follow what the console printed? Consoles that report altered values, and the share that repeats them."""
 
 import ast
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from repl_rl.metrics import describe, families
 from repl_rl.samplers import RolloutThread
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.tasks import Task
@@ -88,37 +87,6 @@ def _followed(trajectory: Trajectory) -> bool | None:
     except (ValueError, SyntaxError):
         return None
     return any(str(literal) in (text, text.strip("'\"")) for text in shown)
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Rates in [0, 1] over one set of tasks, one rollout each."""
-
-    solve_rate: float
-    """At temperature 1."""
-    greedy: float
-    line_error_rate: float
-    """At temperature 1."""
-    families: Mapping[str, float]
-    """Solve rate at temperature 1 by task family."""
-
-    def __str__(self) -> str:
-        return (
-            f"solved {self.solve_rate:.1%} at temperature 1, {self.greedy:.1%} greedy, "
-            f"{self.line_error_rate:.1%} of lines in error"
-        )
-
-
-def evaluate(source: RolloutThread, tasks: Sequence[Task]) -> Evaluation:
-    """Play every task once at temperature 1 and once greedily."""
-    sampled = source.sample(tasks)
-    figures = describe(sampled)
-    return Evaluation(
-        solve_rate=figures["solve_rate"],
-        greedy=describe(source.sample(tasks, temperature=0.0))["solve_rate"],
-        line_error_rate=figures["line_error_rate"],
-        families=families(sampled, {task.id: task.family for task in tasks}),
-    )
 
 
 def evaluate_tampered(source: RolloutThread, tasks: Sequence[Task]) -> float | None:

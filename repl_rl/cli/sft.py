@@ -1,0 +1,114 @@
+"""`repl-rl sft`: fine-tune a policy on demonstrations and on its own best rollouts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from repl_rl.cli.arguments import parse
+from repl_rl.cli.setup import Setup
+from repl_rl.coldstart.selection import FinetuneConfig, Selection, select
+from repl_rl.errors import ConfigError
+from repl_rl.judges import check_judges
+from repl_rl.renderer import Renderer
+from repl_rl.samplers import RolloutThread
+from repl_rl.store import read, write_step
+from repl_rl.tasks import Split, load_tasks
+from repl_rl.trajectory import Trajectory
+
+_ROLLOUTS = "rollouts"
+
+
+@dataclass(frozen=True)
+class SftConfig(Setup):
+    """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines."""
+
+    data: tuple[Path, ...] = ()
+    """Folders or files of trajectories: of `repl-rl transcripts`, or of a training run."""
+    samples: int = 0
+    """Rollouts that the policy plays of each training task before it learns, >= 0; 0: none."""
+    train_tasks: int = 512
+    """Training tasks that it plays, >= 1."""
+    per_task: int = 1
+    """Rollouts of a task that are learned, the best right ones, >= 1."""
+    learn_errors: bool = False
+    """Learn lines that ended in an error too; otherwise they are context."""
+    out: Path = Path("policy")
+    """New folder for the fine-tuned policy; its rollouts are kept in OUT/rollouts."""
+    overwrite: bool = False
+    """Replace an older folder of that name."""
+    learning: FinetuneConfig = field(default_factory=FinetuneConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, floor in (("samples", 0), ("train_tasks", 1), ("per_task", 1)):
+            if getattr(self, name) < floor:
+                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+        if not self.data and not self.samples:
+            raise ConfigError("data", (), "name --data FOLDER, or let the policy play with --samples 8")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    config = parse(SftConfig, "sft", argv)
+    console = Console(highlight=False)
+    if config.out.exists() and not config.overwrite:
+        raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
+    renderer = Renderer.from_folder(config.model_folder, config.overshoot)
+    stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
+    played = _play(config, console) if config.samples else []
+    chosen = select([*stored, *played], config.per_task)
+    _show(chosen, console)
+    _learn(config, renderer, chosen, console)
+    if played:
+        write_step(config.out / _ROLLOUTS, 0, played)
+    console.print(f"fine-tuned policy {config.out}")
+    return 0
+
+
+def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
+    """The trajectories of a folder that this policy's tokenizer wrote.
+
+    Raises:
+        ConfigError: they are another tokenizer's: their ids mean something else here.
+    """
+    folder = source / "trajectories" if (source / "trajectories").is_dir() else source
+    for number, trajectory in enumerate(read(folder)):
+        if number == 0 and renderer.decode(trajectory.prompt.token_ids) != trajectory.prompt.text:
+            remedy = "they were made with another tokenizer; make them with this policy's --model"
+            raise ConfigError("trajectories", str(source), remedy)
+        yield trajectory
+
+
+def _play(config: SftConfig, console: Console) -> Sequence[Trajectory]:
+    """The policy's own rollouts. Only training tasks are played: held-out ones stay unseen."""
+    tasks = load_tasks(config.tasks, split=Split.TRAIN, count=config.train_tasks, seed=config.seed)
+    check_judges(tasks)
+    console.print(f"playing {config.samples} rollouts of each of {len(tasks)} tasks ...")
+    with RolloutThread(config.open, {task.id: task for task in tasks}) as source:
+        return source.sample([task for task in tasks for _ in range(config.samples)])
+
+
+def _show(chosen: Selection, console: Console) -> None:
+    console.print(f"{len(chosen.kept)} trajectories to learn from")
+    for reason, count in chosen.left_out.items():
+        console.print(f"  left out {count}: {reason}")
+
+
+def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, console: Console) -> None:
+    from repl_rl.coldstart.finetune import context_tokens, finetune, labelled  # torch and trl: slow to import
+
+    room = context_tokens(config.model_folder)
+    examples = [labelled(trajectory, config.learn_errors) for trajectory in chosen.kept]
+    fitting = [example for example in examples if len(example["input_ids"]) <= room]
+    if len(fitting) < len(examples):
+        console.print(f"  left out {len(examples) - len(fitting)}: longer than the policy's context of {room} tokens")
+    every = max(1, config.learning.steps // 10)
+
+    def on_step(step: int, loss: float) -> None:
+        if step == 1 or step % every == 0:
+            console.print(f"step {step:>5}/{config.learning.steps}  loss {loss:.4f} nats a token")
+
+    tokenizer = renderer.tokenizer
+    finetune(config.model_folder, tokenizer, fitting, config.out, config.learning, config.seed, on_step)

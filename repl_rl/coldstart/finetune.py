@@ -1,0 +1,162 @@
+"""Supervised fine-tuning on trajectories by TRL's trainer: the loss is on sampled tokens alone.
+
+TRL gets ids and labels, and tokenises nothing: the ids are those of the trajectory, and a label is the id where the
+policy is to learn it, else -100, which TRL's loss leaves out of sum and count.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.utils.logging import disable_progress_bar
+from trl import SFTConfig, SFTTrainer
+
+from repl_rl.coldstart.selection import FinetuneConfig
+from repl_rl.errors import ConfigError
+from repl_rl.trajectory import Observed, Trajectory
+
+IGNORED = -100
+"""The label of a token that is context and not learned."""
+OnStep = Callable[[int, float], None]
+"""Told the optimizer step, from 1, and its loss, nats a learned token."""
+
+
+def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
+    """TRL's configuration for this one."""
+    micro_batch = config.micro_batch or config.batch_size
+    return SFTConfig(
+        output_dir=str(out),
+        max_steps=config.steps,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=config.batch_size // micro_batch,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=config.warmup_steps,
+        adam_beta2=0.95,
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        max_length=None,  # cutting would leave half a line; what is too long was left out before
+        loss_type="nll",
+        bf16=config.dtype == "bfloat16",
+        gradient_checkpointing=False,
+        seed=seed,
+        save_strategy="no",
+        logging_steps=1,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+    )
+
+
+def labelled(trajectory: Trajectory, learn_errors: bool = False) -> Mapping[str, list[int]]:
+    """`input_ids` and `labels` of a trajectory, both (T,), prompt included.
+
+    The tokens of each line of the policy are learned; prompt and observations are context. So are, unless
+    `learn_errors`, the lines that ended in an error.
+    """
+    ids, labels = list(trajectory.prompt.token_ids), [IGNORED] * len(trajectory.prompt.token_ids)
+    for segment in trajectory.segments:
+        if isinstance(segment, Observed):
+            ids += segment.token_ids
+            labels += [IGNORED] * len(segment.token_ids)
+            continue
+        for line in segment.lines:
+            learned = learn_errors or line.execution is None or not line.execution.status.is_error
+            ids += line.token_ids
+            labels += line.token_ids if learned else [IGNORED] * len(line.token_ids)
+    return {"input_ids": ids, "labels": labels}
+
+
+def trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Mapping[str, list[int]]],
+    args: SFTConfig,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> SFTTrainer:
+    """TRL's trainer on examples of `labelled`."""
+    # TRL advises about chat templates and end tokens; it tokenises nothing here.
+    logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
+    columns = {name: [list(example[name]) for example in examples] for name in ("input_ids", "labels")}
+    made = SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=Dataset.from_dict(columns),
+        processing_class=tokenizer,
+        callbacks=list(callbacks),
+    )
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def finetune(
+    base: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Mapping[str, list[int]]],
+    out: Path,
+    config: FinetuneConfig,
+    seed: int = 0,
+    on_step: OnStep = lambda step, loss: None,
+) -> float:
+    """Fine-tune the policy in folder `base` on examples of `labelled`; save it, with its tokenizer, in `out`.
+
+    Returns the last step's loss, nats a learned token.
+
+    Raises:
+        ConfigError: there is nothing to learn, or an example is longer than the policy's context.
+    """
+    if not examples:
+        raise ConfigError("examples", 0, "give at least one trajectory to learn from")
+    disable_progress_bar()
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=config.dtype)
+    longest, room = max(len(example["input_ids"]) for example in examples), context_tokens(base)
+    if longest > room:
+        remedy = f"the policy's context has {room} tokens; leave longer trajectories out"
+        raise ConfigError("tokens of a trajectory", longest, remedy)
+    torn = out.with_name(out.name + ".unfinished")
+    made = trainer(model, tokenizer, examples, sft_args(config, torn, seed), [_telling(on_step)])
+    made.train()
+    model.save_pretrained(torn)
+    tokenizer.save_pretrained(torn)
+    shutil.rmtree(out, ignore_errors=True)
+    torn.rename(out)
+    return [float(entry["loss"]) for entry in made.state.log_history if "loss" in entry][-1]
+
+
+def context_tokens(base: Path) -> int:
+    """Most tokens that the policy in folder `base` can see."""
+    return int(AutoConfig.from_pretrained(base).max_position_embeddings)
+
+
+def _telling(on_step: OnStep) -> TrainerCallback:
+    """A callback that tells each step's loss."""
+
+    def on_log(
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float],
+        **_: object,
+    ) -> None:
+        if "loss" in logs:
+            on_step(state.global_step, float(logs["loss"]))
+
+    callback = TrainerCallback()
+    callback.on_log = on_log
+    return callback

@@ -1,0 +1,171 @@
+"""Executes doctests in a sandbox and keeps, as trajectories, what printed what it should."""
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from repl_rl.coldstart.doctests import Example, Specimen
+from repl_rl.console import prompt
+from repl_rl.renderer import Renderer
+from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Sampled, Segment, Stop, Trajectory
+
+_WRITTEN = 0.0
+"""Log probability (nats) of a demonstrated token: it was written, not drawn, so its probability is 1."""
+_REASONS = {
+    LineStatus.TIMEOUT: "ran into a time limit",
+    LineStatus.MEMORY_LIMIT: "ran into a memory limit",
+    LineStatus.OUTPUT_LIMIT: "printed too much",
+    LineStatus.EXITED: "ended its console",
+    LineStatus.ANSWERED: "ended its console",
+    LineStatus.KILLED: "killed its console",
+    LineStatus.SANDBOX_FAULT: "our console failed",
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of all doctests: whole + cut + dropped."""
+
+    whole: int = 0
+    cut: Counter[str] = field(default_factory=Counter)
+    """Kept up to the example that went wrong, by what was wrong."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """By why nothing of it was kept."""
+
+    @property
+    def kept(self) -> int:
+        return self.whole + self.cut.total()
+
+    def as_record(self) -> Mapping[str, int | Mapping[str, int]]:
+        """As it stands in JSON."""
+        return {"kept": self.kept, "kept_whole": self.whole, "kept_in_part": dict(self.cut.most_common()),
+                "dropped": dict(self.dropped.most_common())}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How demonstrations are executed and written down."""
+
+    renderer: Renderer
+    template: str = "bare"
+    """Prompt template."""
+    max_tokens: int = 1024
+    """Longest trajectory, prompt included, tokens (>= 1)."""
+    max_lines: int = 32
+    """Most lines of one trajectory (>= 1)."""
+    concurrency: int = 8
+    """Consoles at once (>= 1)."""
+
+
+async def verified(
+    specimens: Sequence[Specimen], sandbox: Sandbox, recipe: Recipe, tally: Tally
+) -> AsyncIterator[Trajectory]:
+    """The trajectories of the doctests whose console printed what they say, in order; `tally` counts the others.
+
+    Each is executed in a console of its own. One that goes wrong after examples that printed something is kept up to
+    there. Equal ones are kept once. Lines are `Sampled`, so they are what a fine-tuning learns; all else is `Observed`.
+    """
+    gate = asyncio.Semaphore(recipe.concurrency)
+
+    async def one(specimen: Specimen) -> tuple[Trajectory | None, str]:
+        async with gate:
+            return await _play(specimen, sandbox, recipe)
+
+    seen: set[bytes] = set()
+    running = [asyncio.create_task(one(specimen)) for specimen in specimens]
+    try:
+        for task in running:
+            trajectory, wrong = await task
+            if trajectory is None:
+                tally.dropped[wrong] += 1
+                continue
+            key = hashlib.sha256(repr(trajectory.completion_ids).encode()).digest()
+            if key in seen:
+                tally.dropped["is there already"] += 1
+                continue
+            seen.add(key)
+            if wrong:
+                tally.cut[wrong] += 1
+            else:
+                tally.whole += 1
+            yield trajectory
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _play(specimen: Specimen, sandbox: Sandbox, recipe: Recipe) -> tuple[Trajectory | None, str]:
+    """The trajectory as far as it is right, or None; and what went wrong, or ""."""
+    began = time.monotonic()
+    version = ".".join(map(str, sandbox.python_version))
+    start = recipe.renderer.prompt(specimen.question, recipe.template, version)
+    segments: list[Segment] = []
+    right = 0
+    """Segments up to the last example that printed what it should, something at all."""
+    wrong = ""
+    async with sandbox.session() as console:
+        for example in (*(Example((line,), "", None, 0) for line in specimen.setup), *specimen.examples):
+            results = await _type(console, example)
+            wrong = _wrong(example, results)
+            segments += _segments(example, results, recipe.renderer) if not wrong else ()
+            length = len(start.token_ids) + sum(len(s.token_ids) for s in segments)
+            if not wrong and (length > recipe.max_tokens or len(segments) > 2 * recipe.max_lines):
+                wrong = "is too long"
+            if wrong:
+                break
+            right = len(segments) if any(r.text for r in results) else right
+    if not right:
+        return None, wrong or "prints nothing"
+    digest = hashlib.sha256("\n".join(line for e in specimen.examples for line in e.lines).encode()).hexdigest()
+    trajectory = Trajectory(
+        id=f"doctest-{digest[:16]}",
+        task_id=specimen.name,
+        prompt=start,
+        segments=tuple(segments[:right]),
+        stop=Stop.FINISHED,
+        policy_step=0,
+        seed=0,
+        wall_s=time.monotonic() - began,
+    )
+    return trajectory, wrong
+
+
+async def _type(console: SandboxSession, example: Example) -> list[PushResult]:
+    results: list[PushResult] = []
+    for line in example.lines:
+        if not console.ended:
+            results.append(await console.push(line))
+    return results
+
+
+def _wrong(example: Example, results: Sequence[PushResult]) -> str:
+    """What went wrong in an example, or ""."""
+    for result in results:
+        if result.status in _REASONS:
+            return _REASONS[result.status]
+    status = results[-1].status
+    if status is LineStatus.INCOMPLETE or len(results) < len(example.lines):
+        return "is not one statement"
+    failed = status in (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR)
+    if failed and example.error is None:
+        return "raised what it should not"
+    if not failed and example.error is not None:
+        return "did not raise what it should"
+    return "" if example.agrees("".join(r.text for r in results)) else "printed something else"
+
+
+def _segments(example: Example, results: Sequence[PushResult], renderer: Renderer) -> list[Segment]:
+    """A sampled line and an observation for each line: encoded alone, as a rollout does."""
+    segments: list[Segment] = []
+    for line, result in zip(example.lines, results, strict=True):
+        ids = renderer.encode(line + "\n")
+        execution = Execution(result.status, result.elapsed_s)
+        written = Line(ids, (_WRITTEN,) * len(ids), line + "\n", LineEnd.NEWLINE, execution)
+        shown = result.text + prompt(result.more)
+        segments += (Sampled((written,)), Observed(shown, renderer.encode(shown)))
+    return segments

@@ -1,0 +1,89 @@
+"""Estimates with 95 % intervals. Everything here is deterministic: a bootstrap draws from a fixed seed."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from repl_rl.errors import ConfigError
+
+_Z = 1.959963984540054
+"""97.5 % quantile of the normal distribution."""
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
+def wilson(solved: int, count: int) -> Interval:
+    """The share `solved / count` with the score interval of E. B. Wilson (1927).
+
+    Unlike the textbook interval it stays within [0, 1] and is not empty where none or all were solved.
+
+    Raises:
+        ConfigError: `count` is below 1, or `solved` is not within 0 to `count`.
+    """
+    if count < 1 or not 0 <= solved <= count:
+        raise ConfigError("solved of count", (solved, count), "give a count of at least 1 and solved within 0 to it")
+    share = solved / count
+    scale = 1 + _Z**2 / count
+    centre = (share + _Z**2 / (2 * count)) / scale
+    half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    return Interval(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
+
+
+def pass_at_k(solved: int, count: int, k: int) -> float:
+    """Probability that at least one of `k` rollouts is right, unbiased, from `solved` of `count` rollouts of a task.
+
+    1 - C(count - solved, k) / C(count, k), the estimator of M. Chen et al. (2021), "Evaluating large language models
+    trained on code". 1 - (1 - solved / count)^k would be biased.
+
+    Raises:
+        ConfigError: `k` is not within 1 to `count`, or `solved` not within 0 to `count`.
+    """
+    if not 1 <= k <= count or not 0 <= solved <= count:
+        raise ConfigError("solved, count, k", (solved, count, k), "give 1 <= k <= count and 0 <= solved <= count")
+    return 1.0 - math.comb(count - solved, k) / math.comb(count, k)
+
+
+def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
+    """The mean of one value a task, with the percentile interval of B. Efron (1979): tasks are drawn with replacement.
+
+    Drawing whole tasks keeps the rollouts of a task together, which are not independent of each other.
+
+    Raises:
+        ConfigError: there are no values.
+    """
+    if not values:
+        raise ConfigError("values", 0, "an estimate needs at least 1")
+    rng = random.Random(seed)
+    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    at = round(0.025 * _RESAMPLES)
+    mean = fmean(values)
+    # In tiny samples the mean may lie outside the percentiles by a rounding error.
+    return Interval(mean, min(mean, means[at]), max(mean, means[-1 - at]))
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Two-sided p-value of the exact sign test: could so many of `better + worse` differences have one sign by chance?
+
+    With one rollout a task it is the exact form of Q. McNemar's test (1947). 1.0 where nothing differs.
+
+    Raises:
+        ConfigError: a count is negative.
+    """
+    if better < 0 or worse < 0:
+        raise ConfigError("better, worse", (better, worse), "give counts of at least 0")
+    count = better + worse
+    tail = sum(math.comb(count, i) for i in range(min(better, worse) + 1))
+    return min(1.0, 2 * tail / (1 << count))

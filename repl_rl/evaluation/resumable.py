@@ -1,0 +1,105 @@
+"""Plays an evaluation in portions that are kept on disk, so that an interrupted one goes on where it stopped."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+from repl_rl.evaluation.study import Study, TaskResult, result
+from repl_rl.store import read, write_step
+from repl_rl.tasks import Task
+from repl_rl.trajectory import Trajectory
+
+Play = Callable[[Sequence[Task], float], Sequence[Trajectory]]
+"""Plays one rollout a task at a temperature, in order."""
+
+PORTION_TASKS = 64
+"""Tasks of one portion: at most so many are played again after an interruption."""
+
+
+class EvaluationFolder:
+    """`rollouts/` and `greedy/`, a file of trajectories for each portion of tasks, and `config.toml`."""
+
+    def __init__(self, path: Path, config_toml: str) -> None:
+        """Take up the folder, or plan a new one; nothing is written yet.
+
+        Raises:
+            ConfigError: it holds an evaluation with other settings, or something else.
+        """
+        self.path = path
+        self._config_toml = config_toml
+        kept = path / "config.toml"
+        if kept.is_file() and kept.read_text() != config_toml:
+            differing = sorted(set(kept.read_text().splitlines()) ^ set(config_toml.splitlines()))
+            remedy = f"it holds an evaluation with other settings ({'; '.join(differing[:4])}); name another folder"
+            raise ConfigError("evaluation folder", str(path), remedy)
+        if not kept.is_file() and path.exists() and any(path.iterdir()):
+            raise ConfigError("evaluation folder", str(path), "it holds something else; name a new folder")
+
+    def load(self, kind: str, portion: int, tasks: Sequence[Task]) -> Sequence[Trajectory] | None:
+        """The trajectories of a portion, or None where it was not played to its end.
+
+        Raises:
+            ConfigError: they are not about `tasks`.
+            StoreError: the file cannot be read.
+        """
+        file = self._file(kind, portion)
+        if not file.exists():
+            return None
+        found = list(read(file))
+        if [t.task_id for t in found] != [task.id for task in tasks]:
+            remedy = "its tasks are not those of this evaluation; name another folder"
+            raise ConfigError("evaluation file", str(file), remedy)
+        return found
+
+    def keep(self, kind: str, portion: int, trajectories: Sequence[Trajectory]) -> None:
+        """Store a portion, whole or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.toml").write_text(self._config_toml)
+        target = self._file(kind, portion)
+        target.parent.mkdir(exist_ok=True)
+        torn = write_step(self.path / "unfinished", portion, trajectories)
+        os.replace(torn, target)
+        shutil.rmtree(torn.parent)
+
+    def _file(self, kind: str, portion: int) -> Path:
+        return self.path / kind / f"{portion:06d}.jsonl.gz"
+
+
+def play_all(
+    tasks: Sequence[Task],
+    play: Play,
+    samples: int = 1,
+    greedy: bool = True,
+    folder: EvaluationFolder | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Study:
+    """Play `samples` (>= 1) rollouts of every task at temperature 1, and a greedy one. Portions in `folder` are reused.
+
+    `progress` is told how many tasks are done.
+    """
+    if samples < 1:
+        raise ConfigError("samples", samples, "play at least 1 rollout a task")
+    results: list[TaskResult] = []
+    for portion, start in enumerate(range(0, len(tasks), PORTION_TASKS)):
+        part = tasks[start : start + PORTION_TASKS]
+        # All rollouts of a task are in one portion: their seeds count them from the first one.
+        sampled = _portion("rollouts", portion, [task for task in part for _ in range(samples)], 1.0, play, folder)
+        greedily = _portion("greedy", portion, part, 0.0, play, folder) if greedy else ()
+        for n, task in enumerate(part):
+            results.append(result(task, sampled[n * samples : (n + 1) * samples], greedily[n : n + 1]))
+        progress(len(results))
+    return Study(tuple(results))
+
+
+def _portion(
+    kind: str, portion: int, tasks: Sequence[Task], temperature: float, play: Play, folder: EvaluationFolder | None
+) -> Sequence[Trajectory]:
+    kept = folder.load(kind, portion, tasks) if folder else None
+    if kept is not None:
+        return kept
+    played = play(tasks, temperature)
+    if folder:
+        folder.keep(kind, portion, played)
+    return played

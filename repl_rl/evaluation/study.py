@@ -1,0 +1,167 @@
+"""What an evaluation found, task by task, and the figures that follow from it."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypedDict
+
+from repl_rl.errors import ConfigError
+from repl_rl.evaluation.intervals import Interval, bootstrap, pass_at_k, wilson
+from repl_rl.tasks import Task
+from repl_rl.trajectory import Trajectory
+
+_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """How often one task was solved. Rollouts that failed on our side are in `faults` and nowhere else."""
+
+    task_id: str
+    family: str
+    rollouts: int
+    """Graded rollouts at temperature 1 (>= 0)."""
+    solved: int
+    """Of these, those whose outcome is at least 1."""
+    greedy: bool | None
+    """Whether greedy decoding solves it; None: it was not tried, or that rollout failed on our side."""
+    lines: int
+    """Lines that were executed, in the rollouts at temperature 1."""
+    error_lines: int
+    faults: int
+
+    @property
+    def solve_rate(self) -> float:
+        """Share of its rollouts that are right; it needs at least one."""
+        return self.solved / self.rollouts
+
+
+def result(task: Task, sampled: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> TaskResult:
+    """What the rollouts of one task come to."""
+    sound = [t for t in sampled if t.failure is None]
+    first = next((t for t in greedy if t.failure is None), None)
+    return TaskResult(
+        task_id=task.id,
+        family=task.family,
+        rollouts=len(sound),
+        solved=sum(_solved(t) for t in sound),
+        greedy=_solved(first) if first is not None else None,
+        lines=sum(1 for t in sound for _ in t.executions),
+        error_lines=sum(e.status.is_error for t in sound for e in t.executions),
+        faults=len(sampled) + len(greedy) - len(sound) - sum(t.failure is None for t in greedy),
+    )
+
+
+def _solved(trajectory: Trajectory) -> bool:
+    return (trajectory.outcome or 0.0) >= 1.0
+
+
+@dataclass(frozen=True)
+class Study:
+    """The results of one evaluation, at least one of them graded."""
+
+    results: tuple[TaskResult, ...]
+
+    def __post_init__(self) -> None:
+        if not self.graded:
+            raise ConfigError("graded tasks", 0, "every rollout failed on our side; see `repl-rl doctor`")
+
+    @cached_property
+    def graded(self) -> tuple[TaskResult, ...]:
+        """The results with at least one graded rollout."""
+        return tuple(r for r in self.results if r.rollouts)
+
+    @property
+    def faults(self) -> int:
+        return sum(r.faults for r in self.results)
+
+    @cached_property
+    def solve_rate(self) -> Interval:
+        """pass@1: mean solve rate of a task. Wilson's interval with one rollout a task, else a bootstrap of tasks."""
+        return _mean([r.solve_rate for r in self.graded])
+
+    def pass_at(self, k: int) -> Interval | None:
+        """Mean probability that one of `k` (>= 1) rollouts of a task is right, over the tasks with at least `k` graded.
+
+        None: no task has so many.
+        """
+        if k == 1:
+            return self.solve_rate
+        enough = [pass_at_k(r.solved, r.rollouts, k) for r in self.graded if r.rollouts >= k]
+        return _mean(enough) if enough else None
+
+    @cached_property
+    def greedy(self) -> Interval | None:
+        """Share of tasks that greedy decoding solves; None: it was not tried."""
+        tried = [r.greedy for r in self.results if r.greedy is not None]
+        return wilson(sum(tried), len(tried)) if tried else None
+
+    @property
+    def line_error_rate(self) -> float:
+        """Share of executed lines in error at temperature 1."""
+        return sum(r.error_lines for r in self.results) / max(1, sum(r.lines for r in self.results))
+
+    @cached_property
+    def families(self) -> Mapping[str, "Study"]:
+        """The same for each family with a graded task, by name."""
+        names = sorted({r.family for r in self.graded})
+        return {name: Study(tuple(r for r in self.results if r.family == name)) for name in names}
+
+
+def _mean(values: Sequence[float]) -> Interval:
+    """With Wilson's interval where every value is 0 or 1: a bootstrap of equal values would claim certainty."""
+    if set(values) <= {0.0, 1.0}:
+        return wilson(round(sum(values)), len(values))
+    return bootstrap(values)
+
+
+class Figure(TypedDict):
+    value: float
+    low: float
+    high: float
+
+
+def figure(interval: Interval | None) -> Figure | None:
+    """An estimate as it stands in JSON."""
+    return Figure(value=interval.value, low=interval.low, high=interval.high) if interval else None
+
+
+def write_study(path: Path, study: Study, k: int, about: Mapping[str, str | int]) -> None:
+    """Write figures and results as JSON, whole or not at all. `about` says what was evaluated."""
+    record: dict[str, object] = {
+        "schema_version": _SCHEMA_VERSION,
+        **about,
+        "tasks": len(study.results),
+        "sandbox_faults": study.faults,
+        "solve_rate": figure(study.solve_rate),
+        f"pass@{k}": figure(study.pass_at(k)),
+        "greedy": figure(study.greedy),
+        "line_error_rate": study.line_error_rate,
+        "families": {name: figure(part.solve_rate) for name, part in study.families.items()},
+        "results": [{name: getattr(r, name) for name in TaskResult.__slots__} for r in study.results],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torn = path.with_name(path.name + ".tmp")
+    torn.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(torn, path)
+
+
+def read_study(path: Path) -> Study:
+    """The results in a file that `write_study` wrote.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such file.
+    """
+    try:
+        record = json.loads(path.read_text())
+        if record["schema_version"] != _SCHEMA_VERSION:
+            raise ValueError(f"schema_version is {record['schema_version']!r}")
+        return Study(tuple(TaskResult(**fields) for fields in record["results"]))
+    except OSError as error:
+        raise ConfigError("evaluation file", str(path), f"it cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = f"give a file that `repl-rl eval --json` of this release wrote: {error!r}"
+        raise ConfigError("evaluation file", str(path), remedy) from error

@@ -1,0 +1,25 @@
+"""Host-side grading. An answer is untrusted text: no judge ever evaluates it in this process.
+
+A task names its judge. `exact` and `numeric` take microseconds and run here; `math`, `regex` and the user's own
+`module:function` run in a limited process (`limited`); `tests` runs in a console of its own (`unit_tests`).
+"""
+
+from repl_rl.judges.limited import JudgeLimits, JudgeProcesses
+from repl_rl.judges.plain import exact, numeric, parse_number
+from repl_rl.judges.router import JUDGES, Judge, check_judges, find_judge, grade, graded
+from repl_rl.judges.unit_tests import run_tests
+
+__all__ = [
+    "JUDGES",
+    "Judge",
+    "JudgeLimits",
+    "JudgeProcesses",
+    "check_judges",
+    "exact",
+    "find_judge",
+    "grade",
+    "graded",
+    "numeric",
+    "parse_number",
+    "run_tests",
+]

@@ -1,0 +1,166 @@
+"""Judges that must not be trusted with this process run in a few limited ones, and are killed when they overrun."""
+
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.judges.worker import Reply, Request, Texts
+from repl_rl.tasks import Task
+
+_LOGGER = logging.getLogger(__name__)
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeLimits:
+    """What judges outside this process may use."""
+
+    timeout_s: float = 5.0
+    """Wall clock of one answer, seconds (> 0); then the process is killed and the answer is wrong."""
+    import_s: float = 60.0
+    """Wall clock of starting a process and importing a judge, seconds (> 0)."""
+    memory_mb: int = 2048
+    """Address space of one process, MiB (>= 256)."""
+    processes: int = 2
+    """Processes at most (>= 1); each is started when it is first needed."""
+
+    def __post_init__(self) -> None:
+        for name, floor in (("timeout_s", 0.0), ("import_s", 0.0), ("memory_mb", 255), ("processes", 0)):
+            if not getattr(self, name) > floor:
+                raise ConfigError(f"judge limit {name}", getattr(self, name), f"give a number greater than {floor}")
+
+
+class _Overrun(Exception):
+    """A limit ended the process. The message is the rest of a sentence about the judge."""
+
+
+class _Process:
+    """One limited process and what was imported in it. It is never forked: nothing of this process is inside."""
+
+    def __init__(self, memory_mb: int) -> None:
+        self.alive = True
+        self.loaded: set[str] = set()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+            program = f"from repl_rl.judges.worker import main; main({theirs.fileno()}, {memory_mb})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            )
+        self._channel = Connection(ours.detach())
+
+    def ask(self, request: Request, timeout_s: float) -> float:
+        """The judge's value. A process that did not reply is killed: its state is unknown.
+
+        Raises:
+            _Overrun: it took too long, or ended.
+            ConfigError, UserCodeError: what it replied.
+        """
+        try:
+            self._channel.send_bytes(json.dumps(request).encode())
+            if not self._channel.poll(timeout_s):
+                raise _Overrun(f"it took longer than {timeout_s:g} s")
+            reply: Reply = json.loads(self._channel.recv_bytes())
+        except (EOFError, OSError) as error:
+            self.kill()
+            raise _Overrun("its process died") from error
+        except BaseException:
+            self.kill()
+            raise
+        if "overran" in reply:
+            self.kill()
+            raise _Overrun(reply["overran"])
+        if "refused" in reply:
+            raise ConfigError(*reply["refused"])
+        if "raised" in reply:
+            raise UserCodeError(reply["raised"])
+        return reply["value"]
+
+    def kill(self) -> None:
+        """End it with whatever it started."""
+        self.alive = False
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._channel.close()
+
+
+class JudgeProcesses:
+    """A few limited processes that take turns. Any thread may call; more callers than processes wait."""
+
+    def __init__(self, limits: JudgeLimits | None = None) -> None:
+        self.limits = limits or JudgeLimits()
+        # Last in, first out: a second process is only started when the first one is busy.
+        self._places: queue.LifoQueue[_Process | None] = queue.LifoQueue()
+        for _ in range(self.limits.processes):
+            self._places.put(None)
+
+    def load(self, judge: str) -> None:
+        """Import a judge, so that a bad name is refused before a run.
+
+        Raises:
+            ConfigError: it cannot be imported within `import_s`, or it is no function.
+            UserCodeError: its module raised.
+        """
+        with self._leased(judge):
+            pass
+
+    def grade(self, judge: str, task: Task, answer: str) -> float:
+        """The outcome reward. An answer that the judge cannot grade within its limits is worth 0.0.
+
+        Raises:
+            ConfigError: as `load`, or the task's reference answer is nothing that this judge can read.
+            UserCodeError: the judge raised, or returned something that is not a finite number.
+        """
+        with self._leased(judge) as process:
+            try:
+                return process.ask(_request(judge, task, answer, self.limits.timeout_s), self.limits.timeout_s)
+            except _Overrun as overrun:
+                _LOGGER.warning("judge %s on task %s: %s; the answer counts as wrong", judge, task.id, overrun)
+                return 0.0
+
+    def close(self) -> None:
+        """Kill all processes, as soon as each is free. They start again when they are needed."""
+        for place in [self._places.get() for _ in range(self.limits.processes)]:
+            if place is not None:
+                place.kill()
+            self._places.put(None)
+
+    @contextmanager
+    def _leased(self, judge: str) -> Iterator[_Process]:
+        """A process that has imported the judge."""
+        process = self._places.get()
+        try:
+            process = process or _Process(self.limits.memory_mb)
+            if judge not in process.loaded:
+                process.ask(_request(judge, None, "", self.limits.import_s), self.limits.import_s)
+                process.loaded.add(judge)
+            yield process
+        except _Overrun as overrun:
+            raise ConfigError("judge", judge, f"it cannot be imported: {overrun}") from overrun
+        finally:
+            self._places.put(process if process is not None and process.alive else None)
+
+
+def _request(judge: str, task: Task | None, answer: str, cpu_s: float) -> Request:
+    path = [folder or os.getcwd() for folder in sys.path]
+    texts = None
+    if task is not None:
+        texts = Texts(id=task.id, question=task.question, answer=task.answer, judge=task.judge, family=task.family)
+    return Request(judge=judge, task=texts, answer=answer, path=path, cpu_s=cpu_s)

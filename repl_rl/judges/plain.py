@@ -1,0 +1,72 @@
+"""Judges that compare texts and numbers. They take bounded time on any answer, so they run in this process."""
+
+import re
+from fractions import Fraction
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks import Task
+
+MAX_ANSWER_CHARS = 10_000
+"""A longer answer is wrong."""
+_MAX_NUMBER_CHARS = 64
+_MAX_EXPONENT = 300
+_RELATIVE_TOLERANCE = Fraction(1, 10**9)
+_NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?", re.ASCII)
+
+
+def exact(task: Task, answer: str) -> float:
+    """1.0 when the texts are equal after normalisation.
+
+    Normalisation strips white space at both ends, then one pair of equal quotes around the whole, so that `'abc'`,
+    `"abc"` and `abc` are one answer and the integer 160 equals `160`. Case and inner spaces count.
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        return 0.0
+    return float(_normalised(answer) == _normalised(task.answer))
+
+
+def numeric(task: Task, answer: str) -> float:
+    """1.0 when both are numbers and equal to within a relative 1e-9.
+
+    A number is decimal digits with an optional sign, `$`, thousands commas, fraction (`18.` too) and exponent, or
+    two such divided by `/`. Anything else, or anything over 64 characters, is no number and is wrong.
+
+    Raises:
+        ConfigError: the reference answer is no number.
+    """
+    reference = parse_number(task.answer)
+    if reference is None:
+        raise ConfigError(f"answer of task {task.id}", task.answer[:80], "the numeric judge needs a number")
+    value = parse_number(answer)
+    if value is None:
+        return 0.0
+    return float(abs(value - reference) <= _RELATIVE_TOLERANCE * max(abs(value), abs(reference)))
+
+
+def parse_number(text: str) -> Fraction | None:
+    """The exact value of a number as `numeric` understands it, or None. Takes bounded time on any text."""
+    if len(text) > _MAX_NUMBER_CHARS:
+        return None
+    over, slash, under = _normalised(text).partition("/")
+    numerator = _decimal(over)
+    if not slash:
+        return numerator
+    denominator = _decimal(under)
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+def _decimal(text: str) -> Fraction | None:
+    match = _NUMBER.fullmatch(text.replace("$", "", 1).strip())
+    if match is None:
+        return None
+    sign, whole, fraction, exponent = match[1], match[2].replace(",", ""), match[3] or "", int(match[4] or 0)
+    if not whole + fraction or abs(exponent) > _MAX_EXPONENT:
+        return None
+    value = Fraction(int(whole + fraction), 10 ** len(fraction)) * Fraction(10) ** exponent
+    return -value if sign == "-" else value
+
+
+def _normalised(text: str) -> str:
+    text = text.strip()
+    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if quoted else text

@@ -1,0 +1,176 @@
+"""Promises of fine-tuning: what is learned from, and that the mask reaches TRL's loss exactly."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from repl_rl.cli import main
+from repl_rl.coldstart.finetune import IGNORED, finetune, labelled, sft_args, trainer
+from repl_rl.coldstart.selection import FinetuneConfig, select
+from repl_rl.errors import ConfigError
+from repl_rl.renderer import Renderer
+from repl_rl.store import read, write_step
+from repl_rl.tasks import Split, load_tasks, split_of
+from repl_rl.trajectory import Failure, Stop, Trajectory
+from tests.worlds import TASK, world
+
+POLICY = Path(__file__).parent.parent / "repl_rl" / "policies" / "quickstart"
+RENDERER = Renderer.from_folder(POLICY)
+
+
+def play(lines: Sequence[str], task_id: str = "t1") -> Trajectory:
+    (t,) = asyncio.run(world(lines, renderer=RENDERER).collect([replace(TASK, id=task_id)]))
+    return t
+
+
+RIGHT = play(["x = 6 * 7\n", "x\n", "submit_final_answer(42)\n"])
+RECOVERED = play(["y\n", "6 * 7\n", "submit_final_answer(42)\n"])
+WRONG = play(["submit_final_answer(41)\n"])
+
+
+def learned(example: Mapping[str, list[int]]) -> str:
+    return RENDERER.decode([label for label in example["labels"] if label != IGNORED])
+
+
+@pytest.mark.parametrize("trajectory", [RIGHT, RECOVERED, WRONG])
+def test_labels_are_the_loss_mask_and_ids_are_those_of_the_trajectory(trajectory: Trajectory) -> None:
+    example = labelled(trajectory, learn_errors=True)
+    start = len(trajectory.prompt.token_ids)
+    assert tuple(example["input_ids"]) == (*trajectory.prompt.token_ids, *trajectory.completion_ids)
+    assert set(example["labels"][:start]) == {IGNORED}
+    for label, own, token in zip(
+        example["labels"][start:], trajectory.loss_mask, trajectory.completion_ids, strict=True
+    ):
+        assert label == (token if own else IGNORED)
+
+
+def test_lines_in_error_are_context_unless_they_are_asked_for() -> None:
+    assert learned(labelled(RECOVERED)) == "6 * 7\nsubmit_final_answer(42)\n"
+    assert learned(labelled(RECOVERED, learn_errors=True)) == "y\n6 * 7\nsubmit_final_answer(42)\n"
+    assert labelled(RECOVERED)["input_ids"] == labelled(RECOVERED, learn_errors=True)["input_ids"]
+
+
+def test_the_mask_reaches_trls_loss_exactly(tmp_path: Path) -> None:
+    examples = [labelled(t) for t in (RIGHT, RECOVERED, WRONG)]
+    model = AutoModelForCausalLM.from_pretrained(POLICY)
+    made = trainer(model, RENDERER.tokenizer, examples, sft_args(FinetuneConfig(batch_size=3), tmp_path, seed=0))
+    (batch,) = made.get_train_dataloader()
+    ids_BT, labels_BT = batch["input_ids"], batch["labels"]
+    rows = {tuple(e["labels"]): e["input_ids"] for e in examples}
+    for ids, labels, seen in zip(ids_BT.tolist(), labels_BT.tolist(), batch["attention_mask"].tolist(), strict=True):
+        real = sum(seen)
+        assert rows.pop(tuple(labels[:real])) == ids[:real]
+        assert set(labels[real:]) <= {IGNORED}
+    model.train()
+    loss = made.compute_loss(model, dict(batch)).item()
+    logits = model(input_ids=ids_BT, attention_mask=batch["attention_mask"]).logits[:, :-1]
+    nats_BT = cross_entropy(logits.transpose(1, 2), ids_BT[:, 1:], reduction="none").detach()
+    mask_BT = labels_BT[:, 1:] != IGNORED
+    assert loss == pytest.approx(float(nats_BT[mask_BT].mean()), rel=1e-5)
+    # Each single bit of the mask counts: with any of them turned the loss would be another one.
+    total, count = float(nats_BT[mask_BT].sum()), int(mask_BT.sum())
+    for own, nats in zip(mask_BT.flatten().tolist(), nats_BT.flatten().tolist(), strict=True):
+        turned = (total - nats) / (count - 1) if own else (total + nats) / (count + 1)
+        assert abs(turned - loss) > 2e-5 * loss
+
+
+def test_no_gradient_comes_from_a_token_that_is_context(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(POLICY)
+    example = labelled(RIGHT)
+    only_context = {"input_ids": example["input_ids"], "labels": [IGNORED] * len(example["labels"])}
+    args = sft_args(FinetuneConfig(batch_size=2), tmp_path, seed=0)
+    gradients = []
+    for examples in ([example], [example, only_context]):
+        made = trainer(model, RENDERER.tokenizer, examples, args)
+        (batch,) = made.get_train_dataloader()
+        model.zero_grad()
+        torch.autograd.backward(made.compute_loss(model, dict(batch)))
+        gradients.append(model.get_input_embeddings().weight.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_fine_tuning_learns_the_lines_and_leaves_a_whole_policy(tmp_path: Path) -> None:
+    losses: list[float] = []
+    config = FinetuneConfig(steps=6, batch_size=4, micro_batch=2, learning_rate=3e-3, warmup_steps=0)
+    out = tmp_path / "policy"
+    last = finetune(
+        POLICY, RENDERER.tokenizer, [labelled(RIGHT)] * 4, out, config, 0, lambda _, loss: losses.append(loss)
+    )
+    assert len(losses) == 6
+    assert losses[-1] == last < losses[0] / 2
+    tuned = Renderer.from_folder(out)
+    assert tuned.encode("x = 6 * 7\n") == RENDERER.encode("x = 6 * 7\n")
+    assert tuned.eos_ids == RENDERER.eos_ids
+    assert AutoModelForCausalLM.from_pretrained(out).num_parameters() > 800_000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["policy"]
+
+
+def test_nothing_to_learn_and_too_long_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="examples is 0"):
+        finetune(POLICY, RENDERER.tokenizer, [], tmp_path / "o", FinetuneConfig())
+    long = {"input_ids": [1] * 2000, "labels": [1] * 2000}
+    with pytest.raises(ConfigError, match="tokens of a trajectory is 2000; the policy's context has 1024 tokens"):
+        finetune(POLICY, RENDERER.tokenizer, [long], tmp_path / "o", FinetuneConfig())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("steps", 0), ("batch_size", 0), ("learning_rate", 0.0), ("micro_batch", 5)]
+)
+def test_settings_are_checked(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value}"):
+        FinetuneConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_of_own_rollouts_the_best_right_ones_of_each_task_are_kept_and_demonstrations_all() -> None:
+    short = play(["submit_final_answer(42)\n"])
+    other = play(["1 + 1\n", "submit_final_answer(42)\n"], task_id="t2")
+    shown = replace(RIGHT, outcome=None)
+    failed = replace(RIGHT, outcome=None, stop=Stop.FAULT, failure=Failure("SandboxFault", "lost"))
+    everything = [WRONG, RECOVERED, shown, RIGHT, other, short, failed]
+    chosen = select(everything)
+    assert chosen.kept == (shown, other, short)
+    assert chosen.left_out == {
+        "did not solve its task": 1,
+        "failed on our side, or empty": 1,
+        "a better one of its task is kept": 2,
+    }
+    assert select(everything, per_task=2).kept == (shown, RIGHT, other, short)
+    assert RECOVERED in select(everything, per_task=3).kept
+    with pytest.raises(ConfigError, match="per_task is 0"):
+        select(everything, per_task=0)
+
+
+def test_the_verb_learns_from_demonstrations_and_from_rollouts_of_training_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_step(tmp_path / "t" / "trajectories", 0, [replace(RIGHT, outcome=None)] * 3)
+    out = tmp_path / "policy"
+    flags = ["sft", "--data", str(tmp_path / "t"), "--samples", "2", "--train-tasks", "6", "--out", str(out)]
+    flags += ["--engine", "transformers", "--sandbox", "unsafe", "--concurrency", "4", "--tasks", "builtin:count"]
+    assert main([*flags, "--learning.steps", "2", "--learning.batch-size", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "trajectories to learn from" in shown
+    assert "step     2/2" in shown
+    assert (out / "model.safetensors").is_file()
+    played = list(read(out / "rollouts"))
+    questions = {task.id: task.question for task in load_tasks("builtin:count", split="train", count=6)}
+    assert len(played) == 12
+    assert {split_of(questions[t.task_id]) for t in played} == {Split.TRAIN}
+    assert main(flags) == 2
+    assert "it exists; name a new --out" in capsys.readouterr().err
+
+
+def test_trajectories_of_another_tokenizer_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = asyncio.run(world(["submit_final_answer(42)\n"]).collect([TASK]))
+    write_step(tmp_path / "trajectories", 0, foreign)
+    assert main(["sft", "--data", str(tmp_path), "--out", str(tmp_path / "o")]) == 2
+    assert "they were made with another tokenizer" in capsys.readouterr().err
+    assert main(["sft"]) == 2
+    assert "name --data FOLDER, or let the policy play with --samples 8" in capsys.readouterr().err

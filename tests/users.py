@@ -1,0 +1,28 @@
+"""What a user might write: judges of several tempers, named by import path in the tests."""
+
+import os
+import time
+
+from repl_rl.tasks import Task
+
+
+def pid(task: Task, answer: str) -> float:
+    return os.getpid()
+
+
+def prints(task: Task, answer: str) -> float:
+    print("a judge may print")
+    return 1.0
+
+
+def sleeps(task: Task, answer: str) -> float:
+    time.sleep(60)
+    return 1.0
+
+
+def eats_memory(task: Task, answer: str) -> float:
+    return float(len(bytearray(1 << 31)) > 0)
+
+
+def dies(task: Task, answer: str) -> float:
+    os._exit(1)
