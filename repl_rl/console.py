@@ -84,3 +84,15 @@ class LineBuffer:
 def prompt(more: bool) -> str:
     """The prompt that the console prints next."""
     return PS2 if more else PS1
+
+
+def typed_lines(source: str) -> tuple[str, ...]:
+    """The physical lines that a person types for one statement: a block is closed by a blank line."""
+    lines = tuple(source.rstrip("\n").split("\n"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            open_block = codeop.compile_command("\n".join(lines), "<stdin>", "single") is None
+    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+        return lines
+    return (*lines, "") if open_block else lines

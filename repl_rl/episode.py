@@ -8,28 +8,18 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from repl_rl.console import LineBuffer, prompt
 from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Watch
-from repl_rl.errors import ConfigError, InvariantError, SandboxFault
+from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.judges import graded
+from repl_rl.record import Origin, Record
 from repl_rl.renderer import Renderer
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.sandbox.lines import push_lines
 from repl_rl.tasks import Task
-from repl_rl.trajectory import (
-    Execution,
-    Failure,
-    Line,
-    LineEnd,
-    LineStatus,
-    NamedReward,
-    Observed,
-    Prompt,
-    Sampled,
-    Segment,
-    Stop,
-    Trajectory,
-)
+from repl_rl.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +27,7 @@ class RolloutLimits:
     """Budgets of one rollout. Reaching one ends it with a typed `Stop`."""
 
     max_lines: int = 8
-    """Sampled lines (>= 1)."""
+    """Sampled lines (>= 1). What a sampler lets the policy write in one go is a line: a turn, a text up to a call."""
     max_line_tokens: int = 48
     """Tokens of one line (>= 1); a longer line is cut and ends the rollout."""
     max_observation_tokens: int = 128
@@ -53,19 +43,8 @@ class RolloutLimits:
             raise ConfigError("max_wall_s", self.max_wall_s, "give a positive number of seconds")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a rollout starts from, and the identity of its record."""
-
-    id: str
-    task: Task
-    prompt: Prompt
-    seed: int
-    policy_step: int
-
-
 class Episode:
-    """The public handle of one rollout: `sample`, `observe`, `push`, `reward`, `finish`."""
+    """The public handle of one rollout: `sample` or `turn`, `push` or `execute`, `observe`, `reward`, `submit`."""
 
     def __init__(
         self,
@@ -76,20 +55,18 @@ class Episode:
         limits: RolloutLimits,
         context_tokens: int,
     ) -> None:
-        self._origin = origin
+        self.renderer = renderer
+        """Owner of the tokenizer, for samplers that splice a model's chat format."""
+        self.limits = limits
         self._engine = engine
         self._sandbox = sandbox
-        self._renderer = renderer
-        self._limits = limits
         self._context_left = context_tokens - len(origin.prompt.token_ids)
-        self._segments: list[Segment] = []
-        self._lines: list[Line] = []  # of the sampled segment that is still growing
-        self._unpushed: Line | None = None  # the line that `sample` returned last; None once it was pushed
+        self._record = Record(origin)
         self._pending: list[int] = []  # observed ids that the engine has not seen yet
+        self._sampling: int | None = None  # how many ids the engine had before the call that is under way
         self._buffer = LineBuffer()
         self._resources = AsyncExitStack()
         self._console: SandboxSession | None = None
-        self._line_count = 0
         self._stop: Stop | None = None
         self._failure: Failure | None = None
         self._started = time.monotonic()
@@ -103,7 +80,7 @@ class Episode:
     @property
     def task(self) -> Task:
         """The task of this rollout. Its reference answer is there for user code, never for the sandbox."""
-        return self._origin.task
+        return self._record.origin.task
 
     @property
     def ended(self) -> bool:
@@ -121,7 +98,8 @@ class Episode:
         """Let the policy write until a newline, or until the text written now matches `until`.
 
         Args:
-            until: a regular expression searched in the text of this call; None: one line.
+            until: a regular expression searched in the text of this call; None: one line. The token that completes
+                a match is kept whole, so the line may hold a few characters after it.
             max_tokens: budget of this call (>= 1); None: `RolloutLimits.max_line_tokens`.
 
         Returns:
@@ -131,44 +109,58 @@ class Episode:
             ConfigError: the rollout has ended, or `max_tokens` < 1.
             EngineError: see `EngineSession.sample`.
         """
+        stop_ids = self.renderer.stop_ids if until is None else self.renderer.eos_ids
+        line = await self._write(stop_ids, self.renderer.watch(until) if until else None, max_tokens)
+        if line.end is LineEnd.EOS:
+            self.finish(Stop.EOS)
+        return line
+
+    async def turn(self, max_tokens: int | None = None) -> Line:
+        """Let the policy write until its end token, which ends its turn and not the rollout.
+
+        Arguments, errors and cuts are those of `sample`. `text` is without the end token.
+        """
+        return await self._write(self.renderer.eos_ids, None, max_tokens)
+
+    async def _write(self, stop_ids: frozenset[int], watch: Watch | None, max_tokens: int | None) -> Line:
         if self._stop is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
-        wanted = self._limits.max_line_tokens if max_tokens is None else max_tokens
+        if self._sampling is not None:
+            what = "called while another call is under way, or after one was interrupted"
+            raise ConfigError("episode.sample()", what, "await each call to its end")
+        wanted = self.limits.max_line_tokens if max_tokens is None else max_tokens
         if wanted < 1:
             raise ConfigError("max_tokens", wanted, "give at least 1")
         budget = min(wanted, self._context_left)
-        stop_ids = self._renderer.stop_ids if until is None else self._renderer.eos_ids
-        chunk = await self._engine.sample(
-            self._pending, max_tokens=budget, stop_ids=stop_ids, watch=self._watch(until) if until else None
-        )
-        self._pending = []
+        self._sampling = len(self._engine.ids)
+        chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
+        self._sampling, self._pending = None, []
         self._context_left -= len(chunk.token_ids)
-        line = self._unpushed = self._line(chunk)
-        self._lines.append(line)
-        self._line_count += 1
-        if line.end is LineEnd.EOS:
-            self._stop = Stop.EOS
-        elif line.end is LineEnd.LENGTH:
-            self._stop = Stop.LINE_TOO_LONG if budget == wanted else Stop.MAX_TOKENS
+        line = self._line(chunk)
+        self._record.sampled(line)
+        if line.end is LineEnd.LENGTH:
+            self.finish(Stop.LINE_TOO_LONG if budget == wanted else Stop.MAX_TOKENS)
         return line
 
-    def observe(self, text: str) -> Observed:
+    def observe(self, text: str | Observed) -> Observed:
         """Splice text that the policy did not write. It is masked, and it may be empty.
 
+        A text is encoded alone, without control tokens, its middle cut where it is too long; an `Observed` is taken
+        as it is. The rollout ends when its lines or its context are used up: see `ended`.
+
         Raises:
-            ConfigError: nothing was sampled since the last observation.
+            ConfigError: nothing was sampled since the last observation, or the last line was cut.
         """
-        if not self._lines:
-            raise ConfigError("episode.observe()", text[:40], "an observation follows a sampled line")
-        self._unpushed = None
-        observed = self._renderer.observation(text, self._limits.max_observation_tokens)
-        self._segments += (Sampled(tuple(self._lines)), observed)
-        self._lines = []
-        self._pending.extend(observed.token_ids)
-        self._context_left -= len(observed.token_ids)
-        if self._context_left < 1 and self._stop is None:
-            self._stop = Stop.MAX_TOKENS
-        return observed
+        if isinstance(text, str):
+            text = self.renderer.observation(text, self.limits.max_observation_tokens)
+        self._record.observed(text)
+        self._pending.extend(text.token_ids)
+        self._context_left -= len(text.token_ids)
+        if self._record.line_count >= self.limits.max_lines:
+            self.finish(Stop.MAX_LINES)
+        if self._context_left < 1:
+            self.finish(Stop.MAX_TOKENS)
+        return text
 
     async def push(self, line: Line) -> PushResult:
         """Execute the last sampled line in this rollout's console, and splice what it printed and the next prompt.
@@ -176,44 +168,103 @@ class Episode:
         A token may close several physical lines: they run in order, and their outputs are spliced together after it.
 
         Raises:
-            ConfigError: `line` is not the last sampled line.
+            ConfigError: `line` is not the last sampled line, was executed already, or closes no physical line.
             SandboxFault: our console failed; the rollout is dropped.
         """
-        if self._unpushed is not line:
+        last = self._record.last
+        if last is None or last.execution is not None or last.token_ids != line.token_ids:
             raise ConfigError("episode.push()", line.text, "push the line that was sampled last, once")
-        self._unpushed = None
-        if self._console is None:
-            self._console = await self._resources.enter_async_context(self._sandbox.session())
-        results: list[PushResult] = []
-        for physical in self._buffer.feed(line.text):
-            results.append(await self._console.push(physical))
-            if self._console.ended:
-                break
-        result = _combine(results)
-        self._lines[-1] = replace(self._lines[-1], execution=Execution(result.status, result.elapsed_s, result.answer))
-        if result.status is LineStatus.SANDBOX_FAULT:
-            raise SandboxFault(result.text or "the console did not answer")
-        self._conclude(result)
+        physical = self._buffer.feed(line.text)
+        if not physical:
+            raise ConfigError("episode.push()", line.text, "it has no newline; check episode.ended before you push")
+        result = await self.execute(*physical)
+        if not self.ended:
+            self.observe(result.text + prompt(result.more))
+        elif result.text:
+            self.observe(result.text)
         return result
 
-    def reward(self, value: float, name: str = "sampler") -> None:
-        """Give the last sampled line a reward of its own (dimensionless, finite), under a name for the metrics.
+    async def execute(self, *lines: str) -> PushResult:
+        """Run physical lines in this rollout's console, on behalf of the line sampled last, and splice nothing.
+
+        Raises:
+            ConfigError: nothing was sampled yet, or the console has ended.
+            SandboxFault: our console failed; the rollout is dropped.
+        """
+        console = await self._open()
+        result = await push_lines(console, lines)
+        self.executed(Execution(result.status, result.elapsed_s, result.answer))
+        if result.status is LineStatus.SANDBOX_FAULT:
+            raise SandboxFault(result.text or "the console did not answer")
+        if console.ended:
+            self.finish(Stop.EXITED)
+        return result
+
+    async def _open(self) -> SandboxSession:
+        if self._console is None:
+            self._console = await self._resources.enter_async_context(self._sandbox.session())
+        return self._console
+
+    async def restore(self, segments: Sequence[Segment], texts: Sequence[str]) -> None:
+        """Begin in the middle: take over recorded segments, and run `texts` in the console to have its state back.
+
+        The record keeps its ids, log probabilities and outputs; what the console prints now is spliced nowhere. Lines
+        taken over count towards the limits.
+
+        Raises:
+            ConfigError: something was sampled already.
+            SandboxFault: the console failed, or ended before all of `texts` ran.
+        """
+        if self._record.line_count:
+            raise ConfigError("episode.restore()", "after a sampled line", "call it first")
+        for segment in segments:
+            if isinstance(segment, Observed):
+                self.observe(segment)
+                continue
+            for line in segment.lines:
+                self._record.sampled(line)
+            self._pending.extend(segment.token_ids)
+            self._context_left -= len(segment.token_ids)
+        for text in texts:
+            console = await self._open()
+            if console.ended:
+                raise SandboxFault("the console ended while its state was rebuilt")
+            await push_lines(console, self._buffer.feed(text))
+
+    def executed(self, execution: Execution) -> None:
+        """Say what became of the line sampled last, where something other than the console ran it.
 
         Raises:
             ConfigError: no line was sampled yet.
-            InvariantError: `value` is not finite.
         """
-        given = NamedReward(name, float(value))
-        if self._lines:
-            self._lines[-1] = replace(self._lines[-1], rewards=(*self._lines[-1].rewards, given))
-            return
-        for i in reversed(range(len(self._segments))):
-            segment = self._segments[i]
-            if isinstance(segment, Sampled):
-                last = replace(segment.lines[-1], rewards=(*segment.lines[-1].rewards, given))
-                self._segments[i] = Sampled((*segment.lines[:-1], last))
-                return
-        raise ConfigError("episode.reward()", value, "sample a line first")
+        self._record.executed(execution)
+        if execution.answer is not None:
+            self.finish(Stop.ANSWERED)
+
+    def submit(self, answer: str) -> None:
+        """Take `answer`, written in the line sampled last, as the final one. The host grades it; the rollout ends."""
+        self.executed(Execution(LineStatus.ANSWERED, 0.0, answer))
+
+    async def judge(self, answer: str) -> float:
+        """What the task's judge gives for `answer`, as it would at the end. What the policy is told is your decision.
+
+        Raises:
+            ConfigError, UserCodeError, SandboxFault: as `repl_rl.judges.graded`.
+        """
+        return await graded(self.task, answer, self._sandbox)
+
+    def reward(self, value: float, name: str = "sampler", line: int = -1) -> None:
+        """Give a sampled line a reward of its own (dimensionless, finite), under a name for the metrics.
+
+        Args:
+            value: it is added to what the line earns otherwise.
+            name: what it is for; a line may have several rewards of one name.
+            line: which sampled line, as an index into all of them; -1: the last one.
+
+        Raises:
+            ConfigError: there is no such line, or `value` is not finite.
+        """
+        self._record.reward(value, name, line)
 
     def finish(self, reason: Stop = Stop.FINISHED) -> None:
         """End the rollout. The first reason stands."""
@@ -230,72 +281,17 @@ class Episode:
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
         """
-        segments = (*self._segments, Sampled(tuple(self._lines))) if self._lines else tuple(self._segments)
-        record = Trajectory(
-            id=self._origin.id,
-            task_id=self._origin.task.id,
-            prompt=self._origin.prompt,
-            segments=segments,
-            stop=self._stop or Stop.FINISHED,
-            policy_step=self._origin.policy_step,
-            seed=self._origin.seed,
-            wall_s=time.monotonic() - self._started,
-            failure=self._failure,
-        )
-        if self._failure is None:
-            _check_prefix(self._engine.ids, (*record.prompt.token_ids, *record.completion_ids), record.id)
-        return record
-
-    def _conclude(self, result: PushResult) -> None:
-        """Splice a result, and end the rollout where the console or a budget says so."""
-        assert self._console is not None
-        if self._console.ended:
-            self._stop = Stop.ANSWERED if result.answer is not None else Stop.EXITED
-            if result.text:
-                self.observe(result.text)
-            return
-        if self._line_count >= self._limits.max_lines:
-            self._stop = Stop.MAX_LINES
-        self.observe(result.text + prompt(result.more))
+        wall_s = time.monotonic() - self._started
+        # What a call sampled that never returned is nobody's: it is not recorded, and not trained on.
+        seen = None if self._failure else self._engine.ids[: self._sampling]
+        return self._record.trajectory(self._stop or Stop.FINISHED, wall_s, self._failure, seen)
 
     def _line(self, chunk: Chunk) -> Line:
         last = chunk.token_ids[-1]
-        if last in self._renderer.eos_ids:
-            text, end = self._renderer.decode(chunk.token_ids[:-1]), LineEnd.EOS
+        if last in self.renderer.eos_ids:
+            text, end = self.renderer.decode(chunk.token_ids[:-1]), LineEnd.EOS
         else:
-            text = self._renderer.decode(chunk.token_ids)
+            text = self.renderer.decode(chunk.token_ids)
             ends = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
             end = ends[chunk.end]
         return Line(chunk.token_ids, chunk.logprobs, text, end)
-
-    def _watch(self, until: str | re.Pattern[str]) -> Watch:
-        pattern = re.compile(until)
-        ids: list[int] = []
-
-        def matches(token: int) -> bool:
-            ids.append(token)
-            return pattern.search(self._renderer.decode(ids)) is not None
-
-        return matches
-
-
-def _combine(results: Sequence[PushResult]) -> PushResult:
-    """One result for the physical lines that one token closed: the first that is more than fine decides."""
-    if len(results) == 1:
-        return results[0]
-    plain = (LineStatus.OK, LineStatus.INCOMPLETE)
-    deciding = next((r for r in results if r.status not in plain), results[-1])
-    return PushResult(
-        text="".join(r.text for r in results),
-        more=results[-1].more,
-        status=deciding.status,
-        answer=deciding.answer,
-        elapsed_s=sum(r.elapsed_s for r in results),
-    )
-
-
-def _check_prefix(seen: Sequence[int], record: Sequence[int], id: str) -> None:
-    # Ids are only ever appended on both sides, so equality at the end implies that every request was a prefix.
-    if tuple(seen) != tuple(record[: len(seen)]):
-        at = next((i for i, (a, b) in enumerate(zip(seen, record, strict=False)) if a != b), len(record))
-        raise InvariantError(f"trajectory {id}: the engine's ids differ from the record at position {at} (I5)")

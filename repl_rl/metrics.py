@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from repl_rl.trajectory import Line, LineStatus, Stop, Trajectory
+from repl_rl.trajectory import Failure, Line, LineStatus, Stop, Trajectory
 
 T = TypeVar("T")
 Row = Mapping[str, float]
@@ -16,7 +16,9 @@ _TRY = re.compile(r"^\s*(try|except)\b")
 
 
 def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Rates and means over trajectories; our own failures count in `sandbox_fault_rate` only.
+    """Rates and means over trajectories.
+
+    Our own failures count in `sandbox_fault_rate` only, those of a sampler in `user_error_rate` only.
 
     Rates are shares in [0, 1]. `void_line_rate`, `print_rate`, `try_rate` and `repeat_rate` are the farming
     indicators: shares of lines that compute nothing, print, hide errors, or repeat the line before.
@@ -36,7 +38,8 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "line_tokens_mean": fmean(len(line.token_ids) for line in lines) if lines else 0.0,
         "sampled_tokens": float(sum(t.sampled_tokens for t in sound)),
         "observed_tokens": float(sum(t.observed_tokens for t in sound)),
-        "sandbox_fault_rate": _share(trajectories, lambda t: t.failure is not None),
+        "sandbox_fault_rate": _share(trajectories, lambda t: t.failure is not None and not _users(t.failure)),
+        "user_error_rate": _share(trajectories, lambda t: t.failure is not None and _users(t.failure)),
         "void_line_rate": _share(lines, _is_void),
         "print_rate": _share(lines, lambda line: _PRINT.search(line.text) is not None),
         "try_rate": _share(lines, lambda line: _TRY.match(line.text) is not None),
@@ -80,6 +83,11 @@ def draw_curves(rows: Sequence[Row], held_out: Sequence[tuple[int, float]], path
 
 def _share(items: Sequence[T], test: Callable[[T], bool]) -> float:
     return sum(map(test, items)) / len(items) if items else 0.0
+
+
+def _users(failure: Failure) -> bool:
+    """True where the sampler or the task is to blame, and no part of ours."""
+    return failure.kind in ("UserCodeError", "ConfigError")
 
 
 def _is_void(line: Line) -> bool:

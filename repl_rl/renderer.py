@@ -5,7 +5,8 @@ special tokens disabled (a program that prints `<|im_end|>` prints eight charact
 sampled ids are decoded for the console and never encoded again.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,8 @@ after it begins the next line. Nothing is forbidden to the policy, so sampler an
 """
 
 _ANCHOR = "a"
+_OBSERVED_CHARS = 65_536
+_SETTLED_IDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +101,55 @@ class Renderer:
     def prompt(self, question: str, template: str = "base", version: str = "3") -> Prompt:
         """The prompt of a task, up to and including the first console prompt.
 
-        `template` is `chat` (the model's chat template, then the banner as the beginning of the assistant's text)
-        or the name of a file in `prompts/` with `{question}` and optionally `{banner}`.
+        `template` is `chat` or `chat_few_shot` (the model's chat template with that system text, then the banner as
+        the beginning of the assistant's text), or the name of a file in `prompts/` with `{question}` and optionally
+        `{banner}`.
         """
         banner = asset("prompts/banner.txt").read_text().replace("{version}", version)
-        if template == "chat":
-            return self._chat_prompt(question, banner + ">>> ")
+        if template in ("chat", "chat_few_shot"):
+            return self._chat_prompt(question, asset(f"prompts/{template}.txt").read_text(), banner + ">>> ")
         text = asset(f"prompts/{template}.txt").read_text().replace("{banner}", banner).replace("{question}", question)
         return Prompt(text, self.encode(text))
 
-    def _chat_prompt(self, question: str, prefill: str) -> Prompt:
+    def _chat_prompt(self, question: str, system: str, prefill: str) -> Prompt:
         if not self.tokenizer.chat_template:
             raise ConfigError(f"chat template of {self._source}", None, "use --prompt base for a base model")
         messages = [
-            {"role": "system", "content": asset("prompts/chat.txt").read_text().strip()},
+            {"role": "system", "content": system.strip()},
             {"role": "user", "content": question},
         ]
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         head = self.tokenizer.encode(text, add_special_tokens=False)
         return Prompt(text + prefill, (*head, *self.encode(prefill)))
 
+    def watch(self, until: str | re.Pattern[str]) -> Callable[[int], bool]:
+        """A function that is given sampled ids one by one, and says whether their text so far matches `until`.
+
+        Only the newest ids are decoded again, since the last of them may hold part of a character.
+        """
+        pattern = re.compile(until)
+        settled, recent = "", list[int]()
+
+        def matches(token: int) -> bool:
+            nonlocal settled
+            recent.append(token)
+            text = self.decode(recent)
+            found = pattern.search(settled + text) is not None
+            if len(recent) >= _SETTLED_IDS and not text.endswith("\ufffd"):
+                settled += text
+                recent.clear()
+            return found
+
+        return matches
+
     def observation(self, text: str, max_tokens: int | None = None) -> Observed:
-        """Encode what a console printed, alone. Beyond `max_tokens` the middle gives way to a visible marker."""
+        """Encode what a console printed, alone. Beyond `max_tokens` the middle gives way to a visible marker.
+
+        So does the middle of more than 65,536 characters, before anything is encoded: rollouts share one thread.
+        """
+        if len(text) > _OBSERVED_CHARS:
+            half, left_out = _OBSERVED_CHARS // 2, len(text) - _OBSERVED_CHARS
+            text = f"{text[:half]}\n[... {left_out} characters cut ...]\n{text[-half:]}"
         ids = self.encode(text)
         if max_tokens is None or len(ids) <= max_tokens:
             return Observed(text, ids)

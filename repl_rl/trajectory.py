@@ -17,7 +17,7 @@ from functools import cached_property
 
 from repl_rl.errors import InvariantError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class LineStatus(StrEnum):

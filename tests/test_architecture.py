@@ -11,11 +11,11 @@ ROOT = Path(__file__).parent.parent / "repl_rl"
 FLOORS = [
     {"errors"},
     {"trajectory", "assets"},
-    {"console", "engine", "store", "advantages", "batch", "tasks"},
-    {"sandbox", "renderer", "judges", "metrics"},
+    {"console", "engine", "store", "advantages", "batch", "tasks", "record"},
+    {"sandbox", "renderer", "judges", "metrics", "report"},
     {"episode", "rewards"},
     {"samplers"},
-    {"trainer", "coldstart", "evaluation"},
+    {"trainer", "coldstart", "evaluation", "replay", "player"},
     {"cli"},
 ]
 """From the ground up. A room imports from its own floor or from those below, and two rooms never import each other."""

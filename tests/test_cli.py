@@ -10,8 +10,8 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.cli.arguments import dump, parse
-from repl_rl.cli.rollout import printable
 from repl_rl.cli.train import TrainConfig
+from repl_rl.store import printable
 from tests.conftest import overshooting_tokenizer
 from tests.trainer.policies import tiny_model
 

@@ -8,7 +8,7 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.episode import Episode, RolloutLimits
-from repl_rl.errors import ConfigError, InvariantError, SandboxFault, UserCodeError
+from repl_rl.errors import InvariantError, SandboxFault, UserCodeError
 from repl_rl.samplers import Rollouts, RolloutSampler
 from repl_rl.sandbox.base import PushResult
 from repl_rl.trajectory import LineEnd, LineStatus, Observed, Sampled, Stop, Trajectory
@@ -220,7 +220,7 @@ def test_calls_out_of_order_are_named(act: object, message: str) -> None:
         assert callable(act)
         act(episode)
 
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserCodeError, match=rf"Scripted\.rollout: .*{message}"):
         play(world(["x = 1\n"], Scripted(run)))
 
 
@@ -230,7 +230,7 @@ def test_a_line_is_pushed_once() -> None:
         await episode.push(line)
         await episode.push(line)
 
-    with pytest.raises(ConfigError, match="sampled last, once"):
+    with pytest.raises(UserCodeError, match="sampled last, once"):
         play(world(["x = 1\n", "y\n"], Scripted(act)))
 
 
@@ -239,7 +239,7 @@ def test_sampling_after_the_end_is_named() -> None:
         episode.finish()
         await episode.sample()
 
-    with pytest.raises(ConfigError, match="after the end of the rollout"):
+    with pytest.raises(UserCodeError, match="after the end of the rollout"):
         play(world(["x = 1\n"], Scripted(act)))
 
 

@@ -54,6 +54,8 @@ def _literal(value: object) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_literal, value))}]"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
@@ -92,7 +94,7 @@ def _words(key: str, value: object) -> list[str]:
     if isinstance(value, bool):
         head, _, tail = flag[2:].rpartition(".")
         return [flag] if value else [f"--{head}{'.' if head else ''}no-{tail}"]
-    return [flag, str(value)]
+    return [flag, *map(str, value)] if isinstance(value, list) else [flag, str(value)]
 
 
 def _names(kind: type, prefix: str = "") -> Iterator[str]:

@@ -23,7 +23,7 @@ class Setup:
     model: str = QUICKSTART
     """Folder of the policy (weights, config, tokenizer); builtin:quickstart is the bundled tiny one."""
     tasks: str = QUICKSTART
-    """Where tasks come from: builtin:quickstart, a JSONL file, or gsm8k:FILE."""
+    """Where tasks come from: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE or math:FILE."""
     engine: Literal["vllm", "transformers"] = "vllm"
     """What samples: vllm, or transformers, which needs no vLLM."""
     sandbox: Literal["local", "docker", "gateway", "unsafe"] = "local"
@@ -31,7 +31,7 @@ class Setup:
     preload: str = ""
     """Modules that every console has imported already, so that they cost it nothing: names with commas between."""
     sampler: str = "repl"
-    """How a rollout goes: a shipped sampler, or module:Class."""
+    """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments."""
     prompt: str = "bare"
     """Prompt template: bare, base, or chat."""
     overshoot: Literal["refuse", "carry"] = "refuse"

@@ -15,6 +15,7 @@ from repl_rl.cli.run_folder import Json, RunFolder
 from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
+from repl_rl.judges import check_judges
 from repl_rl.metrics import draw_curves
 from repl_rl.samplers import RolloutThread
 from repl_rl.tasks import Split, load_tasks
@@ -67,6 +68,7 @@ class Run:
         self.held_out = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.eval_tasks, seed=config.seed)
         self.summary: dict[str, Json] = {}
         # Refuse what would fail later before anything slow starts, and before anything is written.
+        check_judges([*self.training, *self.held_out])
         credit_of(config.trainer)
         config.trainer.grpo_args(folder.checkpoints)
         config.model_folder  # noqa: B018
@@ -81,7 +83,8 @@ class Run:
         self.console.print(f"opening engine {config.engine} and sandbox {config.sandbox} ...")
         with RolloutThread(config.open, {task.id: task for task in self.training}) as source:
             self.folder.create(dump(config))
-            engine = source.rollouts.engine
+            engine, renderer = source.rollouts.engine, source.rollouts.renderer
+            self.folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
             self.summary = {
                 "status": "running",
                 "engine": engine.name,
@@ -103,6 +106,7 @@ class Run:
                 self.summary["stopped_at_step"] = len(self.folder.rows)
                 self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
                 self.folder.summarise(self.summary)
+                self.folder.report()
         self._show()
 
     def _train(self, source: RolloutThread) -> None:
@@ -112,8 +116,9 @@ class Run:
         with Progress(self.console, config.trainer.steps) as progress:
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-                self.folder.step(record.step, record.metrics, trajectories)
-                progress.advance(record.metrics)
+                metrics = {**record.metrics, **source.rollouts.sampler.metrics(trajectories)}
+                self.folder.step(record.step, metrics, trajectories, record.credit)
+                progress.advance(metrics)
 
             final = train(
                 config.model_folder,
@@ -151,7 +156,7 @@ class Run:
         followed = self.summary["tamper_followed"]
         if isinstance(followed, float):
             self.console.print(f"answers that follow an altered console output: {followed:.1%}")
-        self.console.print(f"run folder {self.folder.path}: metrics.jsonl, summary.json, curves.png, trajectories/")
+        self.console.print(f"run folder {self.folder.path}: report.html, metrics.jsonl, summary.json, trajectories/")
         self.console.print(f"trained policy {self.folder.checkpoints / 'final'}")
 
 

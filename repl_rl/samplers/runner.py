@@ -2,18 +2,24 @@
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from repl_rl.engine.base import Engine, Sampling
-from repl_rl.episode import Episode, Origin, RolloutLimits
-from repl_rl.errors import ReplRLError, RolloutFailure, UserCodeError
-from repl_rl.judges import grade
+from repl_rl.episode import Episode, RolloutLimits
+from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
+from repl_rl.judges import graded
+from repl_rl.record import Origin, Record
 from repl_rl.renderer import Renderer
 from repl_rl.samplers.base import RolloutSampler
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Stop, Trajectory
+from repl_rl.trajectory import Failure, Stop, Trajectory
+
+_CANCEL_S = 5.0
+"""How long a cancelled sampler may clean up."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +40,13 @@ class Rollouts:
     async def collect(self, tasks: Sequence[Task], temperature: float = 1.0) -> list[Trajectory]:
         """One trajectory a task, in order. A task that is named g times gives a group of g rollouts.
 
-        A rollout that failed on our side is in the list too, with `stop == "fault"`. Trajectories do not depend on
-        the concurrency, as far as the engine's draws do not.
+        A rollout that failed on our side or in the sampler, or whose prompt fills the context, is in the list too,
+        with `stop == "fault"`. Trajectories do not depend on the concurrency, as far as the engine's draws do not.
 
         Raises:
-            EngineError, UserCodeError, InvariantError: all rollouts are cancelled.
+            UserCodeError: the sampler failed in most rollouts, or a judge failed.
+            ConfigError: most prompts do not fit into the context.
+            EngineError, InvariantError: all rollouts are cancelled.
         """
         places = asyncio.Semaphore(self.concurrency)
         counts: dict[str, int] = {}
@@ -46,11 +54,16 @@ class Rollouts:
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
             origins.append(self._origin(task, index))
+        errors: list[ReplRLError] = []
         try:
             async with asyncio.TaskGroup() as rollouts:
-                running = [rollouts.create_task(self._one(origin, temperature, places)) for origin in origins]
+                running = [rollouts.create_task(self._one(origin, temperature, places, errors)) for origin in origins]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
+        if 2 * len(errors) > len(tasks):
+            raise errors[0]
+        if errors:
+            _log.warning("%d of %d rollouts dropped: %s", len(errors), len(tasks), errors[0])
         return [rollout.result() for rollout in running]
 
     def _origin(self, task: Task, index: int) -> Origin:
@@ -58,33 +71,71 @@ class Rollouts:
         key = f"{self.seed}/{step}/{task.id}/{index}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
         version = ".".join(map(str, self.sandbox.python_version))
-        prompt = self.renderer.prompt(task.question, self.template, version)
+        try:
+            prompt = self.sampler.prompt(task, self.renderer, self.template, version)
+        except ReplRLError:
+            raise
+        except Exception as error:
+            raise UserCodeError(f"{type(self.sampler).__name__}.prompt raised {error!r} on task {task.id}") from error
         return Origin(f"{step}-{task.id}-{index}", task, prompt, seed, step)
 
-    async def _one(self, origin: Origin, temperature: float, places: asyncio.Semaphore) -> Trajectory:
+    async def _one(
+        self, origin: Origin, temperature: float, places: asyncio.Semaphore, errors: list[ReplRLError]
+    ) -> Trajectory:
+        if len(origin.prompt.token_ids) >= self.engine.context_tokens:
+            errors.append(_too_long(origin, self.engine.context_tokens))
+            return Record(origin).trajectory(Stop.FAULT, 0.0, Failure("ConfigError", str(errors[-1])), None)
         async with (
             places,
             self.engine.session(origin.prompt.token_ids, Sampling(temperature, origin.seed)) as session,
             Episode(origin, session, self.sandbox, self.renderer, self.limits, self.engine.context_tokens) as episode,
         ):
-            await self._drive(episode)
+            try:
+                await self._drive(episode)
+            except RolloutFailure as failure:
+                episode.fail(failure)
+            except UserCodeError as error:
+                errors.append(error)
+                episode.fail(error)
+            episode.finish()
             trajectory = episode.trajectory()
         if trajectory.failure is not None:
             return trajectory
-        return replace(trajectory, outcome=grade(origin.task, trajectory.answer))
+        try:
+            outcome = await graded(origin.task, trajectory.answer, self.sandbox)
+        except SandboxFault as fault:
+            return replace(trajectory, stop=Stop.FAULT, failure=Failure(type(fault).__name__, str(fault)))
+        return replace(trajectory, outcome=outcome)
 
     async def _drive(self, episode: Episode) -> None:
+        """Run the sampler until it returns or its time is over.
+
+        It runs in a task of its own: what swallows its cancellation can be left behind.
+        """
+        name = f"{type(self.sampler).__name__}.rollout"
+        rollout = asyncio.create_task(self.sampler.rollout(episode), name=name)
         try:
-            async with asyncio.timeout(self.limits.max_wall_s) as deadline:
-                await self.sampler.rollout(episode)
-        except RolloutFailure as failure:
-            episode.fail(failure)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise UserCodeError(f"{type(self.sampler).__name__}.rollout raised {error!r}") from error
-            episode.finish(Stop.WALL_CLOCK)
-        except ReplRLError:
-            raise
-        except Exception as error:
-            raise UserCodeError(f"{type(self.sampler).__name__}.rollout raised {error!r}") from error
-        episode.finish()
+            await asyncio.wait({rollout}, timeout=self.limits.max_wall_s)
+            if not rollout.done():
+                episode.finish(Stop.WALL_CLOCK)
+        finally:
+            if not rollout.done():
+                rollout.cancel()
+                await asyncio.wait({rollout}, timeout=_CANCEL_S)
+        if not rollout.done():
+            raise UserCodeError(f"{name} goes on after it was cancelled; let asyncio.CancelledError pass")
+        if rollout.cancelled():
+            return
+        error = rollout.exception()
+        if isinstance(error, ConfigError):
+            raise UserCodeError(f"{name}: {error}") from error
+        if isinstance(error, ReplRLError | RolloutFailure) or not isinstance(error, Exception | None):
+            raise error
+        if error is not None:
+            raise UserCodeError(f"{name} raised {error!r}") from error
+
+
+def _too_long(origin: Origin, context_tokens: int) -> ConfigError:
+    what = f"prompt of task {origin.task.id}, ids"
+    remedy = f"the context holds {context_tokens}; leave the task out, or use a longer context"
+    return ConfigError(what, len(origin.prompt.token_ids), remedy)

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import correlation, fmean
 
 from repl_rl.advantages import Advantages, Estimator, GroupRewards, faded
 from repl_rl.errors import InvariantError
 from repl_rl.rewards import LineReward, RewardTable, line_rewards, line_states
+from repl_rl.store import LineCredit
 from repl_rl.trajectory import Trajectory
 
 
@@ -62,6 +64,19 @@ def group_advantages(members: Sequence[Earned], credit: Credit, step: int) -> Ad
         tuple(m.states_L for m in members),
     )
     return faded(credit.estimator, group, credit.share(step))
+
+
+def line_credit(
+    trajectory: Trajectory, rewards_L: Sequence[float], advantages_L: Sequence[float], logprobs_T: Sequence[float]
+) -> tuple[LineCredit, ...]:
+    """What each line was worth, for the store. `logprobs_T` are the trainer's, nats, an entry a completion token."""
+    if not trajectory.trainable:
+        return ()
+    sampled = (value for value, mine in zip(logprobs_T, trajectory.loss_mask, strict=True) if mine)
+    return tuple(
+        LineCredit(reward, advantage, tuple(islice(sampled, len(line.token_ids))))
+        for line, reward, advantage in zip(trajectory.lines, rewards_L, advantages_L, strict=True)
+    )
 
 
 def shaping_metrics(earned: Sequence[Earned]) -> dict[str, float]:

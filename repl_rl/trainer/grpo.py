@@ -16,9 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repl_rl.batch import columns, line_numbers, widen
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
+from repl_rl.store import LineCredit
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
 from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
-from repl_rl.trainer.credit import Credit, Earned, earned_by, group_advantages, shaping_metrics
+from repl_rl.trainer.credit import Credit, Earned, earned_by, group_advantages, line_credit, shaping_metrics
 from repl_rl.trainer.scoring import Scores, install, score_rows
 from repl_rl.trainer.source import RolloutSource, save_weights
 from repl_rl.trajectory import Stop, Trajectory
@@ -108,6 +109,8 @@ class ReplGRPOTrainer(GRPOTrainer):
         """Wall clock of all rollouts so far."""
         self.shaping: dict[str, float] = {}
         """How line rewards stand to outcomes in the step at hand, over all processes."""
+        self._credit: list[tuple[Sequence[float], Sequence[float]]] = []
+        self._logprobs = torch.zeros(0, 0)
         self._advantages = torch.zeros(0, 0)
         self._scores = Scores(torch.zeros(0, 0), torch.zeros(0, 0))
         self._rows: Tensor | None = None
@@ -146,8 +149,15 @@ class ReplGRPOTrainer(GRPOTrainer):
         self.shaping = shaping_metrics(earned)
         first = self.accelerator.process_index * len(self.trajectories)
         mine = rows[first : first + len(self.trajectories)]
+        rewards = [e.rewards_L for e in earned[first : first + len(self.trajectories)]]
+        self._credit = list(zip(rewards, mine, strict=True))
         values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, self.trajectories, strict=True)]
         return widen(values, self.trajectories, width)
+
+    def line_credit(self) -> list[tuple[LineCredit, ...]]:
+        """What each line of this process's rollouts was worth in the step at hand."""
+        rows = zip(self.trajectories, self._credit, self._logprobs.tolist(), strict=True)
+        return [line_credit(t, *credit, logprobs[: len(t.completion_ids)]) for t, credit, logprobs in rows]
 
     def _generate(self, prompts: list[str]) -> tuple[object, ...]:
         """As TRL's; its metrics of cut completions then tell the recorded stops, where TRL guesses from the last id."""
@@ -182,6 +192,7 @@ class ReplGRPOTrainer(GRPOTrainer):
     def _correct(self, batch: dict[str, Tensor]) -> None:
         """Measure the gap, and put ratios of lines or sequences in the place of TRL's ratios of tokens if asked to."""
         lines = line_numbers(self.trajectories, batch["completion_ids"].size(1)).to(batch["completion_ids"].device)
+        self._logprobs = batch["old_per_token_logps"].float().cpu()
         delta = (batch["old_per_token_logps"].float() - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
         level, _, how = self.importance.partition("_")
         raw = raw_ratios(delta, lines, level)

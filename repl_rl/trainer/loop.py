@@ -24,6 +24,7 @@ from repl_rl.advantages import estimator
 from repl_rl.errors import ConfigError
 from repl_rl.metrics import describe
 from repl_rl.rewards import line_reward
+from repl_rl.store import LineCredit
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.credit import Credit
 from repl_rl.trainer.grpo import ReplGRPOTrainer
@@ -133,6 +134,7 @@ class Reporter(TrainerCallback):
         wall_s, rollout_s, sync_s = (now - then for now, then in zip(self._clocks(), self._mark, strict=True))
         # Each process has its part of the step; the record tells of the whole.
         trajectories: list[Trajectory] = gather_object(list(self.trainer.trajectories))
+        credit: list[tuple[LineCredit, ...]] = gather_object(self.trainer.line_credit())
         gap = self.trainer.gap
         metrics = {
             "loss": logs["loss"],
@@ -153,6 +155,6 @@ class Reporter(TrainerCallback):
             **describe(trajectories),
         }
         if state.is_world_process_zero:
-            self.on_step(StepRecord(state.global_step, metrics), trajectories)
+            self.on_step(StepRecord(state.global_step, metrics, tuple(credit)), trajectories)
         # What the caller does with the record is not the next step's time.
         self._mark = self._clocks()

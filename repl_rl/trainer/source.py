@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from safetensors.torch import save_file
 
+from repl_rl.store import LineCredit
 from repl_rl.trajectory import Trajectory
 
 _PREFIX = "repl_rl-weights-"
@@ -38,6 +39,8 @@ class StepRecord:
     """Optimizer steps done, counted from 1."""
     metrics: dict[str, float]
     """Names as in `metrics.jsonl`; seconds end in `_s`, log probability gaps are nats."""
+    credit: tuple[tuple[LineCredit, ...], ...] = ()
+    """What each line was worth, an entry a trajectory; empty for one that nothing is learned from."""
 
 
 OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]

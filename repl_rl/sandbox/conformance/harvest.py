@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repl_rl.console import typed_lines
+
 _SIMPLE = re.compile(r"[A-Za-z_(\[{'\"0-9-]")
 _COMPOUND = re.compile(r"\s*(if|for|while|def|class|with|try|async|match|@|from __future__)")
 
@@ -21,31 +23,26 @@ class Transcript:
     """How many doctest examples they come from."""
 
 
-def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
+def docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """(file and line, text) of every text with a prompt in a Python file; nothing where it cannot be parsed."""
     try:
         tree = ast.parse(path.read_text("utf-8"))
-    except (SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and ">>> " in node.value:
             yield f"{path.name}:{node.lineno}", node.value
 
 
-def _lines_of(example: doctest.Example) -> list[str]:
-    """As a person types it: a block is closed by a blank line."""
-    lines = example.source.rstrip("\n").split("\n")
-    return [*lines, ""] if len(lines) > 1 or _COMPOUND.match(lines[0]) else lines
-
-
 def transcripts(paths: Iterable[Path]) -> Iterator[Transcript]:
     """One transcript a docstring."""
     for path in paths:
-        for name, text in _docstrings(path):
+        for name, text in docstrings(path):
             try:
                 examples = doctest.DocTestParser().get_examples(text)
             except ValueError:
                 continue
-            lines = [line for example in examples for line in _lines_of(example)]
+            lines = [line for example in examples for line in typed_lines(example.source)]
             if lines and max(map(len, lines)) < 2000:
                 yield Transcript(name, tuple(lines), len(examples))
 

@@ -1,0 +1,58 @@
+"""`repl-rl sampler check NAME`: hold a sampler to what every sampler must keep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from repl_rl.cli.arguments import parse
+from repl_rl.errors import ConfigError
+from repl_rl.renderer import Renderer
+from repl_rl.samplers import load_sampler
+from repl_rl.samplers.conformance import TIMEOUT_S, check
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Run the conformance suite on a sampler, with a scripted policy. The exit code is 1 if a promise is not kept."""
+
+    model: Path | None = None
+    """Folder whose tokenizer and chat template write the prompts; none: the bundled ones."""
+    overshoot: Literal["refuse", "carry"] = "refuse"
+    """What to do with a vocabulary whose tokens have text after a newline."""
+    prompt: str = "bare"
+    """Prompt template: bare, base, or chat."""
+    timeout_s: float = TIMEOUT_S
+    """Wall clock of one check, seconds, > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ConfigError("timeout_s", self.timeout_s, "give a positive number of seconds")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    action, rest = (argv[0], argv[1:]) if argv else ("", argv)
+    if action in ("-h", "--help"):
+        print("usage: repl-rl sampler check NAME [options]    (NAME: a shipped sampler or module:name)")
+        return 0
+    if action != "check":
+        raise ConfigError("sampler action", action, "choose check")
+    if not rest or rest[0].startswith("-"):
+        parse(CheckConfig, "sampler check NAME", rest)
+        raise ConfigError("sampler", None, "name a shipped sampler, or module:name, after check")
+    return _check(rest[0], parse(CheckConfig, "sampler check NAME", rest[1:]))
+
+
+def _check(name: str, config: CheckConfig) -> int:
+    sampler = load_sampler(name)
+    renderer = Renderer.from_folder(config.model, config.overshoot) if config.model is not None else None
+    rows = check(sampler, renderer, config.prompt, config.timeout_s)
+    table = Table("promise", "kept", "detail", title=f"sampler {name}")
+    for row in rows:
+        table.add_row(row.name, "yes" if row.passed else "NO", row.detail)
+    Console(highlight=False).print(table)
+    return int(not all(row.passed for row in rows))

@@ -1,0 +1,136 @@
+"""Chat-style tool calls: a turn, its calls, their results as tool messages, the next turn."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+
+from transformers.utils import get_json_schema
+
+from repl_rl.episode import Episode
+from repl_rl.errors import ConfigError
+from repl_rl.renderer import Renderer
+from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.chat import ChatFormat, conversation
+from repl_rl.samplers.patterns import BOXED, last_match, one_group
+from repl_rl.samplers.tool_format import ParseCalls, detect
+from repl_rl.samplers.tools import CallResult, Function, RunCall, Toolbox
+from repl_rl.tasks import Task
+from repl_rl.trajectory import Execution, LineEnd, Prompt, Trajectory
+
+ANSWERED, FAILED = "tools/answered", "tools/failed"
+"""Names of the rewards that a turn gets, one for each of its calls."""
+
+
+class ChatToolSampler(RolloutSampler):
+    """Lets the policy call functions in turns of a chat, until a turn calls none; that turn's boxed answer counts.
+
+    Calls of one turn run at the same time. A turn that is cut by a budget ends the rollout, and none of its calls is
+    run. Results that are too long have their middle cut, visibly. The run's prompt template has no effect here.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Function],
+        *,
+        system: str = "",
+        schemas: Mapping[str, Mapping[str, object]] | None = None,
+        parse: ParseCalls | None = None,
+        answer: str = BOXED,
+        answered: float = 0.0,
+        failed: float = 0.0,
+        not_called: float = 0.0,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """Offer `tools` under their own names.
+
+        Args:
+            tools: plain or async functions with type hints and a docstring that describes each argument.
+            system: the system message; "" for none.
+            schemas: JSON schemas by the name of the tool, where type hints and docstring should not decide.
+            parse: reads the calls of a turn; None: found out from the chat template.
+            answer: regular expression of the final answer, with one group; the last match of the last turn counts.
+            answered: reward for each call that was answered; reward units, goes to the turn that called.
+            failed: the same for each call that failed.
+            not_called: reward of the last turn where nothing was called at all.
+            timeout_s: wall clock of one call, seconds (> 0).
+
+        Raises:
+            ConfigError: as `Toolbox`; a schema cannot be made or is not JSON.
+        """
+        self.toolbox = Toolbox(tools, timeout_s)
+        self.schemas = [_schema(name, tool, schemas or {}) for name, tool in self.toolbox.functions.items()]
+        self.system = system
+        self.rewards = {ANSWERED: answered, FAILED: failed}
+        self.not_called = not_called
+        self._parse = parse
+        self._answer = one_group("answer", answer)
+        name = next(iter(self.toolbox.functions))
+        call = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+        self.rehearsals = ((call, call + call + "<tool_call>{", "It is \\boxed{1}."), ("Nothing to call.",))
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        return ChatFormat(renderer, self.schemas).prompt(conversation(self.system, task.question))
+
+    async def rollout(self, episode: Episode) -> None:
+        chat = ChatFormat(episode.renderer, self.schemas)
+        parse = self._parse or detect(chat)
+        run = self.runner_of(episode)
+        called = False
+        while not episode.ended:
+            line = await episode.turn()
+            if line.end is LineEnd.LENGTH:
+                return
+            calls = parse(line.text)
+            if not calls:
+                self._conclude(episode, line.text, called)
+                return
+            called = True
+            results = await asyncio.gather(*map(run, calls))
+            self._record(episode, results)
+            messages = [{"role": "tool", "content": result.text} for result in results]
+            episode.observe(chat.reply(messages, episode.limits.max_observation_tokens))
+
+    def runner_of(self, episode: Episode) -> RunCall:
+        """What runs the calls of one rollout. Override it for a tool that needs the task; names and schemas stay."""
+        return self.toolbox.run
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """`tools/call_frequency`: calls a rollout. `tools/failure_frequency`: the share of calls that failed."""
+        names = [reward.name for t in trajectories for line in t.lines for reward in line.rewards]
+        failures = names.count(FAILED)
+        calls = names.count(ANSWERED) + failures
+        return {
+            "tools/call_frequency": calls / max(len(trajectories), 1),
+            "tools/failure_frequency": failures / max(calls, 1),
+        }
+
+    def _record(self, episode: Episode, results: Sequence[CallResult]) -> None:
+        """Credit a turn's calls to that turn. Its status is that of its first call that failed."""
+        deciding = next((result for result in results if not result.ok), results[0])
+        episode.executed(Execution(deciding.status, max(result.elapsed_s for result in results)))
+        for result in results:
+            name = ANSWERED if result.ok else FAILED
+            episode.reward(self.rewards[name], name=name)
+
+    def _conclude(self, episode: Episode, text: str, called: bool) -> None:
+        if not called:
+            episode.reward(self.not_called, name="tools/not_called")
+        answer = last_match(self._answer, text)
+        if answer is not None:
+            episode.submit(answer)
+
+
+def _schema(name: str, tool: Function, given: Mapping[str, Mapping[str, object]]) -> Mapping[str, object]:
+    try:
+        schema: Mapping[str, object] = given[name] if name in given else get_json_schema(tool)
+    except Exception as error:  # transformers raises classes of its own, TypeError and ValueError
+        remedy = f"give it type hints and a docstring with every argument, or a schema: {error}"
+        raise ConfigError("tool", name, remedy) from error
+    try:
+        json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"schema of tool {name}", schema, f"it is not JSON: {error}") from error
+    function = schema.get("function")
+    if not isinstance(function, Mapping) or function.get("name") != name:
+        raise ConfigError(f"schema of tool {name}", schema, 'give {"type": "function", "function": {"name": ...}}')
+    return schema

@@ -1,0 +1,113 @@
+"""What every sampler must keep, as checks that any sampler can be put through: `check(sampler)` gives a table.
+
+A scripted policy writes the sampler's `rehearsals` and texts that no protocol expects. Consoles are in this process,
+so a rehearsal must not write code that you would not run yourself.
+"""
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+
+from repl_rl.assets import asset
+from repl_rl.renderer import Renderer
+from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.conformance.checks import CHECKS, Bench, Check
+
+__all__ = ["CHECKS", "Bench", "Check", "Row", "check"]
+
+TIMEOUT_S = 30.0
+
+_CHAT_TEMPLATE = """
+{%- if tools %}system: call with <tool_call>{"name": ..., "arguments": ...}</tool_call>:
+{%- for tool in tools %} {{ tool | tojson }}{% endfor %}{{ eos_token }}
+{% endif %}
+{%- for m in messages %}{{ m.role }}: {{ m.content }}
+{%- for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments
+| tojson }}}</tool_call>{% endfor %}{{ eos_token }}
+{% endfor %}
+{%- if add_generation_prompt %}assistant: {% endif %}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+
+
+def check(
+    sampler: RolloutSampler,
+    renderer: Renderer | None = None,
+    template: str = "bare",
+    timeout_s: float = TIMEOUT_S,
+    only: Sequence[str] = (),
+) -> list[Row]:
+    """Put `sampler` through the checks, each in an event loop of its own.
+
+    Args:
+        sampler: what is checked.
+        renderer: tokenizer, and chat format, that its prompts are written with; None: the bundled policy's, which
+            is given a plain chat template.
+        template: prompt template, see `Renderer.prompt`.
+        timeout_s: wall clock of one check, seconds. A sampler that blocks its thread for so long is left behind, and
+            the checks that would come after are not made.
+        only: names of checks, as in `CHECKS`; none: all of them.
+    """
+    bench = Bench(sampler, renderer or _bundled(), template)
+    rows = []
+    for each in (each for each in CHECKS if not only or each.__name__ in only):
+        row, finished = _run(each, bench, timeout_s)
+        rows.append(row)
+        if not finished:
+            break
+    return rows
+
+
+def _bundled() -> Renderer:
+    renderer = Renderer.from_folder(asset("policies/quickstart"))
+    renderer.tokenizer.chat_template = renderer.tokenizer.chat_template or _CHAT_TEMPLATE
+    return renderer
+
+
+def _run(each: Check, bench: Bench, timeout_s: float) -> tuple[Row, bool]:
+    """The row of one check, and whether it came to an end."""
+    name = each.__name__.replace("_", " ")
+    problems: list[str] = []
+
+    def work() -> None:
+        try:
+            _in_new_loop(each(bench))
+        except AssertionError as broken:
+            problems.append(str(broken))
+        except BaseException as error:
+            problems.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        return Row(name, False, f"it blocks its thread, or swallows its cancellation: {_where(thread)}"), False
+    return Row(name, not problems, "; ".join(problems)), True
+
+
+def _in_new_loop(work: Coroutine[None, None, None]) -> None:
+    """`asyncio.run` without waiting for what ignores its cancellation."""
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _loop, _context: None)
+    try:
+        loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+def _where(thread: threading.Thread) -> str:
+    """The line that a thread executes, as far up as it is not Python's own event loop."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    stack: Sequence[traceback.FrameSummary] = traceback.extract_stack(frame) if frame else ()
+    own = [f for f in stack if "asyncio" not in f.filename and "threading" not in f.filename]
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else "nowhere to be seen"

@@ -1,0 +1,210 @@
+"""The checks. Each raises AssertionError with a sentence that says what was promised and what happened."""
+
+import asyncio
+import itertools
+import random
+import string
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from repl_rl.engine.base import Engine
+from repl_rl.episode import RolloutLimits
+from repl_rl.errors import EngineDied
+from repl_rl.renderer import Renderer
+from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.conformance.witness import FaultySandbox, Pause, Seen, Trouble, Witness, at, no_trouble
+from repl_rl.samplers.runner import Rollouts
+from repl_rl.sandbox.base import Sandbox
+from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.tasks import Task
+from repl_rl.trajectory import Observed, Stop, Trajectory
+
+_REFERENCE = "REFERENCE-7391"
+_LIMITS = RolloutLimits(max_lines=12, max_line_tokens=256, max_observation_tokens=64, max_wall_s=5.0)
+_FILLER = 12 * 256
+_SOON_S = 2.0
+_GAP_S = 1.0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A sampler and what it is checked with."""
+
+    sampler: RolloutSampler
+    renderer: Renderer
+    template: str
+    sandbox: Sandbox = field(default_factory=InProcessSandbox)
+
+    @cached_property
+    def scripts(self) -> list[list[int]]:
+        """Ids of what the policy writes: each rehearsal, and texts that no protocol expects. They never run out."""
+        encode, end = self.renderer.encode, min(self.renderer.eos_ids)
+        rehearsed = [[i for turn in turns for i in (*encode(turn), end)] for turns in self.sampler.rehearsals]
+        draw = random.Random(0)
+        noise = "".join(draw.choice(string.printable) for _ in range(400))
+        odd = [[], [*encode("a")] * _FILLER, [*encode("\n")] * 20, [*encode(noise)]]
+        return [[*ids, *itertools.repeat(end, 20), *([*encode("a\n")] * _FILLER)] for ids in (*rehearsed, *odd)]
+
+    def rollouts(self, engine: Engine, sandbox: Sandbox | None = None, concurrency: int = 64) -> Rollouts:
+        """Rollouts of the sampler on `engine`."""
+        return Rollouts(
+            engine,
+            sandbox or self.sandbox,
+            self.renderer,
+            self.sampler,
+            _LIMITS,
+            self.template,
+            concurrency=concurrency,
+        )
+
+    def witness(self, context_tokens: int = 1 << 20, trouble: Trouble = no_trouble) -> Witness:
+        """An engine that plays `scripts`."""
+        return Witness(self.scripts, context_tokens, trouble)
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """Enough tasks that every script is likely to be played."""
+        return [Task(str(i), f"Question {i}?", _REFERENCE) for i in range(5 * len(self.scripts))]
+
+
+Check = Callable[[Bench], Coroutine[None, None, None]]
+
+
+def hold(promise: bool, text: str) -> None:
+    """Raise AssertionError(text) unless `promise` holds."""
+    if not promise:
+        raise AssertionError(text)
+
+
+async def the_prompt_is_the_same_for_all_rollouts_of_a_task(bench: Bench) -> None:
+    """A group has one prompt, or it has no baseline."""
+    task = bench.tasks[0]
+    prompts = {bench.sampler.prompt(task, bench.renderer, bench.template, "3.11.0") for _ in range(3)}
+    hold(len(prompts) == 1, f"three calls of prompt() gave {len(prompts)} different prompts")
+
+
+async def every_rollout_ends(bench: Bench) -> None:
+    """Whatever the policy writes, without the help of the wall clock."""
+    found = await bench.rollouts(bench.witness()).collect(bench.tasks)
+    failures = [t.failure.message for t in found if t.failure is not None]
+    hold(not failures, f"{len(failures)} of {len(found)} rollouts failed: {'; '.join(failures[:1])}")
+    late = sum(t.stop is Stop.WALL_CLOCK for t in found)
+    hold(not late, f"{late} of {len(found)} rollouts were ended by the wall clock, after {_LIMITS.max_wall_s:g} s")
+
+
+async def the_record_is_what_the_engine_saw(bench: Bench) -> None:
+    """Every id in its place, sampled ones with their own log probability, observed ones masked."""
+    engine = bench.witness()
+    rollouts = bench.rollouts(engine, concurrency=1)
+    for task in bench.tasks:
+        (trajectory,) = await rollouts.collect([task])
+        if trajectory.failure is None:
+            _compare(trajectory, engine.seen[-1])
+
+
+def _compare(t: Trajectory, seen: Seen) -> None:
+    ids, mask, logprobs = t.completion_ids, t.loss_mask, t.logprobs_T()
+    hold(seen.prompt_ids == t.prompt.token_ids, f"rollout {t.id}: the engine was given another prompt")
+    hold(list(ids[: len(seen.ids)]) == seen.ids, f"rollout {t.id}: the engine saw other ids than the record has")
+    hold(not any(mask[len(seen.ids) :]), f"rollout {t.id}: the record trains on ids that the engine never sampled")
+    for position, (logprob, sampled, recorded) in enumerate(zip(seen.logprobs, mask, logprobs, strict=False)):
+        hold(sampled is (logprob is not None), f"rollout {t.id}: the loss mask is wrong at token {position}")
+        hold(logprob in (None, recorded), f"rollout {t.id}: the log probability is another's at token {position}")
+
+
+async def rollouts_share_no_state(bench: Bench) -> None:
+    """The same tasks give the same trajectories, one after the other or all at once."""
+    tasks = bench.tasks
+
+    async def play(concurrency: int) -> list[tuple[object, ...]]:
+        found = await bench.rollouts(bench.witness(), concurrency=concurrency).collect(tasks)
+        return [(t.completion_ids, t.loss_mask, t.stop, t.outcome, [x.rewards for x in t.lines]) for t in found]
+
+    alone, together = await play(1), await play(len(tasks))
+    differ = sum(a != b for a, b in zip(alone, together, strict=True))
+    hold(not differ, f"{differ} of {len(tasks)} rollouts went otherwise beside others; keep state in local variables")
+
+
+async def the_reference_answer_is_never_shown(bench: Bench) -> None:
+    """Neither in the prompt nor in an observation."""
+    for t in await bench.rollouts(bench.witness()).collect(bench.tasks):
+        shown = [t.prompt.text, *(s.text for s in t.segments if isinstance(s, Observed))]
+        hold(not any(_REFERENCE in text for text in shown), f"rollout {t.id} shows the reference answer to the policy")
+
+
+async def a_full_context_ends_the_rollout(bench: Bench) -> None:
+    """With a typed stop, and without an error."""
+    for task in bench.tasks[:8]:
+        prompt = bench.sampler.prompt(task, bench.renderer, bench.template, "3.11.0")
+        engine = bench.witness(len(prompt.token_ids) + 24)
+        (t,) = await bench.rollouts(engine).collect([task])
+        hold(t.failure is None, f"rollout {t.id} failed in a small context: {t.failure and t.failure.message}")
+
+
+async def cancellation_passes(bench: Bench) -> None:
+    """A cancelled rollout ends soon, and its engine session is closed."""
+    for chunk in (1, 2):
+        pause = Pause()
+        engine = bench.witness(trouble=at(chunk, pause))
+        run = asyncio.ensure_future(bench.rollouts(engine).collect(bench.tasks[:1]))
+        arrived = asyncio.ensure_future(pause.reached.wait())
+        await asyncio.wait({run, arrived}, return_when=asyncio.FIRST_COMPLETED)
+        arrived.cancel()
+        run.cancel()
+        await asyncio.wait({run}, timeout=_SOON_S)
+        hold(run.done(), f"{_SOON_S:g} s after it was cancelled, the rollout goes on; let CancelledError pass")
+        hold(engine.inner.open_sessions == 0, "the session of the engine is still open after the rollout")
+
+
+async def errors_of_the_engine_pass(bench: Bench) -> None:
+    """They end the run, so a sampler must not catch them."""
+    for chunk in (1, 2):
+        engine = bench.witness(trouble=at(chunk, EngineDied("gone")))
+        try:
+            await bench.rollouts(engine).collect(bench.tasks[:4])
+        except EngineDied:
+            continue
+        hold(max(seen.chunks for seen in engine.seen) < chunk, "the engine died and the sampler went on; catch less")
+
+
+async def errors_of_the_console_pass(bench: Bench) -> None:
+    """A console that failed on our side drops the rollout, so a sampler must not catch that either."""
+    sandbox = FaultySandbox(bench.sandbox)
+    for task in bench.tasks:
+        before = sandbox.sessions
+        (t,) = await bench.rollouts(bench.witness(), sandbox).collect([task])
+        used = sandbox.sessions > before
+        hold(t.stop is Stop.FAULT or not used, f"rollout {t.id} went on after its console had failed; catch less")
+
+
+async def the_thread_is_never_blocked(bench: Bench) -> None:
+    """All rollouts share one thread: what waits must be awaited."""
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - before)
+
+    heart = asyncio.ensure_future(beat())
+    await bench.rollouts(bench.witness()).collect(bench.tasks[:16])
+    heart.cancel()
+    hold(longest < _GAP_S, f"other rollouts waited {longest:.1f} s for one that did not await")
+
+
+CHECKS: Sequence[Check] = (
+    the_prompt_is_the_same_for_all_rollouts_of_a_task,
+    every_rollout_ends,
+    the_record_is_what_the_engine_saw,
+    rollouts_share_no_state,
+    the_reference_answer_is_never_shown,
+    a_full_context_ends_the_rollout,
+    cancellation_passes,
+    errors_of_the_engine_pass,
+    errors_of_the_console_pass,
+    the_thread_is_never_blocked,
+)

@@ -1,0 +1,130 @@
+"""An engine that plays scripts and remembers what it sampled and what it was given: the other side of the record."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from repl_rl.engine.base import Chunk, EngineSession, Sampling, Watch
+from repl_rl.engine.scripted import ScriptedEngine
+from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.trajectory import LineStatus
+
+
+@dataclass(slots=True)
+class Seen:
+    """One session: each id after the prompt with its log probability (nats), None where the id was observed."""
+
+    prompt_ids: tuple[int, ...]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    chunks: int = 0
+
+
+class Pause:
+    """A place where a session waits for ever."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Say that it was reached, then never return."""
+        self.reached.set()
+        await asyncio.Event().wait()
+
+
+Trouble = Callable[[int], Exception | Pause | None]
+"""Number of the chunk, from 1 -> an error to raise, a pause, or nothing."""
+
+
+def no_trouble(chunk: int) -> None:
+    """Every chunk goes well."""
+
+
+def at(number: int, trouble: Exception | Pause) -> Trouble:
+    """Trouble at one chunk."""
+    return lambda chunk: trouble if chunk == number else None
+
+
+class Witness:
+    """A scripted engine in front of which every id passes by. Log probabilities differ from token to token."""
+
+    name = "witness"
+    policy_step = 0
+    fallback_reason: str | None = None
+    seeds_sessions = True
+
+    def __init__(self, scripts: Sequence[Sequence[int]], context_tokens: int, trouble: Trouble = no_trouble) -> None:
+        self.inner = ScriptedEngine(scripts, context_tokens=context_tokens)
+        self.context_tokens = context_tokens
+        self.trouble = trouble
+        self.seen: list[Seen] = []
+
+    def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
+        """See `Engine.session`."""
+        return self._session(prompt_ids, sampling)
+
+    @asynccontextmanager
+    async def _session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
+        seen = Seen(tuple(prompt_ids))
+        self.seen.append(seen)
+        async with self.inner.session(prompt_ids, sampling) as session:
+            yield _WitnessSession(session, seen, self.trouble)
+
+    async def load_weights(self, folder: Path, policy_step: int) -> None:
+        """See `Engine.load_weights`."""
+        await self.inner.load_weights(folder, policy_step)
+
+
+class _WitnessSession:
+    def __init__(self, inner: EngineSession, seen: Seen, trouble: Trouble) -> None:
+        self._inner = inner
+        self._seen = seen
+        self._trouble = trouble
+
+    @property
+    def ids(self) -> Sequence[int]:
+        return self._inner.ids
+
+    async def sample(
+        self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
+    ) -> Chunk:
+        seen = self._seen
+        seen.chunks += 1
+        trouble = self._trouble(seen.chunks)
+        if isinstance(trouble, Exception):
+            raise trouble
+        if trouble is not None:
+            await trouble.wait()
+        given = tuple(observed)
+        chunk = await self._inner.sample(given, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
+        start = len(seen.ids) + len(given)
+        logprobs = tuple(-((start + i) % 97 + 1) / 128 for i in range(len(chunk.token_ids)))
+        seen.ids += [*given, *chunk.token_ids]
+        seen.logprobs += [*(None for _ in given), *logprobs]
+        return replace(chunk, logprobs=logprobs)
+
+
+class FaultySandbox:
+    """Consoles that fail on our side at their first line."""
+
+    name = "faulty"
+
+    def __init__(self, like: Sandbox) -> None:
+        self.python_version = like.python_version
+        self.sessions = 0
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[SandboxSession]:
+        """See `Sandbox.session`."""
+        self.sessions += 1
+        yield _FaultySession()
+
+
+class _FaultySession:
+    ended = False
+
+    async def push(self, line: str) -> PushResult:
+        self.ended = True
+        return PushResult("", False, LineStatus.SANDBOX_FAULT, None, 0.0)

@@ -1,0 +1,170 @@
+"""Environments with `reset` and `step` as rollouts.
+
+What gymnasium, AReaL and OpenEnv clients return is understood; methods may be plain or async.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from repl_rl.episode import Episode
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.renderer import Renderer
+from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.chat import ChatFormat, conversation
+from repl_rl.samplers.tools import InThread
+from repl_rl.tasks import Task
+from repl_rl.trajectory import LineEnd, Prompt
+
+SOLVED, NOT_SOLVED = "solved", "not solved"
+FAMILY = "environment"
+
+
+class Environment(Protocol):
+    """What is adapted: both methods may be async; plain ones are called in threads. `close()` is called if there."""
+
+    def reset(self) -> object:
+        """Start over; returns an observation, `(observation, info)`, or an object with `observation`."""
+
+    def step(self, action: object) -> object:
+        """Act; returns `(observation, reward, terminated, truncated, info)`, `(observation, reward, done, info)`,
+        or an object with `observation`, `reward` and `done`."""
+
+
+Make = Callable[[Task], Environment]
+"""Makes the environment of one rollout, from the task alone: all rollouts of a task start from the same state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an environment answered."""
+
+    observation: object
+    reward: float = 0.0
+    done: bool = False
+
+
+class EnvironmentSampler(RolloutSampler):
+    """Turns of a policy as actions of an environment. What a step earned is a reward of the turn that acted.
+
+    When the environment is done, `solved` or `not solved` is submitted, by whether the rewards add up to `solved_at`.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        *,
+        action: Callable[[str], object] = str.strip,
+        show: Callable[[object], str] = str,
+        chat: bool = True,
+        solved_at: float = 1.0,
+        system: str = "",
+    ) -> None:
+        """Args:
+        make: see `Make`.
+        action: what the policy wrote -> an action.
+        show: an observation -> text.
+        chat: turns and user messages in the model's chat format; False: one line an action, one an observation.
+        solved_at: sum of rewards that counts as solved.
+        system: what the policy is told first; "" for nothing.
+        """
+        self.make = make
+        self.action = action
+        self.show = show
+        self.chat = chat
+        self.solved_at = solved_at
+        self.system = system
+        self.rehearsals = (("1", "2", "3", "4"),) if chat else (("1\n2\n3\n4\n",),)
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        if self.chat:
+            return ChatFormat(renderer).prompt(conversation(self.system, task.question))
+        text = "".join(f"{part}\n" for part in (self.system, task.question) if part)
+        return Prompt(text, renderer.encode(text))
+
+    async def tasks(self, count: int) -> list[Task]:
+        """`count` tasks (>= 1) whose questions are the first observations of environments made for them.
+
+        `make` is called with tasks that have an `id` ("0", "1", ...) and nothing else; seed from it.
+
+        Raises:
+            ConfigError: `count` is below 1, or an environment shows nothing at first.
+        """
+        if count < 1:
+            raise ConfigError("number of tasks", count, "ask for at least 1")
+        found = []
+        for i in range(count):
+            name = str(i)
+            environment = self.make(Task(name, "", SOLVED))
+            try:
+                text = self.show(_first(await _call(environment.reset)))
+            finally:
+                await _close(environment)
+            if not text.strip():
+                raise ConfigError(f"first observation of environment {name}", text, "write questions of your own")
+            found.append(Task(name, text, SOLVED, family=FAMILY))
+        return found
+
+    async def rollout(self, episode: Episode) -> None:
+        environment = self.make(episode.task)
+        try:
+            first = self.show(_first(await _call(environment.reset)))
+            if episode.task.family == FAMILY and first != episode.task.question:
+                message = f"environment {episode.task.id} starts with {first!r:.80}, its task says otherwise"
+                raise UserCodeError(f"{message}; make() must give the same one for the same task")
+            await self._play(episode, environment)
+        finally:
+            await _close(environment)
+
+    async def _play(self, episode: Episode, environment: Environment) -> None:
+        total = 0.0
+        while not episode.ended:
+            line = await (episode.turn() if self.chat else episode.sample())
+            if line.end is LineEnd.LENGTH:
+                return
+            step = _step(await _call(environment.step, self.action(line.text)))
+            total += step.reward
+            episode.reward(step.reward, name="environment")
+            if step.done:
+                episode.submit(SOLVED if total >= self.solved_at else NOT_SOLVED)
+            elif not episode.ended:
+                self._tell(episode, self.show(step.observation))
+
+    def _tell(self, episode: Episode, text: str) -> None:
+        if self.chat:
+            message = {"role": "user", "content": text}
+            chat = ChatFormat(episode.renderer)
+            episode.observe(chat.reply([message], episode.limits.max_observation_tokens))
+        else:
+            episode.observe(text + "\n")
+
+
+async def _call(function: Callable[..., object], *args: object) -> object:
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    value = await InThread(partial(function, *args), "environment").result
+    return await value if inspect.isawaitable(value) else value
+
+
+async def _close(environment: Environment) -> None:
+    close = getattr(environment, "close", None)
+    if callable(close):
+        await _call(close)
+
+
+def _first(value: object) -> object:
+    """The observation in what `reset` returned."""
+    if isinstance(value, tuple):
+        return value[0]
+    return getattr(value, "observation", value)
+
+
+def _step(value: object) -> Step:
+    if isinstance(value, tuple) and len(value) in (4, 5):
+        return Step(value[0], float(value[1]), any(map(bool, value[2:-1])))
+    if not hasattr(value, "observation"):
+        raise UserCodeError(f"the environment's step returned {value!r:.80}; see repl_rl.samplers.environment")
+    reward = getattr(value, "reward", None)
+    return Step(value.observation, float(reward or 0.0), bool(getattr(value, "done", False)))

@@ -1,0 +1,158 @@
+"""Answer, feedback, retry: after each turn a function decides what the policy is told, as a person would."""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from repl_rl.episode import Episode
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.renderer import Renderer
+from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.chat import ChatFormat, conversation
+from repl_rl.samplers.patterns import BOXED, last_match, one_group
+from repl_rl.tasks import Task
+from repl_rl.trajectory import LineEnd, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What a person knows who answers a turn."""
+
+    task: Task
+    turns: tuple[str, ...]
+    """What the policy wrote so far, the newest turn last."""
+    answer: str | None
+    """The answer in the newest turn; None: it gives none."""
+    score: float
+    """What the task's judge gives for `answer`; 0.0 without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """How a turn is answered."""
+
+    text: str = ""
+    """The next user message. Without a further turn nobody reads it, and it is not spliced in."""
+    reward: float = 0.0
+    """What the turn is worth by itself, reward units."""
+    done: bool = False
+    """True: the conversation is over."""
+
+
+Respond = Callable[[Exchange], Feedback | Awaitable[Feedback]]
+"""A function of the user, plain or async. A plain one must not block: other rollouts wait meanwhile."""
+
+Reassign = Callable[[Sequence[float]], Sequence[float]]
+"""What the turns earned by themselves -> what each of them is credited with, as many."""
+
+
+def right_or_wrong(exchange: Exchange) -> Feedback:
+    """Says whether the answer is right, and nothing else about it. A right one is worth 1 and ends the conversation."""
+    if exchange.score >= 1.0:
+        return Feedback("That is right, well done.", reward=1.0, done=True)
+    if exchange.answer is None:
+        return Feedback("There is no answer in \\boxed{}. Try again.")
+    return Feedback("That is wrong. Look for the mistake and try again.")
+
+
+def each_its_own(rewards: Sequence[float]) -> Sequence[float]:
+    """Every turn keeps what it earned."""
+    return rewards
+
+
+def to_go(discount: float) -> Reassign:
+    """Every turn gets what it and the later turns earned, each turn later worth `discount` (in (0, 1]) times less."""
+    if not 0 < discount <= 1:
+        raise ConfigError("discount", discount, "it must be above 0 and at most 1")
+
+    def reassign(rewards: Sequence[float]) -> list[float]:
+        return [
+            math.fsum(later * discount**distance for distance, later in enumerate(rewards[turn:]))
+            for turn in range(len(rewards))
+        ]
+
+    return reassign
+
+
+class FeedbackSampler(RolloutSampler):
+    """A conversation in the model's chat format: the policy answers, is told something, and may answer again.
+
+    The answer of the newest turn that has one is submitted at the end. A turn that is cut by a budget ends the
+    rollout. The run's prompt template has no effect here.
+    """
+
+    rehearsals = (("It is \\boxed{1}.", "No answer.", "It is \\boxed{2}.", "\\boxed{3}"),)
+
+    def __init__(
+        self,
+        respond: Respond = right_or_wrong,
+        *,
+        max_assistant_turns: int = 3,
+        max_user_turns: int | None = None,
+        reassign: Reassign = each_its_own,
+        answer: str = BOXED,
+        system: str = "",
+    ) -> None:
+        """Args:
+            respond: answers a turn.
+            max_assistant_turns: turns of the policy, >= 1.
+            max_user_turns: answers to it, >= 0, not counting the task; None: one less than the policy's turns.
+            reassign: distributes what the turns earned over the turns, once, at the end.
+            answer: regular expression of an answer, with one group; the last match of a turn counts.
+            system: the system message; "" for none.
+
+        Raises:
+            ConfigError: a bound is too small.
+        """
+        for name, value, least in (
+            ("max_assistant_turns", max_assistant_turns, 1),
+            ("max_user_turns", max_user_turns, 0),
+        ):
+            if value is not None and value < least:
+                raise ConfigError(name, value, f"give at least {least}")
+        self.respond = respond
+        self.turns = min(max_assistant_turns, max_assistant_turns if max_user_turns is None else max_user_turns + 1)
+        self.reassign = reassign
+        self.system = system
+        self._answer = one_group("answer", answer)
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        return ChatFormat(renderer).prompt(conversation(self.system, task.question))
+
+    async def rollout(self, episode: Episode) -> None:
+        chat = ChatFormat(episode.renderer)
+        turns: list[str] = []
+        rewards: list[float] = []
+        answer: str | None = None
+        while not episode.ended:
+            line = await episode.turn()
+            if line.end is LineEnd.LENGTH:
+                break
+            turns.append(line.text)
+            given = last_match(self._answer, line.text)
+            answer = answer if given is None else given
+            feedback = await self._feedback(episode, turns, given)
+            rewards.append(feedback.reward)
+            if feedback.done or len(turns) == self.turns:
+                break
+            message = {"role": "user", "content": feedback.text}
+            episode.observe(chat.reply([message], episode.limits.max_observation_tokens))
+        for number, reward in enumerate(self._reassigned(rewards)):
+            episode.reward(reward, name="turn", line=number)
+        if answer is not None:
+            episode.submit(answer)
+
+    async def _feedback(self, episode: Episode, turns: Sequence[str], answer: str | None) -> Feedback:
+        score = 0.0 if answer is None else await episode.judge(answer)
+        given = self.respond(Exchange(episode.task, tuple(turns), answer, score))
+        feedback = await given if inspect.isawaitable(given) else given
+        if not isinstance(feedback, Feedback):
+            raise UserCodeError(f"the feedback function returned {feedback!r}; return a Feedback")
+        return feedback
+
+    def _reassigned(self, rewards: Sequence[float]) -> Sequence[float]:
+        reassigned = list(self.reassign(rewards))
+        if len(reassigned) != len(rewards):
+            raise UserCodeError(f"reassign gave {len(reassigned)} rewards for {len(rewards)} turns; give one per turn")
+        return reassigned

@@ -1,0 +1,89 @@
+"""Code between fences, executed as a block when the fence closes: the usual unit elsewhere, for comparison."""
+
+import re
+from dataclasses import replace
+
+from repl_rl.episode import Episode
+from repl_rl.renderer import Renderer
+from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.chat import opening
+from repl_rl.samplers.patterns import BOXED, framed, last_match, one_group, one_place
+from repl_rl.sandbox.base import PushResult
+from repl_rl.tasks import Task
+from repl_rl.trajectory import Execution, LineEnd, LineStatus, Prompt
+
+BLOCK = r"^```(?:python|py)[ \t]*\n(.*?)^```"
+"""A block in Markdown."""
+_CALLER = '  File "<stdin>", line 1, in <module>\n'
+_FRAME = re.compile(r'^  File "<block>", line \d+, in ', re.MULTILINE)
+_SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): [^\n]*\n\Z", re.MULTILINE)
+
+
+class FencedCodeSampler(RolloutSampler):
+    """Lets the policy write text with code between fences (```` ```python ````), as ToRL and ReTool do.
+
+    A block is executed when its fence closes, in this rollout's console, so names live on in later blocks; what it
+    printed is spliced in. An expression is not echoed, and a block stops at its
+    first error. The rollout ends at an end token, where the last boxed answer of the text counts, or with
+    `submit_final_answer(...)` inside a block.
+    """
+
+    rehearsals = (
+        ("Let me see.\n```python\nx = 6 * 7\nprint(x)\n```\nSo it is \\boxed{42}.",),
+        ("```python\n1/0\n```\n```python\nx = = 1\n```\n```python\nsubmit_final_answer(1)\n```\n",),
+    )
+
+    def __init__(
+        self,
+        *,
+        block: str = BLOCK,
+        output: str = "```output\n{}```\n",
+        answer: str = BOXED,
+        system: str = "",
+    ) -> None:
+        """Args:
+            block: regular expression of a block, `^` matches at each line; its one group is the code.
+            output: what is spliced in after a block, on a line of its own; `{}` is what it printed.
+            answer: regular expression of the final answer, with one group; the last match counts.
+            system: what the policy is told first; see `opening`.
+
+        Raises:
+            ConfigError: one of them is no regular expression with one group, or `output` has no place for the text.
+        """
+        self.system = system
+        self._block = one_group("block", block, re.DOTALL | re.MULTILINE)
+        self._output = one_place("output", output)
+        self._answer = one_group("answer", answer)
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        return opening(renderer, self.system, task.question, template)
+
+    async def rollout(self, episode: Episode) -> None:
+        while not episode.ended:
+            line = await episode.sample(until=self._block)
+            block, answer = self._block.search(line.text), last_match(self._answer, line.text)
+            if line.end is LineEnd.EOS and answer is not None:
+                episode.submit(answer)
+            elif block is not None and not episode.ended:
+                result = await run_block(episode, block[1])
+                if not episode.ended:
+                    episode.observe(self._shown(line.text, result.text))
+
+    def _shown(self, written: str, printed: str) -> str:
+        start = "" if written.endswith("\n") else "\n"
+        end = "" if printed.endswith("\n") or not printed else "\n"
+        return start + framed(self._output, printed + end)
+
+
+async def run_block(episode: Episode, code: str) -> PushResult:
+    """Execute `code` as a block in the rollout's console. Tracebacks show the block's own frames only.
+
+    Raises:
+        SandboxFault: as `Episode.execute`.
+    """
+    result = await episode.execute(f"exec(compile({code!r}, '<block>', 'exec'))")
+    text = result.text.replace(_CALLER, "", 1)
+    if result.status is LineStatus.EXCEPTION and _SYNTAX.search(text) and not _FRAME.search(text):
+        # The console saw an exception of `compile`; what went wrong is that the block is no Python.
+        episode.executed(Execution(LineStatus.SYNTAX_ERROR, result.elapsed_s))
+    return replace(result, text=text)

@@ -1,0 +1,87 @@
+"""Calls inside running text: seen while the policy streams, executed at once, and answered in place."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repl_rl.episode import Episode
+from repl_rl.renderer import Renderer
+from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.chat import opening
+from repl_rl.samplers.patterns import framed, one_group, one_place
+from repl_rl.samplers.tools import CallResult, Function, Toolbox, parse_call
+from repl_rl.tasks import Task
+from repl_rl.trajectory import Execution, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class CallConvention:
+    """How calls, their results and the final answer are written."""
+
+    call: str = r"<fn>(.*?)</fn>"
+    """Regular expression of a call; its one group is `name(literal, ...)`. `.` matches newlines."""
+    results: str = "<fn_results>{}</fn_results>"
+    """What is spliced in after a call; `{}` is what the function returned, as text."""
+    error: str = "<fn_error>{}</fn_error>"
+    """What is spliced in after a call that failed; `{}` is the class and the message of the error."""
+    answer: str = r"<answer>(.*?)</answer>"
+    """Regular expression of the final answer; its one group is submitted. "" for none."""
+
+    def __post_init__(self) -> None:
+        one_group("convention.call", self.call)
+        if self.answer:
+            one_group("convention.answer", self.answer)
+        one_place("convention.results", self.results)
+        one_place("convention.error", self.error)
+
+
+class InlineCallSampler(RolloutSampler):
+    """Watches the text for calls, executes each as soon as it is closed, and splices its result in.
+
+    An end token or an answer ends the rollout. Only what the policy wrote is searched for calls and answers.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        *,
+        convention: CallConvention | None = None,
+        system: str = "",
+        timeout_s: float = 10.0,
+    ) -> None:
+        """Offer `functions` under their own names.
+
+        Args:
+            functions: plain or async; arguments are literals, the result is shown as `str` gives it.
+            convention: how calls and results are written.
+            system: what the policy is told first; see `opening`.
+            timeout_s: wall clock of one call, seconds (> 0).
+
+        Raises:
+            ConfigError: as `Toolbox`.
+        """
+        self.toolbox = Toolbox(functions, timeout_s)
+        self.convention = convention or CallConvention()
+        self.system = system
+        self._call = re.compile(self.convention.call, re.DOTALL)
+        self._answer = re.compile(self.convention.answer or r"(?!)", re.DOTALL)
+        self._until = re.compile(f"(?:{self._call.pattern})|(?:{self._answer.pattern})", re.DOTALL)
+        name = next(iter(self.toolbox.functions))
+        self.rehearsals = ((f"a <fn>{name}()</fn> b <fn>{name}(x=</fn><answer>c</answer>",), ("no call",))
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        return opening(renderer, self.system, task.question, template)
+
+    async def rollout(self, episode: Episode) -> None:
+        while not episode.ended:
+            line = await episode.sample(until=self._until)
+            call, answer = self._call.search(line.text), self._answer.search(line.text)
+            if answer is not None:
+                episode.submit(answer[1].strip())
+            elif call is not None and not episode.ended:
+                result = await self.toolbox.run(parse_call(call[1]))
+                episode.executed(Execution(result.status, result.elapsed_s))
+                episode.observe(self._shown(result))
+
+    def _shown(self, result: CallResult) -> str:
+        return framed(self.convention.results if result.ok else self.convention.error, result.text)

@@ -1,0 +1,78 @@
+"""Finds a sampler by the name that a person gave."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.samplers.base import API_VERSION, ReplSampler, RolloutSampler
+from repl_rl.samplers.feedback import FeedbackSampler
+from repl_rl.samplers.fenced import FencedCodeSampler
+from repl_rl.samplers.judge_tool import JudgeToolSampler
+
+SHIPPED: dict[str, Callable[[], RolloutSampler]] = {
+    "repl": ReplSampler,
+    "fenced": FencedCodeSampler,
+    "feedback": FeedbackSampler,
+    "judge_tool": JudgeToolSampler,
+}
+"""The samplers that need no options. The others are given as `module:name`."""
+
+
+def load_sampler(name: str) -> RolloutSampler:
+    """A shipped sampler by name, or one of the user as `module:name`.
+
+    `module:name` is a `RolloutSampler`, a subclass of it, or a function without arguments that returns one. An
+    instance or a function is how a sampler with options is given.
+
+    Raises:
+        ConfigError: there is no such thing, it is no sampler, or it is one for another version.
+        UserCodeError: importing or calling it raised.
+    """
+    if name in SHIPPED:
+        return SHIPPED[name]()
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError("sampler", name, f"choose one of {', '.join(SHIPPED)}, or give module:name")
+    found = _import(name, module_name, attribute)
+    if isinstance(found, RolloutSampler):
+        return _current(name, found)
+    if isinstance(found, type) and not issubclass(found, RolloutSampler):
+        raise ConfigError("sampler", name, "make it a subclass of repl_rl.RolloutSampler")
+    if not callable(found):
+        raise ConfigError("sampler", name, "give a RolloutSampler, its class, or a function that returns one")
+    try:
+        made: object = found()
+    except TypeError as error:
+        remedy = f"it cannot be made without arguments ({error}); name an instance, or a function that makes one"
+        raise ConfigError("sampler", name, remedy) from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"sampler {name}: making it raised {error!r}") from error
+    if not isinstance(made, RolloutSampler):
+        raise ConfigError("sampler", name, f"it returned a {type(made).__name__}; return a RolloutSampler")
+    return _current(name, made)
+
+
+def _current(name: str, sampler: RolloutSampler) -> RolloutSampler:
+    if sampler.api_version != API_VERSION:
+        remedy = f"this is version {API_VERSION}; see the changelog, then adapt the sampler"
+        raise ConfigError(f"api_version of sampler {name}", sampler.api_version, remedy)
+    return sampler
+
+
+def _import(name: str, module_name: str, attribute: str) -> object:
+    # A program that was installed does not look into the folder that it is started from; `python -m` does.
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: object = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError("sampler", name, f"it cannot be imported: {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"sampler {name}: importing {module_name!r} raised {error!r}") from error
+    return found

@@ -1,0 +1,198 @@
+"""Functions of the user that a policy may call: looked up, bound, run with a deadline, and never believed.
+
+Whatever goes wrong in a call is told to the policy that made it, and to nobody else: other rollouts go on.
+"""
+
+import ast
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from repl_rl.errors import ConfigError
+from repl_rl.trajectory import LineStatus
+
+Function = Callable[..., object]
+"""A function of the user, plain or async. A plain one runs in a thread of its own; an async one must not block."""
+
+_CALL_CHARS = 8_192
+_HANGING = 16
+"""Threads that one function may leave behind; after that its calls are refused until some of them end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the policy asked for."""
+
+    name: str
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What became of a call."""
+
+    status: LineStatus
+    """`ok`, `syntax_error` (it is no call), `exception` or `timeout`."""
+    text: str
+    """What the policy is told: the result, or the class and message of the error."""
+    elapsed_s: float = 0.0
+    """Wall clock, seconds."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status is LineStatus.OK
+
+
+RunCall = Callable[[Call | CallResult], Awaitable[CallResult]]
+"""Runs a call, or hands on what was no call. It raises nothing that the function raised."""
+
+
+def parse_call(text: str) -> Call | CallResult:
+    """Read `name(literal, key=literal)`. Nothing is evaluated; what is no such call is a `syntax_error`."""
+    try:
+        if len(text) > _CALL_CHARS:
+            raise ValueError(f"a call has at most {_CALL_CHARS} characters")
+        node = ast.parse(text.strip(), mode="eval").body
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            raise ValueError('write a call such as name("text", key=1)')
+        names = [keyword.arg for keyword in node.keywords]
+        if None in names or len(set(names)) < len(names):
+            raise ValueError("** is not allowed in a call" if None in names else "keyword argument repeated")
+        args = tuple(ast.literal_eval(argument) for argument in node.args)
+        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+    except SyntaxError as error:
+        return CallResult(LineStatus.SYNTAX_ERROR, f"SyntaxError: {error.msg}")
+    except (ValueError, TypeError) as error:
+        message = "arguments must be literals" if "malformed node" in str(error) else str(error)
+        return CallResult(LineStatus.SYNTAX_ERROR, f"SyntaxError: {message}")
+    except (RecursionError, MemoryError):
+        return CallResult(LineStatus.SYNTAX_ERROR, "SyntaxError: the call is nested too deeply")
+    return Call(node.func.id, args, kwargs)
+
+
+class Toolbox:
+    """Functions by name, and how long each call may take."""
+
+    def __init__(self, functions: Sequence[Function], timeout_s: float = 10.0) -> None:
+        """Take `functions` under their own names.
+
+        Raises:
+            ConfigError: there is none, one has no name, two share a name, or `timeout_s` is not above 0.
+        """
+        if not functions:
+            raise ConfigError("functions of the sampler", [], "give at least one")
+        if not timeout_s > 0:
+            raise ConfigError("timeout_s", timeout_s, "give a positive number of seconds")
+        self.timeout_s = timeout_s
+        self.functions: dict[str, Function] = {}
+        for function in functions:
+            name = getattr(function, "__name__", "")
+            if not str(name).isidentifier():
+                raise ConfigError("function of the sampler", function, "give it a __name__; use def, not lambda")
+            try:
+                inspect.signature(function)
+            except ValueError as error:
+                raise ConfigError("function of the sampler", name, f"wrap it in a def: {error}") from error
+            if name in self.functions:
+                raise ConfigError("function of the sampler", name, "give each function a name of its own")
+            self.functions[name] = function
+        self._left_behind: dict[str, set[InThread]] = {}
+
+    async def run(self, call: Call | CallResult) -> CallResult:
+        """Run a call. It never raises for what the function does; cancellation passes."""
+        if isinstance(call, CallResult):
+            return call
+        started = time.perf_counter()
+        status, text = await self._run(call)
+        return CallResult(status, text, time.perf_counter() - started)
+
+    async def _run(self, call: Call) -> tuple[LineStatus, str]:
+        function = self.functions.get(call.name)
+        if function is None:
+            return (
+                LineStatus.EXCEPTION,
+                f"NameError: there is no function {call.name!r}; use {', '.join(self.functions)}",
+            )
+        try:
+            inspect.signature(function).bind(*call.args, **call.kwargs)
+        except TypeError as error:
+            return LineStatus.EXCEPTION, f"TypeError: {call.name}() {error}"
+        left_behind = self._left_behind.setdefault(call.name, set())
+        left_behind -= {thread for thread in left_behind if not thread.is_alive()}
+        if len(left_behind) >= _HANGING:
+            return LineStatus.TIMEOUT, f"TimeoutError: {call.name} hangs in {_HANGING} other calls"
+        if inspect.iscoroutinefunction(function):
+            return await self._wait(function(*call.args, **call.kwargs), call.name)
+        thread = InThread(partial(function, *call.args, **call.kwargs), f"tool {call.name}")
+        try:
+            return await self._wait(thread.result, call.name)
+        finally:
+            if thread.is_alive():
+                left_behind.add(thread)
+
+    async def _wait(self, work: Awaitable[object], name: str) -> tuple[LineStatus, str]:
+        """The outcome of `work`, which is left behind when it takes too long, even where it ignores cancellation."""
+        task = asyncio.ensure_future(_text(work))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask again
+        try:
+            await asyncio.wait({task}, timeout=self.timeout_s)
+        finally:
+            if not task.done():
+                task.cancel()
+        if not task.done():
+            return LineStatus.TIMEOUT, f"TimeoutError: {name} took longer than {self.timeout_s:g} s"
+        if task.cancelled():
+            return LineStatus.EXCEPTION, f"CancelledError: {name} cancelled itself"
+        error = task.exception()
+        if error is not None:
+            return LineStatus.EXCEPTION, f"{type(error).__name__}: {error}"
+        return LineStatus.OK, task.result()
+
+
+class InThread(threading.Thread):
+    """Calls a function in a daemon thread, at once: one that hangs for ever must not keep the process alive."""
+
+    def __init__(self, function: Callable[[], object], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self.result: asyncio.Future[object] = self._loop.create_future()
+        """What the function returned or raised; cancel it to leave the thread behind."""
+        self.start()
+
+    def run(self) -> None:
+        value: object = None
+        error: Exception | None = None
+        try:
+            value = self._function()
+        except StopIteration as raised:  # a future takes none
+            error = RuntimeError(repr(raised))
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:  # SystemExit would end the event loop
+            error = RuntimeError(repr(raised))
+        with suppress(RuntimeError):  # the loop may be closed by now: then nobody waits
+            self._loop.call_soon_threadsafe(self._settle, value, error)
+
+    def _settle(self, value: object, error: Exception | None) -> None:
+        if self.result.done():
+            return
+        if error is None:
+            self.result.set_result(value)
+        else:
+            self.result.set_exception(error)
+
+
+async def _text(work: Awaitable[object]) -> str:
+    """The result as text; a plain function may have returned something to await."""
+    try:
+        value = await work
+        return str(await value if inspect.isawaitable(value) else value)
+    except SystemExit as error:
+        raise RuntimeError(repr(error)) from error

@@ -1,0 +1,90 @@
+"""A sampler by name: shipped, a class, an instance with options, or a function that makes one."""
+
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.samplers import ReplSampler, load_sampler
+from repl_rl.samplers.feedback import FeedbackSampler
+from repl_rl.samplers.fenced import FencedCodeSampler
+
+MODULE = """
+from repl_rl import FeedbackSampler, ReplSampler
+from repl_rl.errors import ConfigError
+
+patient = FeedbackSampler(max_assistant_turns=7)
+
+def made():
+    return FeedbackSampler(max_assistant_turns=9)
+
+def makes_nothing():
+    return 3
+
+def raises():
+    raise RuntimeError("mine")
+
+def refuses():
+    raise ConfigError("thing", 1, "mend it")
+
+class Old(ReplSampler):
+    api_version = 0
+
+class Needy(ReplSampler):
+    def __init__(self, depth):
+        self.depth = depth
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "their_samplers.py").write_text(MODULE)
+    (tmp_path / "their_broken_samplers.py").write_text("1/0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "their_samplers"
+
+
+def test_shipped_samplers_have_names() -> None:
+    assert isinstance(load_sampler("repl"), ReplSampler)
+    assert isinstance(load_sampler("fenced"), FencedCodeSampler)
+    assert isinstance(load_sampler("feedback"), FeedbackSampler)
+    assert load_sampler("judge_tool").rehearsals
+
+
+def test_a_sampler_with_options_is_an_instance_or_a_function(module: str) -> None:
+    patient, made = load_sampler(f"{module}:patient"), load_sampler(f"{module}:made")
+    assert isinstance(patient, FeedbackSampler)
+    assert isinstance(made, FeedbackSampler)
+    assert (patient.turns, made.turns) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Needy", "cannot be made without arguments .*'depth'.* name an instance"),
+        ("Old", "api_version of sampler .* is 0; this is version 1"),
+        ("number", "give a RolloutSampler, its class, or a function"),
+        ("makes_nothing", "it returned a int; return a RolloutSampler"),
+        ("refuses", "mend it"),
+        ("missing", "cannot be imported"),
+        ("", "cannot be imported"),
+    ],
+)
+def test_what_is_no_sampler_is_named_with_its_remedy(module: str, name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_sampler(f"{module}:{name}")
+
+
+def test_what_a_users_module_raises_is_attributed_to_it(module: str) -> None:
+    with pytest.raises(UserCodeError, match=r"sampler their_samplers:raises: making it raised RuntimeError\('mine'\)"):
+        load_sampler(f"{module}:raises")
+    with pytest.raises(UserCodeError, match="importing 'their_broken_samplers' raised ZeroDivisionError"):
+        load_sampler("their_broken_samplers:x")
+
+
+def test_modules_in_the_folder_that_one_works_in_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "local_samplers.py").write_text("from repl_rl import ReplSampler as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(load_sampler("local_samplers:Mine"), ReplSampler)
