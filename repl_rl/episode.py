@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from repl_rl.console import LineBuffer, prompt
+from repl_rl.console import LineBuffer, likely_silent, prompt
+from repl_rl.engine.ahead import AheadSession, Guess
 from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Watch
 from repl_rl.errors import ConfigError, InvariantError, SandboxFault
 from repl_rl.renderer import Renderer
@@ -44,11 +45,17 @@ class RolloutLimits:
     """Tokens of one observation (>= 16); the middle of a longer one gives way to a visible marker."""
     max_wall_s: float = 120.0
     """Wall clock of a rollout, seconds (> 0)."""
+    optimistic: bool = False
+    """Sample on while a line that likely prints nothing runs; taken back if it prints. Pays where lines are slow."""
+    give_up_after: int = 0
+    """Lines in a row with the same error, void, or timed out, after which a rollout is given up (>= 2); 0: never."""
 
     def __post_init__(self) -> None:
         for name, floor in (("max_lines", 1), ("max_line_tokens", 1), ("max_observation_tokens", 16)):
             if getattr(self, name) < floor:
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+        if self.give_up_after not in (0, *range(2, 1 + max(2, self.max_lines))):
+            raise ConfigError("give_up_after", self.give_up_after, "give 0, or 2 to max_lines")
         if not self.max_wall_s > 0:
             raise ConfigError("max_wall_s", self.max_wall_s, "give a positive number of seconds")
 
@@ -80,7 +87,7 @@ class Episode:
         self._engine = engine
         self._sandbox = sandbox
         self._renderer = renderer
-        self._limits = limits
+        self.limits = limits
         self._context_left = context_tokens - len(origin.prompt.token_ids)
         self._segments: list[Segment] = []
         self._lines: list[Line] = []  # of the sampled segment that is still growing
@@ -90,6 +97,7 @@ class Episode:
         self._resources = AsyncExitStack()
         self._console: SandboxSession | None = None
         self._line_count = 0
+        self._more = False  # the console waits for the rest of a cell
         self._stop: Stop | None = None
         self._failure: Failure | None = None
         self._started = time.monotonic()
@@ -133,7 +141,7 @@ class Episode:
         """
         if self._stop is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
-        wanted = self._limits.max_line_tokens if max_tokens is None else max_tokens
+        wanted = self.limits.max_line_tokens if max_tokens is None else max_tokens
         if wanted < 1:
             raise ConfigError("max_tokens", wanted, "give at least 1")
         budget = min(wanted, self._context_left)
@@ -161,7 +169,7 @@ class Episode:
         if not self._lines:
             raise ConfigError("episode.observe()", text[:40], "an observation follows a sampled line")
         self._unpushed = None
-        observed = self._renderer.observation(text, self._limits.max_observation_tokens)
+        observed = self._renderer.observation(text, self.limits.max_observation_tokens)
         self._segments += (Sampled(tuple(self._lines)), observed)
         self._lines = []
         self._pending.extend(observed.token_ids)
@@ -185,7 +193,9 @@ class Episode:
         if self._console is None:
             self._console = await self._resources.enter_async_context(self._sandbox.session())
         results: list[PushResult] = []
-        for physical in self._buffer.feed(line.text):
+        closed = self._buffer.feed(line.text)
+        self._sample_ahead(closed)
+        for physical in closed:
             results.append(await self._console.push(physical))
             if self._console.ended:
                 break
@@ -246,15 +256,26 @@ class Episode:
             _check_prefix(self._engine.ids, (*record.prompt.token_ids, *record.completion_ids), record.id)
         return record
 
+    def _sample_ahead(self, closed: Sequence[str]) -> None:
+        """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""
+        if not isinstance(self._engine, AheadSession) or self._more or len(closed) != 1:
+            return
+        observed = self._renderer.encode(prompt(False))
+        room = self._context_left - len(observed)
+        if room >= 1 and self._line_count < self.limits.max_lines and likely_silent(closed[0]):
+            most = min(self.limits.max_line_tokens, room)
+            self._engine.guess(Guess(observed, most, self._renderer.stop_ids))
+
     def _conclude(self, result: PushResult) -> None:
         """Splice a result, and end the rollout where the console or a budget says so."""
         assert self._console is not None
+        self._more = result.more
         if self._console.ended:
             self._stop = Stop.ANSWERED if result.answer is not None else Stop.EXITED
             if result.text:
                 self.observe(result.text)
             return
-        if self._line_count >= self._limits.max_lines:
+        if self._line_count >= self.limits.max_lines:
             self._stop = Stop.MAX_LINES
         self.observe(result.text + prompt(result.more))
 

@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 
 from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError
+from repl_rl.samplers.doomed import Streak
+from repl_rl.trajectory import Stop
 
 
 class RolloutSampler(ABC):
@@ -25,8 +27,10 @@ class ReplSampler(RolloutSampler):
     """The line console: each line is executed as soon as it is written, and its output is spliced in."""
 
     async def rollout(self, episode: Episode) -> None:
+        streak = Streak(episode.limits.give_up_after)
         async for line in episode.lines():
-            await episode.push(line)
+            if streak.dooms(line.text, await episode.push(line)):
+                episode.finish(Stop.DOOMED)
 
 
 _SHIPPED: dict[str, type[RolloutSampler]] = {"repl": ReplSampler}
