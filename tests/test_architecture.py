@@ -15,7 +15,7 @@ FLOORS = [
     {"sandbox", "renderer", "judges", "metrics"},
     {"episode", "rewards"},
     {"samplers"},
-    {"trainer", "coldstart", "evaluation"},
+    {"trainer", "coldstart", "evaluation", "bench"},
     {"cli"},
 ]
 """From the ground up. A room imports from its own floor or from those below, and two rooms never import each other."""
