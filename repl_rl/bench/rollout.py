@@ -116,8 +116,12 @@ async def _slow(stage: Stage) -> dict[str, float]:
 
 
 async def _profile(stage: Stage) -> dict[str, float]:
+    """Parts of a line of ours; `vllm_host` is what vLLM's front end takes for as many tokens of plain generation."""
+    async with watched() as plain:
+        await WAYS["uninterrupted"](stage)
     stage.engine.use(Drive.SESSION)
     async with leased(stage.sandbox, stage.plan.rollouts) as consoles:
         async with watched() as watch:
             played = await play(Stage(stage.plan, stage.engine, consoles, stage.renderer))
-        return profile(played, watch)
+        parts = profile(played, watch)
+    return parts | {"vllm_host_ms": 1000 * plain.cpu_s / (stage.plan.rollouts * stage.plan.lines)}

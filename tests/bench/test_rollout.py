@@ -64,7 +64,7 @@ def test_the_bench_reports_every_way_a_reason_for_each_null_and_a_profile() -> N
         assert small[key] or small["reasons"][key]
         assert key == "ours" or small["ratios"].get(key, 0) > 0 or small[key] is None
     assert set(small["profile"]) == {
-        *("engine_ms", "kernel_ms", "queue_ms", "splice_ms", "host_ms", "engine_share"),
+        *("engine_ms", "kernel_ms", "queue_ms", "splice_ms", "host_ms", "vllm_host_ms", "engine_share"),
     }
     assert small["fallback"] is None
     assert set(small["slow_lines"]) == {"ours", "optimistic", "line_s"}
