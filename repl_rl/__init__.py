@@ -31,7 +31,7 @@ _HOMES = {
     "ReplGRPOTrainer": "trainer",
     "ReplRLError": "errors",
     "ReplSampler": "samplers.base",
-    "RolloutLimits": "episode",
+    "RolloutLimits": "record",
     "RolloutSampler": "samplers.base",
     "Rollouts": "samplers.runner",
     "Sandbox": "sandbox.base",

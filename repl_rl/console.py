@@ -4,6 +4,7 @@ The reference is `code.InteractiveConsole`. Completeness is decided here with `c
 certain, to save a trip to the kernel; whatever is sent on is decided again by the console inside the sandbox.
 """
 
+import ast
 import codeop
 import warnings
 from enum import StrEnum
@@ -79,6 +80,22 @@ class LineBuffer:
         """Append decoded text and return the physical lines that it closed, without their newlines."""
         *closed, self._carry = (self._carry + text).split("\n")
         return tuple(closed)
+
+
+_SILENT = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Import, ast.ImportFrom, ast.Pass, ast.Delete, ast.Global)
+
+
+def likely_silent(line: str) -> bool:
+    """True for a physical line of assignments and the like, which prints nothing unless it fails or calls print."""
+    if not line or line[0].isspace() or len(line) > _HOST_COMPILE_CHARS or "print(" in line:
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body = ast.parse(line).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return bool(body) and all(isinstance(statement, _SILENT) for statement in body)
 
 
 def prompt(more: bool) -> str:

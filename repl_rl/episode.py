@@ -8,39 +8,18 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
-from repl_rl.console import LineBuffer, prompt
+from repl_rl.console import LineBuffer, likely_silent, prompt
+from repl_rl.engine.ahead import AheadSession, Guess
 from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Watch
 from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.judges import graded
-from repl_rl.record import Origin, Record
+from repl_rl.record import Origin, Record, RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.sandbox.lines import push_lines
 from repl_rl.tasks import Task
 from repl_rl.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """Budgets of one rollout. Reaching one ends it with a typed `Stop`."""
-
-    max_lines: int = 8
-    """Sampled lines (>= 1). What a sampler lets the policy write in one go is a line: a turn, a text up to a call."""
-    max_line_tokens: int = 48
-    """Tokens of one line (>= 1); a longer line is cut and ends the rollout."""
-    max_observation_tokens: int = 128
-    """Tokens of one observation (>= 16); the middle of a longer one gives way to a visible marker."""
-    max_wall_s: float = 120.0
-    """Wall clock of a rollout, seconds (> 0)."""
-
-    def __post_init__(self) -> None:
-        for name, floor in (("max_lines", 1), ("max_line_tokens", 1), ("max_observation_tokens", 16)):
-            if getattr(self, name) < floor:
-                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
-        if not self.max_wall_s > 0:
-            raise ConfigError("max_wall_s", self.max_wall_s, "give a positive number of seconds")
 
 
 class Episode:
@@ -67,6 +46,7 @@ class Episode:
         self._buffer = LineBuffer()
         self._resources = AsyncExitStack()
         self._console: SandboxSession | None = None
+        self._more = False  # the console waits for the rest of a cell
         self._stop: Stop | None = None
         self._failure: Failure | None = None
         self._started = time.monotonic()
@@ -177,6 +157,7 @@ class Episode:
         physical = self._buffer.feed(line.text)
         if not physical:
             raise ConfigError("episode.push()", line.text, "it has no newline; check episode.ended before you push")
+        self._sample_ahead(physical)
         result = await self.execute(*physical)
         if not self.ended:
             self.observe(result.text + prompt(result.more))
@@ -193,6 +174,7 @@ class Episode:
         """
         console = await self._open()
         result = await push_lines(console, lines)
+        self._more = result.more
         self.executed(Execution(result.status, result.elapsed_s, result.answer))
         if result.status is LineStatus.SANDBOX_FAULT:
             raise SandboxFault(result.text or "the console did not answer")
@@ -285,6 +267,16 @@ class Episode:
         # What a call sampled that never returned is nobody's: it is not recorded, and not trained on.
         seen = None if self._failure else self._engine.ids[: self._sampling]
         return self._record.trajectory(self._stop or Stop.FINISHED, wall_s, self._failure, seen)
+
+    def _sample_ahead(self, closed: Sequence[str]) -> None:
+        """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""
+        if not isinstance(self._engine, AheadSession) or self._more or len(closed) != 1:
+            return
+        observed = self.renderer.encode(prompt(False))
+        room = self._context_left - len(observed)
+        if room >= 1 and self._record.line_count < self.limits.max_lines and likely_silent(closed[0]):
+            most = min(self.limits.max_line_tokens, room)
+            self._engine.guess(Guess(observed, most, self.renderer.stop_ids))
 
     def _line(self, chunk: Chunk) -> Line:
         last = chunk.token_ids[-1]

@@ -78,6 +78,8 @@ class Stop(StrEnum):
     LINE_TOO_LONG = "line_too_long"
     EXITED = "exited"
     """The console ended: `exit()`, or a limit that ends the rollout."""
+    DOOMED = "doomed"
+    """Given up: see `RolloutLimits.give_up_after`."""
     WALL_CLOCK = "wall_clock"
     FAULT = "fault"
     """Our failure: see `Trajectory.failure`."""

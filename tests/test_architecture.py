@@ -15,7 +15,7 @@ FLOORS = [
     {"sandbox", "renderer", "judges", "metrics", "report"},
     {"episode", "rewards"},
     {"samplers"},
-    {"trainer", "coldstart", "evaluation", "replay", "player"},
+    {"trainer", "coldstart", "evaluation", "replay", "player", "bench"},
     {"cli"},
 ]
 """From the ground up. A room imports from its own floor or from those below, and two rooms never import each other."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.episode import Episode, RolloutLimits
+from repl_rl.episode import Episode
 from repl_rl.errors import UserCodeError
+from repl_rl.record import RolloutLimits
 from repl_rl.samplers import RolloutSampler
 from repl_rl.trajectory import Execution, LineEnd, LineStatus, Observed, Stop, Trajectory
 from tests.worlds import RENDERER, TASK, world

@@ -8,7 +8,7 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.engine.base import Chunk, EngineSession, Watch
-from repl_rl.episode import RolloutLimits
+from repl_rl.record import RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers import ReplSampler, Rollouts
 from repl_rl.sandbox.inprocess import InProcessSandbox

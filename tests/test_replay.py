@@ -10,8 +10,9 @@ from typing import TypeVar
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.episode import Episode, RolloutLimits
+from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.record import RolloutLimits
 from repl_rl.replay import (
     Cause,
     Continue,

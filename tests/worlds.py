@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.episode import RolloutLimits
+from repl_rl.record import RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler
 from repl_rl.sandbox.inprocess import InProcessSandbox

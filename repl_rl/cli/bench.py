@@ -1,4 +1,4 @@
-"""`repl-rl bench sandbox | update`: our figures beside the usual way's, measured in the same run."""
+"""`repl-rl bench sandbox | update | rollout`: our figures beside the usual way's, measured in the same run."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repl_rl.cli.arguments import parse
 from repl_rl.errors import ConfigError
-from repl_rl.sandbox.bench import run_bench
+from repl_rl.sandbox.bench import run_bench as bench_sandbox
 from repl_rl.trainer.bench import bench_update
 
 
@@ -32,21 +32,51 @@ class UpdateBenchConfig(BenchConfig):
     """Our update against TRL's on the same rollouts: time and peak memory, ours over TRL's."""
 
 
+@dataclass(frozen=True)
+class RolloutBenchConfig(BenchConfig):
+    """Our rollouts against other ways to play them: sampled tokens a second with two random policies, on vLLM."""
+
+    rollouts: int = 64
+    """Rollouts at once, >= 1."""
+    lines: int = 16
+    """Lines of each rollout, >= 2."""
+    small: int = 3
+    """Times that each way is played with the policy of 1 M parameters, >= 1."""
+    medium: int = 1
+    """Times that each way is played with the policy of 25 M parameters, >= 0; 0 leaves it out."""
+
+    def __post_init__(self) -> None:
+        for name, floor in (("rollouts", 1), ("lines", 2), ("small", 1), ("medium", 0)):
+            if getattr(self, name) < floor:
+                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+
+
+def _bench_rollout(config: RolloutBenchConfig) -> object:
+    # imported here: vllm and trl take seconds, and vllm is not always installed
+    from repl_rl.bench.rollout import Effort, run_bench
+
+    repeats = {"small": config.small} | ({"medium": config.medium} if config.medium else {})
+    return run_bench(Effort(config.rollouts, config.lines, repeats))
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     what, rest = (argv[0], argv[1:]) if argv else ("", argv)
     config: BenchConfig
     if what == "sandbox":
         config = parse(SandboxBenchConfig, "bench sandbox", rest)
-        figures: object = run_bench(docker=config.docker)
+        figures: object = bench_sandbox(docker=config.docker)
     elif what == "update":
         config = parse(UpdateBenchConfig, "bench update", rest)
         figures = bench_update()
+    elif what == "rollout":
+        config = parse(RolloutBenchConfig, "bench rollout", rest)
+        figures = _bench_rollout(config)
     elif what in ("-h", "--help"):
-        print("usage: repl-rl bench sandbox|update [options]    (--help after either lists them)")
+        print("usage: repl-rl bench sandbox|update|rollout [options]    (--help after either lists them)")
         return 0
     else:
-        raise ConfigError("benchmark", what, "choose sandbox or update")
+        raise ConfigError("benchmark", what, "choose sandbox, update or rollout")
     text = json.dumps(figures, indent=2)
     print(text)
     if config.json is not None:

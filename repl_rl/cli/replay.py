@@ -17,8 +17,8 @@ from tyro.conf import Positional
 from repl_rl.cli.arguments import parse
 from repl_rl.cli.rollout import transcript
 from repl_rl.cli.setup import Setup
-from repl_rl.episode import RolloutLimits
 from repl_rl.errors import ConfigError
+from repl_rl.record import RolloutLimits
 from repl_rl.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
 from repl_rl.samplers import RolloutThread
 from repl_rl.sandbox import DockerOptions, Limits, Sandbox, open_sandbox

@@ -7,8 +7,8 @@ from typing import Literal
 
 from repl_rl.assets import asset
 from repl_rl.engine import EngineOptions, open_engine
-from repl_rl.episode import RolloutLimits
 from repl_rl.errors import ConfigError
+from repl_rl.record import RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers import Rollouts, load_sampler
 from repl_rl.sandbox import DockerOptions, Limits, open_sandbox

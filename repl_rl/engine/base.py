@@ -3,6 +3,7 @@
 Engines deal in token ids only. They know neither text, nor lines, nor consoles.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -73,6 +74,16 @@ class EngineSession(Protocol):
         Raises:
             EngineDied: the engine's process is gone.
             EngineError: the context is full, or the engine refused the request.
+        """
+
+    async def undo(self, call: "asyncio.Task[Chunk]") -> int:
+        """Take back the last call of `sample`, under way or done: ids are what they were before it.
+
+        Args:
+            call: the task of that call, begun; it is cancelled.
+
+        Returns:
+            How many ids it had sampled.
         """
 
 

@@ -125,6 +125,23 @@ async def a_watch_ends_the_chunk_after_its_id(engine: Engine, bench: Bench) -> N
         hold(chunk.token_ids + rest.token_ids == whole.token_ids, "the rest is what the policy gives without a watch")
 
 
+async def a_call_taken_back_leaves_no_trace(engine: Engine, bench: Bench) -> None:
+    """After `undo`, ids are what they were before the call, done or under way, and sampling goes on from there."""
+    async with engine.session(bench.prompt, GREEDY) as session:
+        first = await session.sample((), max_tokens=9, stop_ids=NONE)
+        expected = await session.sample(bench.observed, max_tokens=9, stop_ids=NONE)
+    for finished in (True, False):
+        async with engine.session(bench.prompt, GREEDY) as session:
+            await session.sample((), max_tokens=9, stop_ids=NONE)
+            call = asyncio.create_task(session.sample((), max_tokens=30, stop_ids=NONE))
+            await (asyncio.wait({call}) if finished else asyncio.sleep(0))
+            sampled = await session.undo(call)
+            hold(sampled == 30 or not finished, f"{sampled} ids were taken back, 30 were sampled")
+            hold(list(session.ids) == [*bench.prompt, *first.token_ids], "ids are those before the call")
+            again = await session.sample(bench.observed, max_tokens=9, stop_ids=NONE)
+            hold(again.token_ids == expected.token_ids, "the policy goes on as if the call had never been")
+
+
 async def many_sessions_do_not_disturb_each_other(engine: Engine, bench: Bench) -> None:
     """A crowd of sessions at once gives each what it gets alone."""
     alone = await _greedy(engine, bench)
@@ -207,6 +224,7 @@ CHECKS: Sequence[Check] = (
     a_seed_repeats_its_draws,
     a_continued_session_equals_a_fresh_one,
     a_watch_ends_the_chunk_after_its_id,
+    a_call_taken_back_leaves_no_trace,
     many_sessions_do_not_disturb_each_other,
     a_cancelled_session_frees_the_engine,
     a_closed_session_refuses,

@@ -40,6 +40,8 @@ class ScriptedSession:
     logprob: float
     sampled: int = 0
     closed: bool = False
+    _before: tuple[int, int] = (0, 0)
+    """Ids, and how many of them were sampled, before the last chunk."""
 
     async def sample(
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
@@ -48,6 +50,7 @@ class ScriptedSession:
         if self.closed:
             raise EngineError("the session is closed; open a new one")
         most = room(len(self.ids), observed, max_tokens, self.context_tokens)
+        self._before = len(self.ids), self.sampled
         self.ids.extend(observed)
         await asyncio.sleep(0)  # as a real engine does, let the other sessions run, and be cancelled, here
         start = len(self.ids)
@@ -59,6 +62,15 @@ class ScriptedSession:
                 if end is not None:
                     drawn = tuple(self.ids[start:])
                     return Chunk(drawn, (self.logprob,) * len(drawn), end)
+
+    async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        """See `EngineSession.undo`."""
+        call.cancel()
+        await asyncio.wait({call})
+        held, before = self._before
+        wasted, self.sampled = self.sampled - before, before
+        del self.ids[held:]
+        return wasted
 
     def _next(self, wanted: int) -> Sequence[int]:
         ids = self.source(self.ids, self.sampled, wanted)

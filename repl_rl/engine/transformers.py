@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -143,6 +143,7 @@ class TransformersSession:
         self.closed = False
         self._engine = engine
         self._row = row
+        self._before = self._start = len(row.ids)
 
     @property
     def ids(self) -> Sequence[int]:
@@ -157,11 +158,21 @@ class TransformersSession:
             raise EngineError("the session is closed; open a new one")
         ids = self._row.ids
         most = room(len(ids), observed, max_tokens, self._engine.context_tokens)
+        self._before = len(ids)
         ids.extend(observed)
-        start = len(ids)
+        start = self._start = len(ids)
         job = Job(self._row, most, stop_ids, watch, asyncio.get_running_loop().create_future())
         end = await self._engine.run(job)
         return Chunk(tuple(ids[start:]), tuple(job.logprobs), end)
+
+    async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        """See `EngineSession.undo`. Draws of a seeded session that were taken back are not drawn again."""
+        call.cancel()
+        await asyncio.wait({call})
+        row = self._row
+        # a row of its own: the decoding thread may still be reading the old one
+        self._row = replace(row, ids=row.ids[: self._before], computed=min(row.computed, self._before - 1))
+        return len(row.ids) - self._start
 
 
 @asynccontextmanager

@@ -55,6 +55,16 @@ class VllmEngine:
         """How vLLM is driven now."""
         return self._shared.drive
 
+    def use(self, drive: Drive) -> None:
+        """Drive it in another way from now on: the fallback, and what comparisons need.
+
+        Raises:
+            EngineError: a session is open.
+        """
+        if self.open_sessions:
+            raise EngineError(f"{self.open_sessions} sessions are open; close them before changing the drive")
+        self._shared = Shared(self.context_tokens, drive, self._shared.parameters)
+
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         """See `Engine.session`. `sampling.seed` has no effect."""
         return self._session(first_ids(prompt_ids), sampling)
@@ -115,7 +125,7 @@ class VllmEngine:
     def _fall_back(self, reason: str) -> None:
         log.warning("streaming sessions do not work with this vLLM (%s); using a request a line instead", reason)
         self.fallback_reason = reason
-        self._shared = Shared(self.context_tokens, Drive.REQUEST, self._shared.parameters)
+        self.use(Drive.REQUEST)
 
 
 def _seats(llm: AsyncLLM, context_tokens: int, wanted: int) -> int:

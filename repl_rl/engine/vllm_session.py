@@ -130,6 +130,8 @@ class VllmSession:
         self._outputs: AsyncGenerator[RequestOutput, None] | None = None
         self._inputs: asyncio.Queue[StreamingInput] = asyncio.Queue()
         self._closed = False
+        self._before = len(ids)
+        self._draft: Draft | None = None
 
     async def sample(
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
@@ -140,7 +142,8 @@ class VllmSession:
         most = room(len(self.ids), observed, max_tokens, self._shared.context_tokens)
         streamed = watch is None and self._shared.drive is Drive.SESSION
         ask = Ask(most, stop_ids, self._sampling.temperature, WHOLE_CHUNKS if watch is None else 1)
-        draft = Draft(most, stop_ids, watch)
+        draft = self._draft = Draft(most, stop_ids, watch)
+        self._before = len(self.ids)
         last = self.ids[-1:]
         self.ids.extend(observed)
         try:
@@ -154,6 +157,25 @@ class VllmSession:
             if draft.end is None:
                 await self.close()
         return draft.chunk(end)
+
+    async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        """See `EngineSession.undo`. The prefix cache keeps what was computed before, in whole blocks."""
+        wasted = 0 if self._draft is None else len(self._draft.token_ids)
+        if not call.done():
+            wasted += self._held_back()
+            call.cancel()
+            await asyncio.wait({call})
+        await self._hang_up()
+        del self.ids[self._before :]
+        self._closed = False
+        return wasted
+
+    def _held_back(self) -> int:
+        """Ids that vLLM has sampled and not handed over, because nobody is woken in the middle of a chunk."""
+        processor = self._llm.output_processor
+        names = processor.external_req_ids.get(f"{self._name}.{self._requests}", ())
+        states = [processor.request_states[name] for name in names if name in processor.request_states]
+        return sum(s.detokenizer.num_output_tokens() - s.sent_tokens_offset for s in states if s.detokenizer)
 
     async def close(self) -> None:
         """Free the request in the engine. A second call does nothing."""

@@ -36,33 +36,37 @@ def core_environment(options: EngineOptions) -> Mapping[str, str]:
     }
 
 
-def start(folder: Path, facts: ModelFacts, options: EngineOptions) -> AsyncLLM:
-    """Start vLLM's process and wait until it has loaded the model. Blocks for seconds."""
+def arguments(folder: Path, facts: ModelFacts, options: EngineOptions) -> dict[str, object]:
+    """vLLM's arguments for the model in `folder`: those of `AsyncEngineArgs` and of `vllm.LLM` alike."""
     on_cpu = current_platform.is_cpu()
     dtype = ("float32" if on_cpu else "bfloat16") if options.dtype == "auto" else options.dtype
     gib = options.kv_cache_gib or (1 if on_cpu else None)
-    arguments = AsyncEngineArgs(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        dtype=dtype,
-        seed=options.seed,
-        max_model_len=facts.context_tokens,
-        max_num_seqs=options.max_sessions,
-        enable_prefix_caching=True,
-        logprobs_mode="raw_logprobs",
-        disable_log_stats=True,
-        enforce_eager=on_cpu,
-        use_tqdm_on_load=options.verbose,
-        generation_config="vllm",
-        worker_extension_cls="repl_rl.engine.vllm_worker.PolicyWorker",
-        kv_cache_memory_bytes=None if gib is None else gib << 30,
+    return {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "seed": options.seed,
+        "max_model_len": facts.context_tokens,
+        "max_num_seqs": options.max_sessions,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "raw_logprobs",
+        "disable_log_stats": True,
+        "enforce_eager": on_cpu,
+        "use_tqdm_on_load": options.verbose,
+        "generation_config": "vllm",
+        "worker_extension_cls": "repl_rl.engine.vllm_worker.PolicyWorker",
+        "kv_cache_memory_bytes": None if gib is None else gib << 30,
         # two prompts share keys and values in whole blocks; vLLM's default of 128 ids on CPU is longer than prompts
-        block_size=32 if on_cpu else None,
-        distributed_executor_backend=IN_CORE if on_cpu else None,
-    )
+        "block_size": 32 if on_cpu else None,
+        "distributed_executor_backend": IN_CORE if on_cpu else None,
+    }
+
+
+def start(folder: Path, facts: ModelFacts, options: EngineOptions) -> AsyncLLM:
+    """Start vLLM's process and wait until it has loaded the model. Blocks for seconds."""
     logging.getLogger("vllm").setLevel(log_level(options)["VLLM_LOGGING_LEVEL"])
     with environment(core_environment(options)):
-        return AsyncLLM.from_engine_args(arguments)
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(folder, facts, options)))
 
 
 async def stop(llm: AsyncLLM) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from repl_rl.episode import Episode
 from repl_rl.renderer import Renderer
+from repl_rl.samplers.doomed import Streak
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Prompt, Trajectory
+from repl_rl.trajectory import Prompt, Stop, Trajectory
 
 API_VERSION = 1
 """Of `RolloutSampler` and `Episode`: it grows when a sampler written for the one before may break."""
@@ -56,5 +57,7 @@ class ReplSampler(RolloutSampler):
     rehearsals = (("x = 6 * 7\nx\n1/0\nsubmit_final_answer(x)\n",), ("for i in range(2):\n    i\n\nexit()\n",))
 
     async def rollout(self, episode: Episode) -> None:
+        streak = Streak(episode.limits.give_up_after)
         async for line in episode.lines():
-            await episode.push(line)
+            if streak.dooms(line.text, await episode.push(line)):
+                episode.finish(Stop.DOOMED)

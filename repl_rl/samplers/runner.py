@@ -4,15 +4,18 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 
+from repl_rl.engine.ahead import Tally, ahead
 from repl_rl.engine.base import Engine, Sampling
-from repl_rl.episode import Episode, RolloutLimits
+from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
 from repl_rl.judges import graded
-from repl_rl.record import Origin, Record
+from repl_rl.record import Origin, Record, RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.refill import Lengths
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
 from repl_rl.trajectory import Failure, Stop, Trajectory
@@ -36,6 +39,11 @@ class Rollouts:
     seed: int = 0
     concurrency: int = 64
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
+    tally: Tally = field(default_factory=Tally, compare=False)
+    """What `RolloutLimits.optimistic` brought so far; figures only."""
+
+    lengths: Lengths = field(default_factory=Lengths, compare=False)
+    """Of rollouts so far, by family of tasks: the longest begin first."""
 
     async def collect(self, tasks: Sequence[Task], temperature: float = 1.0) -> list[Trajectory]:
         """One trajectory a task, in order. A task that is named g times gives a group of g rollouts.
@@ -57,14 +65,20 @@ class Rollouts:
         errors: list[ReplRLError] = []
         try:
             async with asyncio.TaskGroup() as rollouts:
-                running = [rollouts.create_task(self._one(origin, temperature, places, errors)) for origin in origins]
+                running = {
+                    index: rollouts.create_task(self._one(origins[index], temperature, places, errors))
+                    for index in self.lengths.longest_first(tasks)
+                }
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         if 2 * len(errors) > len(tasks):
             raise errors[0]
         if errors:
             _log.warning("%d of %d rollouts dropped: %s", len(errors), len(tasks), errors[0])
-        return [rollout.result() for rollout in running]
+        played = [running[index].result() for index in range(len(tasks))]
+        for task, trajectory in zip(tasks, played, strict=True):
+            self.lengths.learn(task, trajectory)
+        return played
 
     def _origin(self, task: Task, index: int) -> Origin:
         step = self.engine.policy_step
@@ -87,7 +101,8 @@ class Rollouts:
             return Record(origin).trajectory(Stop.FAULT, 0.0, Failure("ConfigError", str(errors[-1])), None)
         async with (
             places,
-            self.engine.session(origin.prompt.token_ids, Sampling(temperature, origin.seed)) as session,
+            self.engine.session(origin.prompt.token_ids, Sampling(temperature, origin.seed)) as plain,
+            ahead(plain, self.tally) if self.limits.optimistic else nullcontext(plain) as session,
             Episode(origin, session, self.sandbox, self.renderer, self.limits, self.engine.context_tokens) as episode,
         ):
             try:

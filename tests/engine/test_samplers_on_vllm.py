@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from repl_rl.episode import RolloutLimits
+from repl_rl.record import RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers import Rollouts, RolloutSampler
 from repl_rl.samplers.chat_tool import ChatToolSampler

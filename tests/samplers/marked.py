@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.episode import RolloutLimits
+from repl_rl.record import RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers import Rollouts, RolloutSampler
 from repl_rl.tasks import Task

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from repl_rl.engine import Chunk, Sampling, ScriptedEngine, Watch
-from repl_rl.episode import Episode, RolloutLimits
+from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.record import RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers import ReplSampler, RolloutSampler, runner
 from repl_rl.tasks import Task
@@ -138,6 +139,9 @@ class HalfAChunk:
         self.ids += [*observed, 7]
         await asyncio.Event().wait()
         raise AssertionError
+
+    async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        raise NotImplementedError
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         raise NotImplementedError

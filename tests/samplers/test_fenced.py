@@ -2,8 +2,8 @@
 
 import pytest
 
-from repl_rl.episode import RolloutLimits
 from repl_rl.errors import ConfigError
+from repl_rl.record import RolloutLimits
 from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.trajectory import LineStatus, Stop, Trajectory
 from tests.samplers.marked import play

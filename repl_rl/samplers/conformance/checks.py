@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from repl_rl.engine.base import Engine
-from repl_rl.episode import RolloutLimits
 from repl_rl.errors import EngineDied
+from repl_rl.record import RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers.base import RolloutSampler
 from repl_rl.samplers.conformance.witness import FaultySandbox, Pause, Seen, Trouble, Witness, at, no_trouble

@@ -82,6 +82,7 @@ class _WitnessSession:
         self._inner = inner
         self._seen = seen
         self._trouble = trouble
+        self._before = 0
 
     @property
     def ids(self) -> Sequence[int]:
@@ -98,12 +99,18 @@ class _WitnessSession:
         if trouble is not None:
             await trouble.wait()
         given = tuple(observed)
+        self._before = len(seen.ids)
         chunk = await self._inner.sample(given, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
         start = len(seen.ids) + len(given)
         logprobs = tuple(-((start + i) % 97 + 1) / 128 for i in range(len(chunk.token_ids)))
         seen.ids += [*given, *chunk.token_ids]
         seen.logprobs += [*(None for _ in given), *logprobs]
         return replace(chunk, logprobs=logprobs)
+
+    async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        sampled = await self._inner.undo(call)
+        del self._seen.ids[self._before :], self._seen.logprobs[self._before :]
+        return sampled
 
 
 class FaultySandbox:

@@ -1,0 +1,127 @@
+"""All ways in one run, interleaved, and where the time of a line of ours goes."""
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from repl_rl.bench.bundled import bundled
+from repl_rl.bench.forced import ForcedRenderer, Plan, leased
+from repl_rl.bench.many import many
+from repl_rl.bench.policies import SIZES, write_policy
+from repl_rl.bench.profile import profile, watched
+from repl_rl.bench.text_loop import text_loop
+from repl_rl.bench.trl_loop import TrlLoop
+from repl_rl.bench.ways import WAYS, Stage, Way, play
+from repl_rl.engine import Drive, EngineOptions, open_engine
+from repl_rl.engine.vllm import VllmEngine
+from repl_rl.sandbox import open_sandbox
+from repl_rl.sandbox.base import Sandbox
+
+Json = dict[str, object]
+KEYS = ("uninterrupted", "bound", "ours", "optimistic", "request_a_line", "lockstep", "text_loop", "trl")
+"""The ways, in the order in which each repeat plays them."""
+SLOW_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    rollouts: int = 64
+    """Rollouts at once (>= 1)."""
+    lines: int = 16
+    """Lines of each (>= 1)."""
+    repeats: Mapping[str, int] = field(default_factory=lambda: {"small": 3, "medium": 1})
+    """Times that each way is played, by size of the policy (>= 1); the JSON has medians."""
+
+
+def run_bench(effort: Effort | None = None) -> Json:
+    """Measure, and return what `bench rollout --json` writes.
+
+    `small` and `medium` have sampled tokens a second of each way, null where it cannot run (`reasons` says why);
+    `ratios` of each say how many times as fast ours is.
+
+    Raises:
+        SandboxUnavailable: `local` cannot be had here.
+        ConfigError: vLLM is not installed.
+    """
+    return asyncio.run(_measure(effort or Effort()))
+
+
+async def _measure(effort: Effort) -> Json:
+    report: Json = {}
+    async with open_sandbox("local", warm=effort.rollouts) as sandbox:
+        for name in effort.repeats:
+            report[name] = await _size(name, effort, sandbox)
+        report["bundled"] = await bundled(sandbox, effort.rollouts, max(effort.repeats.values()))
+    plan = {"rollouts": effort.rollouts, "lines": effort.lines, "repeats": dict(effort.repeats)}
+    report["many"] = await many()
+    return report | {"plan": plan, "cpus": os.cpu_count(), "load_average": os.getloadavg()[0]}
+
+
+async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
+    """All figures of one size of the policy."""
+    plan = Plan(effort.rollouts, effort.lines)
+    options = EngineOptions(max_sessions=effort.rollouts)
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        parameters = write_policy(SIZES[name], folder)
+        engine = await stack.enter_async_context(open_engine("vllm", model=folder, options=options))
+        assert isinstance(engine, VllmEngine)
+        ways = dict(WAYS)
+        ways["text_loop"] = await stack.enter_async_context(text_loop(folder, options))
+        ways["trl"] = TrlLoop(folder, plan)
+        renderer = ForcedRenderer(folder, plan)
+        await _rates(ways, Stage(Plan(effort.rollouts, 1), engine, sandbox, renderer), 1)  # nothing cold is measured
+        rates = await _rates(ways, Stage(plan, engine, sandbox, renderer), effort.repeats[name])
+        profiled = await _profile(Stage(plan, engine, sandbox, renderer))
+        slow_plan = Plan(effort.rollouts, min(effort.lines, 4), SLOW_S)
+        slow = await _slow(Stage(slow_plan, engine, sandbox, ForcedRenderer(folder, slow_plan)))
+    medians = {key: statistics.median(rates[key]) if key in rates else None for key in KEYS}
+    ours = statistics.median(rates["ours"])
+    return {
+        **medians,
+        "reasons": {},
+        "ratios": {key: ours / rate for key, rate in medians.items() if key != "ours" and rate is not None},
+        "raw": rates,
+        "profile": profiled,
+        "slow_lines": slow,
+        "parameters": parameters,
+        "fallback": engine.fallback_reason,
+    }
+
+
+async def _rates(ways: Mapping[str, Way], stage: Stage, repeats: int) -> dict[str, list[float]]:
+    """Sampled tokens a second of each way, each repeat; a way after the other in each repeat."""
+    rates: dict[str, list[float]] = {key: [] for key in KEYS if key in ways}
+    for _ in range(repeats):
+        for key, found in rates.items():
+            async with leased(stage.sandbox, stage.plan.rollouts) as consoles:
+                started = time.perf_counter()
+                sampled = await ways[key](Stage(stage.plan, stage.engine, consoles, stage.renderer))
+                found.append(sampled / (time.perf_counter() - started))
+    return rates
+
+
+async def _slow(stage: Stage) -> dict[str, float]:
+    """Ours and optimistic where each line takes 20 ms in its console; sampled tokens a second."""
+    rates = await _rates({"ours": WAYS["ours"], "optimistic": WAYS["optimistic"]}, stage, 3)
+    return {key: statistics.median(found) for key, found in rates.items()} | {"line_s": SLOW_S}
+
+
+async def _profile(stage: Stage) -> dict[str, float]:
+    """Parts of a line of ours; `vllm_host` is what vLLM's front end takes for as many tokens of plain generation."""
+    async with watched() as plain:
+        await WAYS["uninterrupted"](stage)
+    stage.engine.use(Drive.SESSION)
+    async with leased(stage.sandbox, stage.plan.rollouts) as consoles:
+        async with watched() as watch:
+            played = await play(Stage(stage.plan, stage.engine, consoles, stage.renderer))
+        parts = profile(played, watch)
+    return parts | {"vllm_host_ms": 1000 * plain.cpu_s / (stage.plan.rollouts * stage.plan.lines)}
