@@ -157,7 +157,7 @@ def test_a_sampler_that_blocks_its_thread_is_told_where_and_ends_the_check() -> 
         async def rollout(self, episode: Episode) -> None:
             release.wait()
 
-    rows = check(Blocks(), timeout_s=0.3)
+    rows = check(Blocks(), timeout_s=1.5)
     release.set()
     assert len(rows) == 2
     assert not rows[-1].passed
