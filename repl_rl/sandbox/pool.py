@@ -15,7 +15,7 @@ class Pool:
     """Keeps `warm` consoles alive, leased ones included, and starts at most `starting` at a time.
 
     A lease is replaced when it ends, not when it begins: while many rollouts run, the cores belong to them, and the
-    next ones' consoles are born while the policy is updated (measured: a step's rollouts in 1.2 s instead of 1.8 s).
+    next ones' consoles are born while the policy is updated.
     A lease beyond `warm` starts a console of its own.
     """
 
