@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -135,3 +136,33 @@ def test_thousands_of_rollouts_end_and_no_more_are_under_way_than_asked_for() ->
     assert len({t.id for t in played}) == 4096
     assert isinstance(rollouts.engine, ScriptedEngine)
     assert rollouts.engine.open_sessions == 0
+
+
+def test_weights_replaced_in_the_middle_of_rollouts_leave_consoles_and_records_whole(tmp_path: Path) -> None:
+    lines = ["x = 40\n", "x += 2\n", "submit_final_answer(x)\n"]
+
+    class Meeting(ReplSampler):
+        """Waits after its second line until weights were replaced."""
+
+        def __init__(self) -> None:
+            self.arrived, self.go_on = asyncio.Semaphore(0), asyncio.Event()
+
+        async def rollout(self, episode: Episode) -> None:
+            for _ in range(2):
+                await episode.push(await episode.sample())
+            self.arrived.release()
+            await self.go_on.wait()
+            await super().rollout(episode)
+
+    async def work() -> list[Trajectory]:
+        sampler = Meeting()
+        rollouts = replace(world(lines), sampler=sampler, concurrency=8)
+        played = asyncio.create_task(rollouts.collect([TASK] * 8))
+        for _ in range(8):
+            await sampler.arrived.acquire()
+        await rollouts.engine.load_weights(tmp_path, 5)
+        sampler.go_on.set()
+        return await played
+
+    played = asyncio.run(work())
+    assert [(t.answer, t.outcome, t.policy_step) for t in played] == [("42", 1.0, 0)] * 8

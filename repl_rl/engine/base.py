@@ -106,5 +106,6 @@ class Engine(Protocol):
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """Replace the weights by `folder/model.safetensors` and drop every cached key and value.
 
-        Call it only while no session is open.
+        Open sessions stay open: calls of `sample` under way end first, the next ones wait and sample from the new
+        weights, with keys and values computed afresh from all ids.
         """

@@ -170,7 +170,8 @@ async def a_cancelled_session_frees_the_engine(engine: Engine, bench: Bench) -> 
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     hold(all(isinstance(end, asyncio.CancelledError) for end in ends), f"the tasks ended with {ends}")
     hold(await _greedy(engine, bench) == alone, "a session after that is served as before")
-    await engine.load_weights(bench.weights, engine.policy_step)  # refused while a session is open
+    async with asyncio.timeout(60):  # it waits for calls under way, and none is
+        await engine.load_weights(bench.weights, engine.policy_step)
 
 
 async def a_closed_session_refuses(engine: Engine, bench: Bench) -> None:
@@ -205,13 +206,41 @@ async def a_full_context_is_an_error(engine: Engine, bench: Bench) -> None:
 
 
 async def loading_weights_sets_the_policy_step(engine: Engine, bench: Bench) -> None:
-    """`policy_step` names the loaded weights, and nothing is loaded under an open session."""
+    """`policy_step` names the loaded weights."""
     step = engine.policy_step + 1
-    async with engine.session(bench.prompt, Sampling()) as session:
-        await _refused(engine.load_weights(bench.weights, step + 7), "loading under an open session")
-        await session.sample((), max_tokens=1, stop_ids=NONE)
     await engine.load_weights(bench.weights, step)
     hold(engine.policy_step == step, f"the policy step is {engine.policy_step}, loaded was {step}")
+
+
+async def weights_are_replaced_between_two_calls(engine: Engine, bench: Bench) -> None:
+    """A call under way when weights come ends first; the next one sees every id, and what is loaded."""
+    step = engine.policy_step + 1
+    async with engine.session(bench.prompt, GREEDY) as session:
+        calls = [await session.sample(bench.observed, max_tokens=8, stop_ids=NONE) for _ in range(3)]
+    async with engine.session(bench.prompt, GREEDY) as session:
+        await session.sample(bench.observed, max_tokens=8, stop_ids=NONE)
+        order: list[str] = []
+        begun = asyncio.Event()
+
+        def watch(_token_id: int) -> bool:
+            begun.set()
+            return False
+
+        async def sample() -> None:
+            chunk = await session.sample(bench.observed, max_tokens=8, stop_ids=NONE, watch=watch)
+            order.append("sampled")
+            hold(chunk.token_ids == calls[1].token_ids, "a call that was under way is the policy's it began with")
+
+        async def load() -> None:
+            await begun.wait()
+            await engine.load_weights(bench.weights, step)
+            order.append("loaded")
+
+        await asyncio.gather(sample(), load())
+        hold(order == ["sampled", "loaded"], f"a load waits for the call under way: {order}")
+        chunk = await session.sample(bench.observed, max_tokens=8, stop_ids=NONE)
+        hold(chunk.token_ids == calls[2].token_ids, "an open session goes on with all of its ids")
+        hold(engine.policy_step == step, f"the policy step is {engine.policy_step}, not {step}")
 
 
 Check = Callable[[Engine, Bench], Awaitable[None]]
@@ -231,6 +260,7 @@ CHECKS: Sequence[Check] = (
     what_makes_no_sense_is_refused,
     a_full_context_is_an_error,
     loading_weights_sets_the_policy_step,
+    weights_are_replaced_between_two_calls,
 )
 """All promises. Each check leaves the engine as it found it, but for the policy step."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from repl_rl.engine.base import Chunk, EngineSession, Sampling, Watch
+from repl_rl.engine.gate import Gate
 from repl_rl.engine.limits import ending, first_ids, room
 from repl_rl.errors import EngineError
 
@@ -38,6 +39,7 @@ class ScriptedSession:
     source: Source
     context_tokens: int
     logprob: float
+    gate: Gate
     sampled: int = 0
     closed: bool = False
     _before: tuple[int, int] = (0, 0)
@@ -47,6 +49,12 @@ class ScriptedSession:
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
     ) -> Chunk:
         """See `EngineSession.sample`."""
+        async with self.gate.call():
+            return await self._sample(observed, max_tokens, stop_ids, watch)
+
+    async def _sample(
+        self, observed: Sequence[int], max_tokens: int, stop_ids: frozenset[int], watch: Watch | None
+    ) -> Chunk:
         if self.closed:
             raise EngineError("the session is closed; open a new one")
         most = room(len(self.ids), observed, max_tokens, self.context_tokens)
@@ -98,6 +106,7 @@ class ScriptedEngine:
     seeds_sessions: bool = field(default=True, init=False)
     fallback_reason: str | None = field(default=None, init=False)
     open_sessions: int = field(default=0, init=False)
+    gate: Gate = field(default_factory=Gate, init=False, repr=False)
     loaded: list[Path] = field(default_factory=list, init=False)
     """Folders given to `load_weights`, in order."""
 
@@ -121,7 +130,7 @@ class ScriptedEngine:
 
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
-        session = ScriptedSession(ids, self._source(ids, sampling), self.context_tokens, self.logprob)
+        session = ScriptedSession(ids, self._source(ids, sampling), self.context_tokens, self.logprob, self.gate)
         self.open_sessions += 1
         try:
             yield session
@@ -138,7 +147,9 @@ class ScriptedEngine:
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`. Nothing is read; the scripts stay what they are."""
-        if self.open_sessions:
-            raise EngineError(f"{self.open_sessions} sessions are open; close them before loading weights")
+        async with self.gate.change():
+            self._load(folder, policy_step)
+
+    def _load(self, folder: Path, policy_step: int) -> None:
         self.loaded.append(folder)
         self.policy_step = policy_step

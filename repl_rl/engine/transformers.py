@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Sampling, Watch
 from repl_rl.engine.decoder import Decoder, Draw, Row
+from repl_rl.engine.gate import Gate
 from repl_rl.engine.limits import ending, first_ids, room
 from repl_rl.engine.options import EngineOptions, read_model_folder
 from repl_rl.errors import EngineError
@@ -58,7 +59,8 @@ class TransformersEngine:
     def __init__(self, decoder: Decoder, context_tokens: int, max_sessions: int) -> None:
         self.context_tokens = context_tokens
         self.policy_step = 0
-        self.open_sessions = 0
+        self.gate = Gate()
+        self._open: set[TransformersSession] = set()
         self._decoder = decoder
         self._seats = asyncio.Semaphore(max_sessions)
         self._jobs: list[Job] = []
@@ -78,22 +80,23 @@ class TransformersEngine:
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
         async with self._seats:
             slot = await self._in_thread(self._decoder.arena.take)
-            self.open_sessions += 1
             generator = None if sampling.seed is None else self._decoder.generator_for(sampling.seed)
             session = TransformersSession(self, Row(slot, ids, 0, sampling.temperature, generator))
+            self._open.add(session)
             try:
                 yield session
             finally:
                 session.closed = True
-                self.open_sessions -= 1
+                self._open.remove(session)
                 self._decoder.arena.give(slot)
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
-        if self.open_sessions:
-            raise EngineError(f"{self.open_sessions} sessions are open; close them before loading weights")
-        await self._in_thread(self._decoder.load, folder / "model.safetensors")
-        self.policy_step = policy_step
+        async with self.gate.change():
+            await self._in_thread(self._decoder.load, folder / "model.safetensors")
+            for session in self._open:
+                session.forget()
+            self.policy_step = policy_step
 
     async def run(self, job: Job) -> ChunkEnd:
         """Decode `job` together with all others until it is over."""
@@ -154,6 +157,16 @@ class TransformersSession:
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
     ) -> Chunk:
         """See `EngineSession.sample`."""
+        async with self._engine.gate.call():
+            return await self._sample(observed, max_tokens, stop_ids, watch)
+
+    def forget(self) -> None:
+        """Give up keys and values; the next call computes them again from all ids."""
+        self._row.computed = 0
+
+    async def _sample(
+        self, observed: Sequence[int], max_tokens: int, stop_ids: frozenset[int], watch: Watch | None
+    ) -> Chunk:
         if self.closed:
             raise EngineError("the session is closed; open a new one")
         ids = self._row.ids

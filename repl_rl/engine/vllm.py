@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from repl_rl.engine.base import EngineSession, Sampling
 from repl_rl.engine.checkpoint import checkpoint_shapes, refuse_other
+from repl_rl.engine.gate import Gate
 from repl_rl.engine.limits import first_ids
 from repl_rl.engine.options import Drive, EngineOptions, read_model_folder
 from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
@@ -39,14 +41,14 @@ class VllmEngine:
     def __init__(self, llm: AsyncLLM, folder: Path, context_tokens: int, options: EngineOptions) -> None:
         self.context_tokens = context_tokens
         self.policy_step = 0
-        self.open_sessions = 0
         self.fallback_reason: str | None = None
         """Why requests a line are used although sessions were asked for; None: they are not."""
         self.max_sessions = _seats(llm, context_tokens, options.max_sessions)
         """Sessions that can be open at once without one waiting for another's keys and values."""
         self._llm = llm
         self._shapes = checkpoint_shapes(folder)
-        self._shared = Shared(context_tokens, options.drive, Parameters())
+        self._shared = Shared(context_tokens, options.drive, Parameters(), Gate())
+        self._open: set[VllmSession] = set()
         self._free_seats = asyncio.Semaphore(self.max_sessions)
         self._names = count()
 
@@ -61,9 +63,9 @@ class VllmEngine:
         Raises:
             EngineError: a session is open.
         """
-        if self.open_sessions:
-            raise EngineError(f"{self.open_sessions} sessions are open; close them before changing the drive")
-        self._shared = Shared(self.context_tokens, drive, self._shared.parameters)
+        if self._open:
+            raise EngineError(f"{len(self._open)} sessions are open; close them before changing the drive")
+        self._shared = replace(self._shared, drive=drive)
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         """See `Engine.session`. `sampling.seed` has no effect."""
@@ -73,19 +75,24 @@ class VllmEngine:
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
         async with self._free_seats:
             session = VllmSession(self._llm, str(next(self._names)), ids, sampling, self._shared)
-            self.open_sessions += 1
+            self._open.add(session)
             try:
                 yield session
             finally:
-                self.open_sessions -= 1
+                self._open.remove(session)
                 await session.close()
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
-        if self.open_sessions:
-            raise EngineError(f"{self.open_sessions} sessions are open; close them before loading weights")
         refuse_other(folder, self._shapes)
+        async with self._shared.gate.change():
+            await self._load(folder)
+            self.policy_step = policy_step
+
+    async def _load(self, folder: Path) -> None:
         try:
+            for session in self._open:
+                await session.hang_up()
             await self._llm.collective_rpc("policy_reload", args=(str(folder),))
             dropped = await self._llm.reset_prefix_cache()
         except EngineDeadError as error:
@@ -94,7 +101,6 @@ class VllmEngine:
             raise EngineError(f"vLLM could not load {folder}: {error}") from error
         if not dropped:
             raise EngineError("vLLM kept keys and values of the old weights; a request is still running in it")
-        self.policy_step = policy_step
 
     async def probe(self) -> None:
         """Check that a streaming session gives what a request a line gives; fall back to requests where it does not."""
@@ -113,7 +119,7 @@ class VllmEngine:
             self._fall_back(f"greedy ids of a streaming session are {streamed}, those of a request a line {requested}")
 
     async def _greedy(self, drive: Drive) -> list[int]:
-        shared = Shared(self.context_tokens, drive, Parameters())
+        shared = replace(self._shared, drive=drive)
         session = VllmSession(self._llm, f"probe {drive}", [1], Sampling(temperature=0.0), shared)
         try:
             for observed in PROBE:

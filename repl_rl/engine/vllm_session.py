@@ -20,6 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from repl_rl.engine.base import Chunk, ChunkEnd, Sampling, Watch
+from repl_rl.engine.gate import Gate
 from repl_rl.engine.limits import ending, room
 from repl_rl.engine.options import Drive
 from repl_rl.errors import EngineDied, EngineError
@@ -110,6 +111,7 @@ class Shared:
     context_tokens: int
     drive: Drive
     parameters: Parameters
+    gate: Gate
 
 
 async def _feed(inputs: asyncio.Queue[StreamingInput]) -> AsyncGenerator[StreamingInput, None]:
@@ -137,6 +139,12 @@ class VllmSession:
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
     ) -> Chunk:
         """See `EngineSession.sample`."""
+        async with self._shared.gate.call():
+            return await self._sample(observed, max_tokens, stop_ids, watch)
+
+    async def _sample(
+        self, observed: Sequence[int], max_tokens: int, stop_ids: frozenset[int], watch: Watch | None
+    ) -> Chunk:
         if self._closed:
             raise EngineError("the session is closed, or its last call failed; open a new one")
         most = room(len(self.ids), observed, max_tokens, self._shared.context_tokens)
@@ -165,7 +173,7 @@ class VllmSession:
             wasted += self._held_back()
             call.cancel()
             await asyncio.wait({call})
-        await self._hang_up()
+        await self.hang_up()
         del self.ids[self._before :]
         self._closed = False
         return wasted
@@ -180,7 +188,7 @@ class VllmSession:
     async def close(self) -> None:
         """Free the request in the engine. A second call does nothing."""
         self._closed = True
-        await self._hang_up()
+        await self.hang_up()
 
     async def _continue(self, appended: list[int], ask: Ask, draft: Draft) -> ChunkEnd:
         """Sample in the streaming request, opening it with all ids if there is none."""
@@ -194,13 +202,13 @@ class VllmSession:
 
     async def _request(self, ask: Ask, draft: Draft) -> ChunkEnd:
         """Sample with a request of its own; a watch that stops early aborts it, so nothing is sampled for nobody."""
-        await self._hang_up()
+        await self.hang_up()
         prompt = tokens_input(self.ids.copy())
         self._outputs = self._llm.generate(prompt, self._shared.parameters.of(ask), self._next_name())
         try:
             return await self._collect(self._outputs, draft)
         finally:
-            await self._hang_up()
+            await self.hang_up()
 
     async def _collect(self, outputs: AsyncGenerator[RequestOutput, None], draft: Draft) -> ChunkEnd:
         async for output in outputs:
@@ -209,7 +217,8 @@ class VllmSession:
                 return draft.end
         raise EngineError("vLLM closed the stream of a session that still wanted ids")
 
-    async def _hang_up(self) -> None:
+    async def hang_up(self) -> None:
+        """Give up keys and values in the engine; the next call computes them again from all ids."""
         outputs, self._outputs = self._outputs, None
         if outputs is not None:
             await outputs.aclose()

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine import Drive, EngineOptions, Sampling, open_engine
+from repl_rl.engine import Chunk, Drive, EngineOptions, Sampling, open_engine
 from repl_rl.engine.conformance import a_continued_session_equals_a_fresh_one, a_watch_ends_the_chunk_after_its_id
 from repl_rl.engine.vllm import VllmEngine
-from repl_rl.engine.vllm_session import Parameters, Shared
 from repl_rl.errors import EngineDied, EngineError
 from tests.engine.models import Host, bench, gap_to_torch, rollout, save_policy
 
@@ -49,6 +48,30 @@ def test_loaded_weights_are_those_that_sample(vllm_host: Host, policy_folder: Pa
         load(vllm_host, policy_folder)
 
 
+def test_an_open_session_goes_on_with_the_weights_that_were_loaded_meanwhile(
+    vllm_host: Host, policy_folder: Path, other_folder: Path
+) -> None:
+    engine = vllm_of(vllm_host)
+    greedy = Sampling(temperature=0.0)
+
+    async def work() -> tuple[Chunk, Chunk]:
+        async with engine.session((5, 1), greedy) as session:
+            await session.sample((2,), max_tokens=9, stop_ids=frozenset())
+            await engine.load_weights(other_folder, 2)
+            ids = [*session.ids, 3]
+            after = await session.sample((3,), max_tokens=9, stop_ids=frozenset())
+        async with engine.session(ids, greedy) as fresh:
+            return after, await fresh.sample((), max_tokens=9, stop_ids=frozenset())
+
+    load(vllm_host, policy_folder)
+    try:
+        after, fresh = vllm_host.run(work())
+    finally:
+        load(vllm_host, policy_folder)
+    assert after.token_ids == fresh.token_ids
+    assert after.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+
+
 def test_sessions_and_requests_a_line_give_the_same_greedy_ids(vllm_host: Host) -> None:
     engine = vllm_of(vllm_host)
     greedy = Sampling(temperature=0.0)
@@ -56,7 +79,7 @@ def test_sessions_and_requests_a_line_give_the_same_greedy_ids(vllm_host: Host) 
     async def both() -> tuple[object, object]:
         streamed = await asyncio.gather(*(rollout(engine, greedy, (5, i + 1)) for i in range(32)))
         sessions = engine._shared
-        engine._shared = Shared(engine.context_tokens, Drive.REQUEST, Parameters())
+        engine.use(Drive.REQUEST)
         try:
             requested = await asyncio.gather(*(rollout(engine, greedy, (5, i + 1)) for i in range(32)))
         finally:
@@ -71,7 +94,7 @@ def test_sessions_and_requests_a_line_give_the_same_greedy_ids(vllm_host: Host) 
 def test_requests_a_line_keep_the_promises_too(vllm_host: Host, policy_folder: Path, check: object) -> None:
     engine = vllm_of(vllm_host)
     sessions = engine._shared
-    engine._shared = Shared(engine.context_tokens, Drive.REQUEST, Parameters())
+    engine.use(Drive.REQUEST)
 
     async def work() -> None:
         await check(engine, bench(policy_folder))  # type: ignore[operator]
