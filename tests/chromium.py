@@ -20,7 +20,11 @@ FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
     "--remote-debugging-port=0", "--disable-extensions", "--disable-component-update",
     "--disable-background-networking", "--disable-sync",
+    "--disable-features=IsolateSandboxedIframes",  # or a frame would be a target of its own
 ]  # fmt: skip
+
+SHIFT = 8
+"""A modifier of `Tab.press`."""
 
 
 class Tab:
@@ -97,10 +101,26 @@ class Tab:
         self.run(f"{chosen}.focus(), {chosen}.value = '', 0")
         self.send("Input.insertText", text=text)
 
-    def press(self, key: str) -> None:
-        """Press and release a key."""
+    def press(self, key: str, modifiers: int = 0) -> None:
+        """Press and release a key. With `SHIFT`, while that is held."""
+        code = {"Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}.get(key, ord(key[0].upper()))
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         for kind in ("keyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=key if len(key) == 1 else "")
+            facts = {"key": key, "code": key, "text": text, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+            self.send("Input.dispatchKeyEvent", type=kind, **facts)
+
+    def mouse(self, element: str, *across: float) -> None:
+        """Click an element, given as an expression of the page: press at the first of `across`, a share of its width,
+        release at the last; in its middle if none is given."""
+        self.run(f"{element}.scrollIntoView({{block: 'nearest'}})")
+        box = self.run(f"(r => [r.left, r.top, r.width, r.height])({element}.getBoundingClientRect())")
+        assert isinstance(box, list)
+        left, top, width, height = box
+        spots = across or (0.5,)
+        kinds = ["mousePressed", *["mouseMoved"] * (len(spots) - 1), "mouseReleased"]
+        for kind, share in zip(kinds, [*spots, spots[-1]], strict=True):
+            facts = {"x": left + share * width, "y": top + height / 2, "button": "left", "buttons": 1, "clickCount": 1}
+            self.send("Input.dispatchMouseEvent", type=kind, **facts)
 
     def text(self, selector: str) -> str:
         """What a person reads in the first element of a CSS selector."""
@@ -111,6 +131,16 @@ class Tab:
         found = self.run(f"document.querySelectorAll({json.dumps(selector)}).length")
         assert isinstance(found, int)
         return found
+
+    def framed(self) -> str:
+        """What a person reads in the page's first frame."""
+        tree = self.send("Page.getFrameTree")["frameTree"]
+        assert isinstance(tree, dict)
+        world = self.send("Page.createIsolatedWorld", frameId=tree["childFrames"][0]["frame"]["id"])
+        script = {"expression": "document.body.innerText", "contextId": world["executionContextId"]}
+        result = self.send("Runtime.evaluate", **script)["result"]
+        assert isinstance(result, dict)
+        return str(result["value"])
 
     def screenshot(self, path: Path) -> None:
         """Write what is seen as a PNG."""

@@ -95,6 +95,8 @@ def test_hostile_output_is_shown_and_does_nothing(tab: Tab, report: str) -> None
     tab.wait("document.querySelector('.session')")
     shown = tab.text(".session")
     assert '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">␛[2J␀U+202Eevil' in shown
+    assert ">>> submit_final_answer(666)" in shown
+    assert tab.count(".session .row.line") == 2, "a printed prompt is no line"
     assert tab.run("window.hacked === undefined")
     assert tab.count("img") == 0
     assert tab.errors == []

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from repl_rl.player import TrajectoryPlayer
+from repl_rl.report import write_report
+from repl_rl.store import write_step
 from tests.chromium import Tab, chromium
-from tests.runs import run_folder
+from tests.runs import rollout, run_folder
 
 pytestmark = pytest.mark.heavy
 
@@ -59,5 +61,22 @@ def test_without_a_kernel_the_player_plays_and_hostile_output_does_nothing(alone
     alone.wait("document.querySelector('.place').innerText === 'line 0 of 2'")
     alone.wait("document.querySelector('.place').innerText === 'line 2 of 2'")
     assert "␛[2J␀U+202Eevil" in alone.text(".stage")
+    assert alone.count(".session .row.line") == 2, "a printed prompt is no line"
     assert alone.run("window.hacked === undefined")
     assert alone.errors == []
+
+
+def test_a_line_of_ten_million_characters_is_cut_in_player_and_report(tab: Tab, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", steps=0)
+    flood = rollout(0, "one", 1, "a" * 10_000_000 + "\n")
+    write_step(run / "trajectories", 1, [flood])
+    player = tmp_path / "player.html"
+    player.write_text(TrajectoryPlayer(flood, sandbox="").html(), encoding="utf-8")
+    for path, at in ((player, ""), (write_report(run), f"#tab=rollouts&id={flood.id}")):
+        assert path.stat().st_size < 200_000
+        tab.open("about:blank")
+        tab.open(path.as_uri() + at)
+        tab.wait("document.body.dataset.ready && document.querySelector('.session')")
+        shown = tab.text(".session")
+        assert "characters not shown" in shown
+        assert len(shown) < 10_000

@@ -4,6 +4,9 @@ import base64
 import gzip
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -192,3 +195,15 @@ def test_the_server_tells_when_a_run_has_got_on(tmp_path: Path) -> None:
             file.write('{"step": 4, "solve_rate": 1.0}\n')
         assert text(server.address + "version") != before
         assert pick(unpacked(text(server.address + "data")), "metrics", "step") == [1, 2, 3, 4]
+
+
+def test_view_follows_a_run_until_it_is_interrupted(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", finished=False)
+    command = [sys.executable, "-m", "repl_rl.cli", "view", str(run), "--serve", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[0]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
+        assert 'data-follow="yes"' in text(address)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
@@ -17,18 +19,22 @@ from tyro.conf import Positional
 from repl_rl.cli.arguments import parse
 from repl_rl.cli.rollout import transcript
 from repl_rl.cli.setup import Setup
+from repl_rl.console import PS1
 from repl_rl.errors import ConfigError
 from repl_rl.record import RolloutLimits
 from repl_rl.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
+from repl_rl.report import clip
 from repl_rl.samplers import RolloutThread
 from repl_rl.sandbox import DockerOptions, Limits, Sandbox, open_sandbox
-from repl_rl.store import Credited, Store, exchanges, printable, to_text
-from repl_rl.store.notebook import write_notebook
+from repl_rl.store import Credited, Damage, Store, exchanges, guarded, printable, to_text
+from repl_rl.store.notebook import read_notebook, write_notebook
 from repl_rl.tasks import Split, Task, load_tasks
 from repl_rl.trajectory import LineStatus, Trajectory
 
 _COLOURS = {LineStatus.OK: "green", LineStatus.INCOMPLETE: "green", LineStatus.ANSWERED: "cyan"}
-_HELP = "Enter: next recorded line; anything else is run; an end of file (Ctrl-D) leaves"
+_HELP = "Enter: next recorded line; :b: one line back; :q: leave; anything else is run"
+_UP = Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+"""Back to the prompt at which Enter was pressed, and without it: the line will stand there."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class ReplayConfig:
     """Show a trajectory. In a terminal, step through it in a fresh console and type lines of your own."""
 
     file: Positional[Path]
-    """Run folder, trajectories folder, or one of its files."""
+    """Run folder, trajectories folder, one of its files, or a notebook that was exported from one."""
     id: str | None = None
     """Which trajectory; none: the first one, or with --verify all of them."""
     to_line: int | None = None
@@ -69,12 +75,11 @@ class ReplayConfig:
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(ReplayConfig, "replay", argv)
-    store = Store(config.file)
+    entries, damage = _read(config)
     console = Console(highlight=False)
     if config.verify:
-        entries = (store[config.id],) if config.id else tuple(store)
         return _verify(config, [entry.trajectory for entry in entries], console)
-    entry = _chosen(store, config.id)
+    (entry,) = entries
     if config.export:
         _export(entry, config.export)
     elif config.branch:
@@ -83,15 +88,21 @@ def main(argv: Sequence[str]) -> int:
         asyncio.run(_step(config, entry, console))
     else:
         _show(entry, console)
-    for damage in store.damage:
-        console.print(Text(f"not readable: {damage}", style="yellow"))
+    for each in damage:
+        console.print(Text(f"not readable: {each}", style="yellow"))
     return 0
 
 
-def _chosen(store: Store, id: str | None) -> Credited:
-    if id is None and not store.ids:
+def _read(config: ReplayConfig) -> tuple[Sequence[Credited], Sequence[Damage]]:
+    """What was asked for, one trajectory unless all are verified; and what is not readable beside it."""
+    if config.file.suffix == ".ipynb":
+        return (read_notebook(config.file),), ()
+    store = Store(config.file)
+    if config.verify and config.id is None:
+        return tuple(store), store.damage
+    if config.id is None and not store.ids:
         raise ConfigError("trajectories", str(store.source), "there are none; give another file")
-    return store[store.ids[0] if id is None else id]
+    return (store[config.id or store.ids[0]],), store.damage
 
 
 def _export(entry: Credited, path: Path) -> None:
@@ -125,28 +136,42 @@ def _status(status: LineStatus) -> Text:
 
 
 async def _step(config: ReplayConfig, entry: Credited, console: Console) -> None:
-    """Rebuild, then read lines; an empty one at a fresh prompt in a terminal is the next recorded line."""
+    """Rebuild and go on as a person says; going back is rebuilding to an earlier line."""
+    trajectory = entry.trajectory
+    console.print(Text(guarded(clip(trajectory.prompt.text), prompt=True).removesuffix(PS1).rstrip("\n")))
+    if sys.stdin.isatty():
+        console.print(Text(_HELP, style="dim"))
+    line: int | None = 0
+    async with _consoles(_setup(config), 1) as sandbox:
+        while line is not None:
+            async with open_replay(trajectory, sandbox, line) as replay:
+                while not line and replay.position < (config.to_line or 0):
+                    _tell(await replay.step(), replay, console)
+                line = await _typed(replay, console)
+
+
+async def _typed(replay: Replay, console: Console) -> int | None:
+    """Do what is typed. Returns the line to go back to; None: it is enough."""
     terminal = sys.stdin.isatty()
-    async with (
-        _consoles(_setup(config), 1) as sandbox,
-        open_replay(entry.trajectory, sandbox) as replay,
-    ):
-        console.print(Text(printable(entry.trajectory.prompt.text).removesuffix(">>> ").rstrip("\n")))
-        while replay.position < (config.to_line or 0):
-            _tell(await replay.step(), replay, console)
+    while True:
         if terminal:
-            console.print(Text(_HELP, style="dim"))
-        while True:
-            if terminal:
-                console.print(Text(replay.prompt), end="")
-            typed = await asyncio.to_thread(sys.stdin.readline)
-            if not typed or (replay.ended and not typed.strip()):
-                return
-            if terminal and typed == "\n" and replay.prompt == ">>> ":
-                _tell(await replay.step(), replay, console)
-            else:
-                step = await replay.type(typed)
-                console.print(Text(printable(step.result.text)), end="")
+            console.print(Text(replay.prompt, style="bold"), end="")
+        typed = await asyncio.to_thread(sys.stdin.readline)
+        word = typed.strip() if terminal else ""
+        # Within a cell that was typed by hand, an empty line ends it.
+        recorded = replay.prompt == PS1 or replay.steps[-1].recorded is not None
+        if not typed or word == ":q" or (replay.ended and not typed.strip()):
+            return None
+        if word == ":b":
+            back = max(0, replay.position - 1)
+            console.print(Text(f"(back to line {back}, in a fresh console)", style="dim"))
+            return back
+        if terminal and not word and recorded:
+            console.control(_UP)
+            _tell(await replay.step(), replay, console)
+            continue
+        step = await replay.type(typed)
+        console.print(Text(guarded(clip(step.result.text))), end="")
 
 
 def _tell(step: Step | None, replay: Replay, console: Console) -> None:
@@ -155,12 +180,12 @@ def _tell(step: Step | None, replay: Replay, console: Console) -> None:
         console.print(Text("(a line that no console ran)", style="dim"))
         return
     shown = Text(printable(step.recorded.prompt if step.recorded else ""), style="dim")
-    shown.append(printable(step.text.rstrip("\n")), style="bold not dim")
+    shown.append(printable(clip(step.text.rstrip("\n"))), style="bold not dim")
     shown.append(f"   {step.result.status}", style=_COLOURS.get(step.result.status, "red"))
     console.print(shown)
-    console.print(Text(printable(step.result.text)), end="")
+    console.print(Text(guarded(clip(step.result.text))), end="")
     if step.difference is not None:
-        was = printable(step.difference.recorded.text)
+        was = guarded(clip(step.difference.recorded.text), prompt=True)
         console.print(Text(f"recorded otherwise ({step.difference.cause}): {was}", style="yellow"))
 
 
@@ -174,7 +199,7 @@ def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: C
     for v in found.divergent:
         assert v.difference is not None
         sides = (v.difference.recorded, v.difference.now)
-        texts = [Text(printable(f"{side.status}: {side.text}").replace("\n", "⏎")[:60]) for side in sides]
+        texts = [Text(printable(f"{side.status}: {clip(side.text)}").replace("\n", "⏎")[:60]) for side in sides]
         table.add_row(Text(printable(v.id)), str(v.difference.line), v.difference.cause.value, *texts)
     if found.divergent:
         console.print(table)

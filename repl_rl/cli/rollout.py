@@ -10,8 +10,9 @@ from rich.text import Text
 from repl_rl.cli.arguments import parse
 from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
+from repl_rl.report import clip
 from repl_rl.samplers import RolloutThread
-from repl_rl.store import printable, write_step
+from repl_rl.store import guarded, printable, write_step
 from repl_rl.tasks import Split, load_tasks
 from repl_rl.trajectory import Observed, Trajectory
 
@@ -55,9 +56,9 @@ def transcript(trajectory: Trajectory) -> Text:
     shown = Text(printable(trajectory.prompt.text), style="dim")
     for segment in trajectory.segments:
         if isinstance(segment, Observed):
-            shown.append(printable(segment.text), style="not dim")
+            shown.append(guarded(clip(segment.text), prompt=True), style="not dim")
         else:
-            shown.append(printable("".join(line.text for line in segment.lines)), style="bold not dim")
+            shown.append(printable(clip("".join(line.text for line in segment.lines))), style="bold not dim")
     outcome = "not graded" if trajectory.outcome is None else f"outcome {trajectory.outcome:g}"
     failure = f", {trajectory.failure.message}" if trajectory.failure else ""
     shown.append(f"\n[{trajectory.stop}{failure}; {outcome}; {trajectory.sampled_tokens} sampled tokens]", style="cyan")

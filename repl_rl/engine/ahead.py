@@ -53,6 +53,7 @@ class AheadSession:
             self._held, self._begun = len(self._inner.ids), False
             self._guess = guess
             self._call = asyncio.create_task(self._sample(guess))
+            self._call.add_done_callback(_look_at)
 
     async def _sample(self, guess: Guess) -> Chunk:
         self._begun = True
@@ -88,8 +89,12 @@ class AheadSession:
             await asyncio.wait({call})
         self._tally.wasted_chunks += 1
         self._call = None
-        if not call.cancelled():
-            call.exception()  # whatever it was: who samples next learns of it
+
+
+def _look_at(call: asyncio.Task[Chunk]) -> None:
+    """Keep asyncio from reporting the error of a call that nobody awaits any more: who samples next learns of it."""
+    if not call.cancelled():
+        call.exception()
 
 
 @asynccontextmanager

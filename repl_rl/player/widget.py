@@ -39,7 +39,12 @@ export default {
       waiting.set(asked, done);
       model.send({ ...message, number: asked });
     });
+    // Jupyter would take a typed x for "cut the cell": it sees the host alone, not the field in the shadow tree. The
+    // attribute tells it to leave keys alone; it is set before Jupyter looks, and not for the likes of Ctrl+S.
+    const typed = (event) => host.toggleAttribute("data-lm-suppress-shortcuts", !event.ctrlKey && !event.metaKey);
+    window.addEventListener("keydown", typed, true);
     unpacked(model.get("data")).then((data) => player(root, data, model.get("live") ? live : null));
+    return () => window.removeEventListener("keydown", typed, true);
   },
 };
 """

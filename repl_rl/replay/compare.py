@@ -19,6 +19,8 @@ class Cause(StrEnum):
     """The line depends on a random source, or two runs of today differ."""
     ENVIRONMENT = "environment"
     """Runs of today agree with each other: what is around the console is not what it was."""
+    EDIT = "edit"
+    """A line was typed before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,20 @@ from dataclasses import dataclass
 
 from repl_rl.console import LineBuffer, prompt
 from repl_rl.errors import ConfigError
-from repl_rl.replay.compare import Difference, Shown, cause, same
+from repl_rl.replay.compare import Cause, Difference, Shown, cause, same
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.sandbox.lines import push_lines
 from repl_rl.store import Exchange, exchanges
 from repl_rl.trajectory import Trajectory
 
-_STATE = (
-    "print(__import__('hashlib').sha256(repr(sorted((name, __import__('re').sub(r' at 0x[0-9a-f]+', '', repr(value))) "
-    "for name, value in globals().items() if not name.startswith('__'))).encode('utf-8', 'replace')).hexdigest())"
+STATE_LINE = (
+    "print(__import__('hashlib').sha256(__import__('re').sub(r' at 0x[0-9a-f]+', '', repr(sorted(("
+    "n, type(v).__qualname__, repr(sorted(v, key=repr) if isinstance(v, (set, frozenset)) else v), "
+    "repr(vars(v)) if type(v).__repr__ is object.__repr__ and hasattr(v, '__dict__') else '', "
+    "repr([getattr(getattr(v, '__code__', 0), k, 0) for k in ('co_code', 'co_consts', 'co_names')])) "
+    "for n, v in globals().items() if not n.startswith('__')))).encode('utf-8', 'replace')).hexdigest())"
 )
+"""What `Replay.state` has the console run: it prints a digest and binds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +107,18 @@ class Replay:
         return await self._run(_closed(text), None, None)
 
     async def state(self) -> str:
-        """A digest of the console's names and the `repr` of their values, without addresses; 64 hexadecimal digits.
+        """A digest of the console's names, with type and `repr` of each value: 64 hexadecimal digits.
 
-        Equal states have equal digests where `repr` is faithful. It is computed by the console itself, so a program
-        that replaced `print` or `repr` can lie.
+        Addresses are left out. Functions count with their code, objects without a `repr` of their own with their
+        attributes, sets in sorted order. Equal states have equal digests, and different ones others as far as `repr`
+        tells. The console computes it by itself, so a program that replaced `print` or `repr` can lie.
 
         Raises:
             ConfigError: the console has ended, or waits for the rest of a cell.
         """
         if self._more:
             raise ConfigError("console", "within a cell", "finish the cell first")
-        return (await push_lines(self._open(), [_STATE])).text.strip()
+        return (await push_lines(self._open(), [STATE_LINE])).text.strip()
 
     async def _run(self, text: str, line: int | None, recorded: Exchange | None) -> Step:
         result = await push_lines(self._open(), self._buffer.feed(text))
@@ -130,7 +135,8 @@ class Replay:
         if same(before, now):
             return None
         sources = [step.text for step in self.steps] + [recorded.line.text]
-        return Difference(self.position, before, now, cause(sources, before, now, None))
+        why = Cause.EDIT if self.edited else cause(sources, before, now, None)
+        return Difference(self.position, before, now, why)
 
     def _open(self) -> SandboxSession:
         if self._console.ended:

@@ -9,6 +9,8 @@ from repl_rl.trajectory import Line, Observed, Sampled, Trajectory
 
 _PROMPT = re.compile(r"(?:>>> |\.\.\. )\Z")
 _AMBIGUOUS = re.compile(r"^(?=>>>|\.\.\.|\\)", re.MULTILINE)
+_UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
+_MARK = re.compile("[⟦⟧]")
 _NO_NEWLINE = "\\"
 """A line of its own: the output above it does not end in a newline."""
 
@@ -58,7 +60,16 @@ def exchanges(trajectory: Trajectory) -> tuple[Exchange, ...]:
 
 def printable(text: str) -> str:
     """`text` with everything that could steer a terminal made visible; newlines and tabs stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return _UNUSUAL.sub(lambda found: found[0] if found[0].isprintable() else repr(found[0])[1:-1], text)
+
+
+def guarded(output: str, prompt: bool = False) -> str:
+    """`output` safe to print, with a backslash before whatever looks like a prompt: no program can fake a typed line.
+
+    With `prompt`, one at its very end is the console's own and stays.
+    """
+    body = _PROMPT.sub("", output) if prompt else output
+    return _AMBIGUOUS.sub(r"\\", printable(body)) + output[len(body) :]
 
 
 def to_text(trajectory: Trajectory) -> str:
@@ -67,14 +78,29 @@ def to_text(trajectory: Trajectory) -> str:
     It is safe to print: control characters are made visible. Output that looks like a prompt gets a backslash before
     it, so that no program can fake a line of the policy; a last line of only a backslash ends output without newline.
     """
-    head = _PROMPT.sub("", printable(trajectory.prompt.text))
-    parts = [_guarded(head)] if head else []
+    head = _PROMPT.sub("", trajectory.prompt.text)
+    parts = [_ended(guarded(head))] if head else []
     for exchange in exchanges(trajectory):
         first, *more = printable(exchange.line.text).removesuffix("\n").split("\n")
         parts.append(f"{exchange.prompt or PS1}{first}\n")
         parts += [f"{PS2}{physical}\n" for physical in more]
-        parts.append(_guarded(printable(exchange.output)))
+        parts.append(_ended(guarded(exchange.output)))
     return "".join(parts)
+
+
+def marked(trajectory: Trajectory) -> str:
+    """What follows the prompt, with ⟦ and ⟧ around what was observed. It is safe to print, and output has no marks."""
+    texts = [
+        f"⟦{_unmarked(segment.text)}⟧"
+        if isinstance(segment, Observed)
+        else "".join(_unmarked(line.text) for line in segment.lines)
+        for segment in trajectory.segments
+    ]
+    return "".join(texts)
+
+
+def _unmarked(text: str) -> str:
+    return _MARK.sub(lambda found: f"\\u{ord(found[0]):x}", printable(text))
 
 
 def from_text(text: str) -> tuple[Turn, ...]:
@@ -82,9 +108,8 @@ def from_text(text: str) -> tuple[Turn, ...]:
     return tuple(_turns(text))
 
 
-def _guarded(output: str) -> str:
-    guarded = _AMBIGUOUS.sub(r"\\", output)
-    return guarded if not output or output.endswith("\n") else f"{guarded}\n{_NO_NEWLINE}\n"
+def _ended(output: str) -> str:
+    return output if not output or output.endswith("\n") else f"{output}\n{_NO_NEWLINE}\n"
 
 
 def _turns(text: str) -> Iterator[Turn]:

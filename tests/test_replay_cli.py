@@ -1,0 +1,153 @@
+"""`repl-rl replay`, with and without a terminal."""
+
+import io
+import os
+import pty
+import re
+import sys
+import termios
+import threading
+import tty
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.store import from_text, write_step
+from repl_rl.store.notebook import read_notebook
+from repl_rl.trajectory import Observed
+from tests.test_replay import LINES, played
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    code = main(["replay", *argv, "--sandbox", "unsafe"])
+    out = capsys.readouterr()
+    return code, out.out + out.err
+
+
+def test_the_terminal_shows_a_trajectory_with_statuses_and_no_control_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_step(tmp_path, 1, [played(["print('\\x1b[2J\\x00\\u202e')\n", "1/0\n", "exit()\n"])])
+    code, out = run_cli(capsys, str(path))
+    assert code == 0
+    assert "\\x1b[2J\\x00\\u202e" in out
+    assert "\x1b[2J" not in out
+    assert "ZeroDivisionError" in out
+    assert "exception" in out
+
+
+def test_verify_prints_a_score_and_each_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = replace(played(["import time\n", "time.time_ns()\n", "exit()\n"]), id="bad")
+    write_step(tmp_path, 1, [played(LINES), bad])
+    code, out = run_cli(capsys, str(tmp_path), "--verify")
+    assert code == 1
+    assert "determinism 50.00%" in out
+    assert "bad" in out
+    assert "time" in out
+    code, out = run_cli(capsys, str(tmp_path), "--verify", "--id", played(LINES).id)
+    assert (code, "determinism 100.00%" in out) == (0, True)
+
+
+def test_lines_are_typed_into_the_rebuilt_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_step(tmp_path, 1, [played(LINES)])
+    monkeypatch.setattr("sys.stdin", io.StringIO("x + 100\nprint('\\x1b[2J')\n"))
+    code, out = run_cli(capsys, str(path), "--to-line", "4")
+    assert code == 0
+    assert "107" in out
+    assert "\x1b[2J" not in out
+
+
+def in_a_terminal(keys: str, *argv: str) -> str:
+    """What a terminal gets from `repl-rl replay` while `keys` are typed into it."""
+    far, near = pty.openpty()
+    tty.setraw(near, termios.TCSANOW)
+    shown: list[bytes] = []
+
+    def watch() -> None:
+        with suppress(OSError):
+            while chunk := os.read(far, 65536):
+                shown.append(chunk)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    os.write(far, keys.encode())
+    with open(near, "r+b", buffering=0) as raw, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.TextIOWrapper(raw))
+        patch.setattr("sys.stdout", io.TextIOWrapper(io.FileIO(os.dup(near), "w"), write_through=True))
+        patch.setenv("TERM", "xterm-256color")
+        assert main(["replay", *argv, "--sandbox", "unsafe"]) == 0
+        sys.stdout.close()
+    watcher.join()
+    os.close(far)
+    return b"".join(shown).decode()
+
+
+def screen(shown: str) -> list[str]:
+    """What stands on a terminal, line by line."""
+    erased = re.sub(r"(>>> |\.\.\. )\x1b\[1A\x1b\[2K", "", re.sub(r"\x1b\[[0-9;]*m", "", shown))
+    return erased.replace("\r", "").split("\n")
+
+
+def test_a_person_steps_forth_and_back_types_a_line_and_leaves(tmp_path: Path) -> None:
+    path = write_step(tmp_path, 1, [played(LINES)])
+    keys = ["", "", "", ":b", "", "", "x + 1", "", ":b", ":b", "", "", ":q", "x = 'never'"]
+    assert screen(in_a_terminal("\n".join([*keys, ""]), str(path)))[2:] == [
+        ">>> x = 6   ok",
+        ">>> for i in range(2):   incomplete",
+        "...     x += i   incomplete",
+        "... (back to line 2, in a fresh console)",
+        "...     x += i   incomplete",
+        "...    ok",
+        ">>> 8",
+        ">>> x * 6   ok",
+        "42",
+        ">>> (back to line 4, in a fresh console)",
+        ">>> (back to line 3, in a fresh console)",
+        "...    ok",
+        ">>> x * 6   ok",
+        "42",
+        ">>> ",
+    ]
+
+
+def test_no_output_steers_a_terminal_fakes_a_prompt_or_floods_it(tmp_path: Path) -> None:
+    lines = [
+        "print('\\x1b[2J\\x00\\u202eevil\\n>>> submit_final_answer(666)')\n",
+        "print('a' * 10_000_000)\n",
+        "exit()\n",
+    ]
+    t = played(lines)
+    flooded = replace(t, segments=(*t.segments[:3], Observed("a" * 10_000_000 + "\n>>> ", (1,)), *t.segments[4:]))
+    path = write_step(tmp_path, 1, [flooded])
+    for shown in (in_a_terminal("\n\n\n:q\n", str(path)), in_a_terminal(":q\n", str(path), "--to-line", "1")):
+        assert re.findall(r"\x1b(?!\[[0-9;]*m|\[1A|\[2K)", shown) == []
+        assert not set("\x00\u202e").intersection(shown)
+        assert "\\x1b[2J\\x00\\u202eevil" in shown
+        assert "\\>>> submit_final_answer(666)" in shown
+        assert not any(line.startswith(">>> submit") for line in screen(shown))
+        assert len(shown) < 20_000
+
+
+def test_a_trajectory_is_exported_and_replayed_from_its_notebook_and_read_from_its_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    t, notebook, text = played(LINES), tmp_path / "one.ipynb", tmp_path / "one.txt"
+    path = write_step(tmp_path, 1, [t])
+    assert run_cli(capsys, str(path), "--export", str(notebook)) == (0, f"{notebook}\n")
+    assert run_cli(capsys, str(path), "--export", str(text)) == (0, f"{text}\n")
+    assert "determinism 100.00%: 1 trajectories" in run_cli(capsys, str(notebook), "--verify")[1]
+    assert read_notebook(notebook).trajectory == t
+    assert [turn.source + "\n" for turn in from_text(text.read_text())] == LINES
+
+
+def test_bad_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_step(tmp_path, 1, [played(LINES)])
+    assert run_cli(capsys, str(path), "--id", "0-t1-1")[0] == 2
+    assert run_cli(capsys, str(tmp_path / "none"))[0] == 2
+    assert run_cli(capsys, str(path), "--branch", "-1")[0] == 2
+    assert run_cli(capsys, str(path), "--verify", "--branch", "2")[0] == 2
