@@ -218,6 +218,18 @@ def estimator(name: str, **options: float | None) -> Estimator:
     return partial(checked, partial(function, **given), name)
 
 
+def discount_of(name: str, discount: float | None) -> float:
+    """Worth of a reward one line later to the estimator `name`: `discount`, or else its own default, or 1.
+
+    Raises:
+        ConfigError: there is no such estimator.
+    """
+    if discount is not None:
+        return discount
+    parameter = inspect.signature(ESTIMATORS.get(name) or _imported(name)).parameters.get("discount")
+    return 1.0 if parameter is None or parameter.default is parameter.empty else float(parameter.default)
+
+
 def _imported(name: str) -> Callable[..., Advantages]:
     module_name, colon, attribute = name.partition(":")
     if not colon:

@@ -1,5 +1,6 @@
 """What a batch of trajectories looks like in numbers, and a run's curves as a picture."""
 
+import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,9 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
     Our own failures count in `sandbox_fault_rate` only, those of a sampler in `user_error_rate` only.
 
-    Rates are shares in [0, 1]. `void_line_rate`, `print_rate`, `try_rate` and `repeat_rate` are the farming
-    indicators: shares of lines that compute nothing, print, hide errors, or repeat the line before.
+    Rates are shares in [0, 1]. `void_line_rate`, `print_rate`, `print_spam_rate`, `try_rate` and `repeat_rate` are the
+    farming indicators: shares of lines that compute nothing, print, print nothing but literals or what the rollout has
+    printed by the same line before, hide errors, or repeat the line before.
     """
     sound = [t for t in trajectories if t.failure is None]
     graded = [t.outcome for t in sound if t.outcome is not None]
@@ -42,6 +44,7 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "user_error_rate": _share(trajectories, lambda t: t.failure is not None and _users(t.failure)),
         "void_line_rate": _share(lines, _is_void),
         "print_rate": _share(lines, lambda line: _PRINT.search(line.text) is not None),
+        "print_spam_rate": sum(map(_print_spam, sound)) / max(len(lines), 1),
         "try_rate": _share(lines, lambda line: _TRY.match(line.text) is not None),
         "repeat_rate": _share([pair for t in sound for pair in _pairs(t)], lambda pair: pair[0].text == pair[1].text),
     }
@@ -93,6 +96,21 @@ def _users(failure: Failure) -> bool:
 def _is_void(line: Line) -> bool:
     text = line.text.strip()
     return not text or text.startswith("#") or text == "pass"
+
+
+def _print_spam(trajectory: Trajectory) -> int:
+    """Lines that print without showing anything new."""
+    printed = [line.text.strip() for line in trajectory.lines if _PRINT.search(line.text)]
+    return sum(text in printed[:at] or _prints_literals(text) for at, text in enumerate(printed))
+
+
+def _prints_literals(text: str) -> bool:
+    """True for a print of numbers and strings as they stand: it computes nothing."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return isinstance(tree, ast.Call) and all(isinstance(argument, ast.Constant) for argument in tree.args)
 
 
 def _pairs(trajectory: Trajectory) -> list[tuple[Line, Line]]:

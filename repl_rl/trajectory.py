@@ -1,69 +1,30 @@
-"""All data types of a rollout's record, with their invariants.
+"""All data types of a rollout's record, with their invariants; those of a line come from `repl_rl.line`.
 
-A `Trajectory` is a prompt followed by alternating segments. A `Sampled` segment is made of lines; a line
-owns its token ids and one log probability (natural logarithm, nats) for each. An `Observed` segment is text
-that the console printed; it has no log probability, so none can be wrong. The loss mask is a question about
-these types and is stored nowhere.
+A `Trajectory` is a prompt followed by alternating segments. A `Sampled` segment is made of lines, which own the sampled
+tokens. An `Observed` segment is text that the console printed; it has no log probability, so none can be wrong. The
+loss mask is a question about these types and is stored nowhere.
 
 Suffixes name shapes: `_T` has an entry a completion token, `_L` an entry a line, `_G` an entry a rollout.
 The invariants I1 to I12 are listed in docs/specification.md.
 """
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 from repl_rl.errors import InvariantError
+from repl_rl.line import Execution, Line, LineEnd, LineStatus, NamedReward, refuse
+
+__all__ = [
+    "SCHEMA_VERSION", "Execution", "Failure", "Group", "Line", "LineEnd", "LineStatus", "Member", "NamedReward",
+    "Observed", "Prompt", "Sampled", "Segment", "Stop", "Trajectory", "spread",
+]  # fmt: skip
 
 SCHEMA_VERSION = 2
-
-
-class LineStatus(StrEnum):
-    """How the console took a line. The list is closed."""
-
-    INCOMPLETE = "incomplete"
-    OK = "ok"
-    SYNTAX_ERROR = "syntax_error"
-    EXCEPTION = "exception"
-    TIMEOUT = "timeout"
-    MEMORY_LIMIT = "memory_limit"
-    OUTPUT_LIMIT = "output_limit"
-    EXITED = "exited"
-    KILLED = "killed"
-    ANSWERED = "answered"
-    SANDBOX_FAULT = "sandbox_fault"
-
-    @property
-    def is_error(self) -> bool:
-        """True when the policy's own code went wrong. A `sandbox_fault` is ours, so it is not an error here."""
-        return self in _ERRORS
-
-
-_ERRORS = frozenset(
-    {
-        LineStatus.SYNTAX_ERROR,
-        LineStatus.EXCEPTION,
-        LineStatus.TIMEOUT,
-        LineStatus.MEMORY_LIMIT,
-        LineStatus.OUTPUT_LIMIT,
-        LineStatus.KILLED,
-    }
-)
-
-
-class LineEnd(StrEnum):
-    """What closed a line's token record."""
-
-    NEWLINE = "newline"
-    """Its last token contains a newline."""
-    MATCH = "match"
-    """A sampler's watch asked to stop after its last token."""
-    EOS = "eos"
-    """Its last token is an end token of the vocabulary."""
-    LENGTH = "length"
-    """Cut in the middle by a token budget; nothing can follow it."""
 
 
 class Stop(StrEnum):
@@ -85,62 +46,6 @@ class Stop(StrEnum):
     """Our failure: see `Trajectory.failure`."""
 
 
-def _refuse(field: str, value: object, remedy: str) -> None:
-    raise InvariantError(f"{field} is {value!r}; {remedy}")
-
-
-@dataclass(frozen=True, slots=True)
-class NamedReward:
-    """A reward that a sampler gave to one line, in reward units (dimensionless, finite)."""
-
-    name: str
-    value: float
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            _refuse(f"reward {self.name!r}", self.value, "a reward is a finite number")
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """What the console made of a line."""
-
-    status: LineStatus
-    elapsed_s: float
-    answer: str | None = None
-    """What `submit_final_answer(...)` was given on this line; None: it was not called."""
-
-    def __post_init__(self) -> None:
-        if (self.answer is not None) != (self.status is LineStatus.ANSWERED):
-            _refuse("Execution.answer", self.answer, f"status {self.status!s} and an answer must agree")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the policy: its tokens, a log probability (nats, <= 0) for each, and what became of it."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    text: str
-    """The tokens decoded, newline included: a caption, never re-encoded."""
-    end: LineEnd
-    execution: Execution | None = None
-    """None: no console was asked to run it."""
-    rewards: tuple[NamedReward, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.token_ids:
-            _refuse("Line.token_ids", self.token_ids, "a line has at least one sampled token")
-        if len(self.logprobs) != len(self.token_ids):
-            n = f"{len(self.logprobs)} for {len(self.token_ids)} tokens"
-            _refuse("Line.logprobs", n, "give exactly one log probability per sampled token")
-        for logprob in self.logprobs:
-            if not -math.inf < logprob <= 0.0:
-                _refuse("Line.logprobs", logprob, "a log probability is finite and <= 0")
-        if self.end is LineEnd.NEWLINE and "\n" not in self.text:
-            _refuse("Line.text", self.text, "a line closed by a newline contains one")
-
-
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """A run of the policy's own tokens, partitioned into lines."""
@@ -149,10 +54,10 @@ class Sampled:
 
     def __post_init__(self) -> None:
         if not self.lines:
-            _refuse("Sampled.lines", self.lines, "a sampled segment has at least one line")
+            refuse("Sampled.lines", self.lines, "a sampled segment has at least one line")
         for line in self.lines[:-1]:
             if line.end is LineEnd.LENGTH:
-                _refuse("Sampled.lines", line.text, "a line cut by a budget can only be the last one")
+                refuse("Sampled.lines", line.text, "a line cut by a budget can only be the last one")
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -179,7 +84,12 @@ class Prompt:
 
     def __post_init__(self) -> None:
         if not self.token_ids:
-            _refuse("Prompt.token_ids", self.token_ids, "a prompt has at least one token")
+            refuse("Prompt.token_ids", self.token_ids, "a prompt has at least one token")
+
+    @property
+    def key(self) -> str:
+        """A short name, equal for equal ids: what a group compares, also across processes."""
+        return hashlib.blake2b(repr(self.token_ids).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,26 +121,26 @@ class Trajectory:
     def __post_init__(self) -> None:
         self._check_segments()
         if self.policy_step < 0:
-            _refuse("Trajectory.policy_step", self.policy_step, "count optimizer steps from 0")
+            refuse("Trajectory.policy_step", self.policy_step, "count optimizer steps from 0")
         if (self.failure is not None) != (self.stop is Stop.FAULT):
-            _refuse("Trajectory.failure", self.failure, f"a failure goes with stop='fault', stop is {self.stop!s}")
+            refuse("Trajectory.failure", self.failure, f"a failure goes with stop='fault', stop is {self.stop!s}")
         if self.outcome is not None and not math.isfinite(self.outcome):
-            _refuse("Trajectory.outcome", self.outcome, "an outcome reward is a finite number")
+            refuse("Trajectory.outcome", self.outcome, "an outcome reward is a finite number")
         if self.failure is not None and self.outcome is not None:
-            _refuse("Trajectory.outcome", self.outcome, "a rollout that failed on our side is never rewarded")
+            refuse("Trajectory.outcome", self.outcome, "a rollout that failed on our side is never rewarded")
         if self.stop is Stop.EOS and (not self.lines or self.lines[-1].end is not LineEnd.EOS):
-            _refuse("Trajectory.stop", self.stop, "the end token belongs to the last line; its end is 'eos'")
+            refuse("Trajectory.stop", self.stop, "the end token belongs to the last line; its end is 'eos'")
 
     def _check_segments(self) -> None:
         previous: Segment | None = None
         for segment in self.segments:
             if previous is not None and type(segment) is type(previous):
-                _refuse("Trajectory.segments", type(segment).__name__, "sampled and observed segments alternate")
+                refuse("Trajectory.segments", type(segment).__name__, "sampled and observed segments alternate")
             if isinstance(segment, Observed):
                 if previous is None:
-                    _refuse("Trajectory.segments", segment.text, "text before the first line belongs to the prompt")
+                    refuse("Trajectory.segments", segment.text, "text before the first line belongs to the prompt")
                 if isinstance(previous, Sampled) and previous.lines[-1].end is LineEnd.LENGTH:
-                    _refuse("Trajectory.segments", segment.text, "only a closed line is followed by an observation")
+                    refuse("Trajectory.segments", segment.text, "only a closed line is followed by an observation")
             previous = segment
 
     @cached_property
@@ -246,6 +156,11 @@ class Trajectory:
     def loss_mask(self) -> tuple[bool, ...]:
         """True where the policy sampled the token, shape (T,). Derived from the segment types."""
         return tuple(isinstance(segment, Sampled) for segment in self.segments for _ in segment.token_ids)
+
+    @property
+    def prompt_key(self) -> str:
+        """The key of its prompt."""
+        return self.prompt.key
 
     @property
     def answer(self) -> str | None:
@@ -307,19 +222,32 @@ def spread(values_L: Sequence[float], trajectory: Trajectory, observed: float = 
     return tuple(widened)
 
 
+class Member(Protocol):
+    """What a group asks of a rollout: a `Trajectory`, or what another process tells of one."""
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def prompt_key(self) -> str: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(Generic[M]):
     """Rollouts of one task from one prompt; the baseline of an advantage."""
 
-    trajectories: tuple[Trajectory, ...]
+    members: tuple[M, ...]
 
     def __post_init__(self) -> None:
-        if len(self.trajectories) < 2:
-            n = len(self.trajectories)
-            _refuse("Group.trajectories", f"{n} long", "a group needs at least 2 rollouts to have an advantage")
-        first = self.trajectories[0]
-        for other in self.trajectories[1:]:
+        if len(self.members) < 2:
+            refuse("Group.members", f"{len(self.members)} long", "a group needs at least 2 rollouts for an advantage")
+        first = self.members[0]
+        for number, other in enumerate(self.members):
             if other.task_id != first.task_id:
-                _refuse("Group.trajectories", other.task_id, f"a group shares one task, here {first.task_id!r}")
-            if other.prompt.token_ids != first.prompt.token_ids:
-                _refuse("Group.trajectories", other.prompt.text, "a group shares one prompt")
+                refuse("Group.members", other.task_id, f"a group shares one task, here {first.task_id!r}")
+            if other.prompt_key != first.prompt_key:
+                where = f"rollout {number} of task {first.task_id!r}"
+                refuse("Group.members", where, "it starts from another prompt; a group shares one prompt")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from repl_rl.advantages import EPSILON, ESTIMATORS, Advantages, GroupRewards, estimator, faded, normalise
+from repl_rl.advantages import EPSILON, ESTIMATORS, Advantages, GroupRewards, discount_of, estimator, faded, normalise
 from repl_rl.errors import ConfigError, UserCodeError
 
 settings.register_profile("busy", deadline=None, max_examples=60)
@@ -276,6 +276,11 @@ def test_an_estimator_that_lies_is_named_in_the_error(function: str, message: st
 def test_an_unknown_estimator_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         estimator(name)
+
+
+def test_a_potential_discounts_as_its_estimator_does() -> None:
+    assert [discount_of(name, None) for name in ("return_to_go", "state_anchor", "two_stream")] == [1.0, 0.95, 1.0]
+    assert discount_of("return_to_go", 0.5) == 0.5
 
 
 def test_an_option_without_effect_is_refused() -> None:

@@ -6,11 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from repl_rl.advantages import GroupRewards, estimator
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.rewards import NO_SHAPING, RewardTable, held_to_contract, line_reward, line_rewards, line_states
+from repl_rl.rewards import (
+    NO_SHAPING,
+    Potential,
+    RewardTable,
+    Weighted,
+    broken,
+    line_reward,
+    line_rewards,
+    line_states,
+)
 from repl_rl.trajectory import (
     Execution,
     Failure,
@@ -145,7 +155,7 @@ def not_numbers(t: Trajectory) -> list[str]:
 
 def test_a_function_of_the_user_adds_to_each_line() -> None:
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
-    assert line_rewards(t, RewardTable(), line_reward(f"{__name__}:by_length")) == pytest.approx((0.02, -0.08))
+    assert line_rewards(t, RewardTable(), [line_reward(f"{__name__}:by_length")]) == pytest.approx((0.02, -0.08))
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -157,7 +167,7 @@ def test_a_function_of_the_user_adds_to_each_line() -> None:
 def test_a_reward_function_that_breaks_its_contract_is_named(name: str, message: str) -> None:
     t = rollout(ran(LineStatus.OK), ran(LineStatus.OK))
     with pytest.raises(UserCodeError, match=message):
-        line_rewards(t, RewardTable(), line_reward(f"{__name__}:{name}"))
+        line_rewards(t, RewardTable(), [line_reward(f"{__name__}:{name}")])
 
 
 def test_a_reward_function_that_hangs_is_named() -> None:
@@ -169,7 +179,7 @@ def test_a_reward_function_that_hangs_is_named() -> None:
 
     try:
         with pytest.raises(UserCodeError, match=r"hangs took longer than 0.05 s"):
-            held_to_contract(hangs, rollout(ran(LineStatus.OK)), time_limit_s=0.05)
+            Weighted(hangs, time_limit_s=0.05)(rollout(ran(LineStatus.OK)))
     finally:
         release.set()
 
@@ -178,6 +188,84 @@ def test_a_reward_function_that_hangs_is_named() -> None:
 def test_a_reward_function_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         line_reward(name)
+
+
+def test_functions_add_up_each_times_its_weight() -> None:
+    t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
+    extras = [line_reward(f"{__name__}:by_length=2"), line_reward(f"{__name__}:by_length=-0.5")]
+    assert line_rewards(t, RewardTable(), extras) == pytest.approx((0.03, -0.07))
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:by_length=", f"{__name__}:by_length=nan", f"{__name__}:by_length=a"])
+def test_a_weight_that_is_no_finite_number_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="by_length="):
+        line_reward(name)
+
+
+def fixed(values_L: list[float], discount: float = 1.0) -> Potential:
+    return Potential(Weighted(lambda t: values_L), discount)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=8), st.floats(0.1, 1), st.booleans())
+def test_the_rewards_of_a_potential_sum_to_its_start_alone(phi_L: list[float], discount: float, gated: bool) -> None:
+    t = rollout(*(ran(LineStatus.OK) for _ in phi_L))
+    rewards = line_rewards(t, RewardTable(gated=gated), potential=fixed(phi_L, discount))
+    total = math.fsum(discount**at * reward for at, reward in enumerate(rewards))
+    assert total == pytest.approx(-phi_L[0], abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=6), st.data())
+def test_farming_a_potential_between_the_ends_changes_nothing(phi_L: list[float], data: st.DataObject) -> None:
+    """A detour over any states pays nothing in sum, and what it pays on the way is taken back."""
+    at = data.draw(st.integers(1, len(phi_L) - 1))
+    detour = [*phi_L[:at], *data.draw(st.lists(st.floats(-0.5, 0.5), max_size=6)), *phi_L[at:]]
+    short, long = (
+        line_rewards(rollout(*(ran(LineStatus.OK) for _ in values)), RewardTable(), potential=fixed(values))
+        for values in (phi_L, detour)
+    )
+    assert math.fsum(long) == pytest.approx(math.fsum(short), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_under_returns_a_potential_moves_no_first_line(data: st.DataObject) -> None:
+    """All rollouts of a group start from one state, so the advantage of what they did first is untouched."""
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
+    phi = [[0.25, *data.draw(st.lists(st.floats(-0.5, 0.5), min_size=n - 1, max_size=n - 1))] for n in sizes]
+    rollouts = [rollout(*(ran(LineStatus.OK) for _ in range(n))) for n in sizes]
+    outcomes = tuple(data.draw(st.sampled_from([0.0, 1.0])) for _ in sizes)
+    shaped, plain = (
+        estimator("return_to_go")(GroupRewards(outcomes, tuple(rewards)))
+        for rewards in (
+            [line_rewards(t, RewardTable(), potential=fixed(p)) for t, p in zip(rollouts, phi, strict=True)],
+            [line_rewards(t, RewardTable()) for t in rollouts],
+        )
+    )
+    assert [row[0] for row in shaped] == pytest.approx([row[0] for row in plain], abs=1e-9)
+
+
+def test_a_potential_is_neither_gated_nor_scaled_but_held_within_the_bound() -> None:
+    t = rollout(*(ran(LineStatus.EXCEPTION) for _ in range(6)))
+    table = RewardTable(exception=-0.2, bound=0.5, gated=True)
+    plain, shaped = line_rewards(t, table), line_rewards(t, table, potential=fixed([0.0, 0.5, 0, 0, 0, 0]))
+    assert [b - a for a, b in zip(plain, shaped, strict=True)] == pytest.approx([0.5, -0.5, 0, 0, 0, 0])
+    with pytest.raises(UserCodeError, match=r"a potential is 0.6; give it a weight that keeps it within 0.5"):
+        line_rewards(t, table, potential=fixed([0.6] * 6))
+
+
+def test_the_shipped_potential_is_low_while_the_last_cell_went_wrong() -> None:
+    statuses = ("exception", "incomplete", "incomplete", "ok", "syntax_error", "ok")
+    t = rollout(*(ran(LineStatus(status)) for status in statuses))
+    assert broken(t) == [0.0, -1.0, -1.0, -1.0, 0.0, -1.0]
+    rewards = line_rewards(t, NO_SHAPING, potential=Potential(line_reward("repl_rl.rewards:broken=0.1")))
+    assert rewards == pytest.approx((-0.1, 0.0, 0.0, 0.1, -0.1, 0.1))
+
+
+def test_a_potential_of_the_user_is_held_to_its_contract() -> None:
+    with pytest.raises(UserCodeError, match="lies gave 2 rewards for 1 lines"):
+        line_rewards(rollout(ran(LineStatus.OK)), RewardTable(), potential=Potential(Weighted(lies)))
 
 
 def test_gated_rewards_pay_nobody_who_did_not_solve() -> None:

@@ -155,7 +155,7 @@ def test_i9_a_group_shares_one_task_and_one_prompt() -> None:
         Group((one, replace(one, task_id="other")))
     with pytest.raises(InvariantError, match="shares one prompt"):
         Group((one, replace(one, prompt=Prompt("p", (8,)))))
-    assert Group((one, replace(one, id="u"))).trajectories[1].id == "u"
+    assert Group((one, replace(one, id="u"))).members[1].id == "u"
 
 
 def test_a_failure_goes_with_a_fault_and_is_never_rewarded() -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from repl_rl.errors import EngineError
 
@@ -85,6 +85,14 @@ class EngineSession(Protocol):
         Returns:
             How many ids it had sampled.
         """
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """An engine that can leave its memory to the trainer between rollouts."""
+
+    async def rest(self) -> None:
+        """Do so until a session is opened or weights are loaded; nothing while a session is open."""
 
 
 class Engine(Protocol):

@@ -20,7 +20,8 @@ from repl_rl.engine.gate import Gate
 from repl_rl.engine.limits import first_ids
 from repl_rl.engine.options import Drive, EngineOptions, read_model_folder
 from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
-from repl_rl.engine.vllm_setup import start, stop
+from repl_rl.engine.vllm_setup import refuse_unfit, start, stop
+from repl_rl.engine.vllm_sleep import Nap
 from repl_rl.errors import ConfigError, EngineDied, EngineError
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class VllmEngine:
         self._shapes = checkpoint_shapes(folder)
         self._shared = Shared(context_tokens, options.drive, Parameters(), Gate())
         self._open: set[VllmSession] = set()
+        self._nap = Nap(llm, options.sleep)
         self._free_seats = asyncio.Semaphore(self.max_sessions)
         self._names = count()
 
@@ -74,6 +76,7 @@ class VllmEngine:
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
         async with self._free_seats:
+            await self._nap.end()
             session = VllmSession(self._llm, str(next(self._names)), ids, sampling, self._shared)
             self._open.add(session)
             try:
@@ -81,6 +84,11 @@ class VllmEngine:
             finally:
                 self._open.remove(session)
                 await session.close()
+
+    async def rest(self) -> None:
+        """Leave the GPU's memory to others, with `sleep`, until a session is opened or weights are loaded."""
+        if not self._open:
+            await self._nap.begin()
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
@@ -91,6 +99,7 @@ class VllmEngine:
 
     async def _load(self, folder: Path) -> None:
         try:
+            await self._nap.end()
             for session in self._open:
                 await session.hang_up()
             await self._llm.collective_rpc("policy_reload", args=(str(folder),))
@@ -156,10 +165,11 @@ async def open_vllm(folder: Path, options: EngineOptions) -> AsyncIterator[VllmE
     """Start vLLM on the model in `folder`; its process is gone when the block ends.
 
     Raises:
-        ConfigError: the folder holds no model, or no context fits into the cache.
+        ConfigError: the folder holds no model, no context fits into the cache, or there is no GPU to sleep on.
         EngineError: vLLM did not start.
     """
     facts = read_model_folder(folder, options)
+    refuse_unfit(options)
     try:
         llm = await asyncio.to_thread(start, folder, facts, options)
     except Exception as error:

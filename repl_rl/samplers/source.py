@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from repl_rl.engine.base import Resting
 from repl_rl.samplers.runner import Rollouts
 from repl_rl.tasks import Task
 from repl_rl.trajectory import Trajectory
@@ -81,7 +82,11 @@ class RolloutThread:
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """One trajectory a task id, in order; the engine must hold the weights of `policy_step`."""
-        return self.sample([self._tasks[i] for i in task_ids])
+        trajectories = self.sample([self._tasks[i] for i in task_ids])
+        engine = self.rollouts.engine
+        if isinstance(engine, Resting):
+            self._thread.run(engine.rest())
+        return trajectories
 
     def sample(self, tasks: Sequence[Task], temperature: float = 1.0) -> Sequence[Trajectory]:
         """One trajectory a task, at `temperature` (0: greedy)."""

@@ -4,7 +4,6 @@ Each measurement runs in a process of its own, so that peak memory is its own. B
 rollouts (TRL's old log probabilities), form the loss and its gradients; neither takes the optimizer step.
 """
 
-import json
 import multiprocessing
 import random
 import tempfile
@@ -12,12 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 from typing import Literal
 
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
@@ -30,6 +29,8 @@ from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trajectory import Line, LineEnd, Observed, Prompt, Sampled, Stop, Trajectory
 
 Side = Literal["ours", "trl"]
+Gradients = dict[str, Tensor]
+"""The gradient of every weight, on the CPU."""
 PAD, EOS = 0, 1
 
 
@@ -67,64 +68,59 @@ class Cost:
     loss: float
 
 
-def bench_update(cases: Sequence[Case] = CASES, repeats: int = 3) -> list[dict[str, float | str]]:
+def bench_update(cases: Sequence[Case] = CASES, repeats: int = 2) -> list[dict[str, float | str]]:
     """Measure each case; a row a case with ratios of ours over TRL's, best of `repeats` for times."""
-    rows: list[dict[str, float | str]] = []
-    for case in cases:
-        ours, ours_gradient = _apart(case, "ours", repeats)
-        theirs, gradient = _apart(case, "trl", repeats)
-        rows.append(
-            {
-                **asdict(case),
-                "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-                "dtype": "float32",
-                "time_ratio": ours.update_s / theirs.update_s,
-                "loss_time_ratio": ours.loss_s / theirs.loss_s,
-                "memory_ratio": ours.peak_mib / theirs.peak_mib,
-                "max_abs_loss_diff": abs(ours.loss - theirs.loss),
-                "max_abs_gradient_diff": (ours_gradient - gradient).abs().max().item(),
-                "gradient_max": gradient.abs().max().item(),
-                **{f"ours_{key}": value for key, value in asdict(ours).items()},
-                **{f"trl_{key}": value for key, value in asdict(theirs).items()},
-            }
-        )
-    return rows
+    return [_row(case, repeats) for case in cases]
 
 
-def write(rows: Sequence[dict[str, float | str]], path: Path) -> None:
-    """Write the rows as a JSON list."""
-    path.write_text(json.dumps(rows, indent=1) + "\n")
+def _row(case: Case, repeats: int) -> dict[str, float | str]:
+    with tempfile.TemporaryDirectory() as folder:
+        ours, our_gradients = _apart(case, "ours", repeats, Path(folder))
+        theirs, gradients = _apart(case, "trl", repeats, Path(folder))
+    return {
+        **asdict(case),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "dtype": "float32",
+        "time_ratio": ours.update_s / theirs.update_s,
+        "loss_time_ratio": ours.loss_s / theirs.loss_s,
+        "memory_ratio": ours.peak_mib / theirs.peak_mib,
+        "max_abs_loss_diff": abs(ours.loss - theirs.loss),
+        "max_abs_gradient_diff": max((our_gradients[name] - g).abs().max().item() for name, g in gradients.items()),
+        "gradient_max": max(g.abs().max().item() for g in gradients.values()),
+        **{f"ours_{key}": value for key, value in asdict(ours).items()},
+        **{f"trl_{key}": value for key, value in asdict(theirs).items()},
+    }
 
 
-def _apart(case: Case, side: Side, repeats: int) -> tuple[Cost, Tensor]:
-    # A forked process finds everything imported; CUDA does not survive a fork.
-    start = SpawnProcess if torch.cuda.is_available() else ForkProcess
-    near, far = multiprocessing.Pipe(duplex=False)
-    process = start(target=_report, args=(case, side, repeats, far))
+def _apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+    # Neither CUDA nor PyTorch's threads survive a fork; the server that forks here uses neither, and has all imported.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    near, far = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(case, side, repeats, folder, far))
     process.start()
     far.close()
     try:
-        cost, gradient = near.recv()
+        cost = near.recv()
     finally:
         process.join()
-    return cost, torch.tensor(gradient)
+    return cost, load_file(folder / f"{side}.safetensors")
 
 
-def _report(case: Case, side: Side, repeats: int, pipe: Connection) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        cost, gradient = measure(case, side, repeats, Path(folder))
-    pipe.send((cost, gradient.tolist()))
+def _report(case: Case, side: Side, repeats: int, folder: Path, pipe: Connection) -> None:
+    cost, gradients = measure(case, side, repeats, folder)
+    save_file(gradients, folder / f"{side}.safetensors")
+    pipe.send(cost)
 
 
-def measure(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Tensor]:
-    """Cost of one side's update, and the gradient of the first layer's query weights as a witness."""
+def measure(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+    """Cost of one side's update, and its gradients."""
     model = _model(case)
     rollouts = _rollouts(case)
     trainer = _ours(model, rollouts, folder) if side == "ours" else _trl(model, rollouts, folder)
     trainer.current_gradient_accumulation_steps = 1
     update_s, loss_s = [], []
     before = _reset_peak()
-    peak = 0.0
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
         start = _clock()
@@ -133,10 +129,8 @@ def measure(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, T
         loss.backward()
         _wait()
         update_s.append(_clock() - start)
-        peak = max(peak, _peak() - before)
-        gradient = model.get_parameter("model.layers.0.self_attn.q_proj.weight").grad
-        assert gradient is not None
-        witness = gradient.flatten()[:4096].float().cpu().clone()
+    peak_mib = _peak() - before
+    gradients = {name: p.grad.float().cpu().clone() for name, p in model.named_parameters() if p.grad is not None}
     trainer.num_iterations = 2  # a step of several losses: each has to score its rows anew
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
@@ -144,7 +138,7 @@ def measure(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, T
         trainer._compute_loss(trainer.model, batch).backward()
         _wait()
         loss_s.append(_clock() - start)
-    return Cost(min(update_s), min(loss_s), peak, float(loss.detach())), witness
+    return Cost(min(update_s), min(loss_s), peak_mib, float(loss.detach())), gradients
 
 
 class _Replay:

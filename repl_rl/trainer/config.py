@@ -9,6 +9,9 @@ import torch
 
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
+from repl_rl.trainer.lora import require_peft
+from repl_rl.trainer.sinks import require_sinks
+from repl_rl.trainer.stops import StopPolicy
 
 with warnings.catch_warnings():
     # TRL judges the version of a vLLM that it will not use here.
@@ -60,10 +63,15 @@ class TrainerConfig:
     """Worth of a reward one line later, in (0, 1]; None: the estimator's default."""
     rewards: RewardTable = field(default_factory=RewardTable)
     """What a line earns for each status."""
-    line_reward: str = ""
-    """A function of yours, module:function, from a trajectory to one more reward a line; empty: none."""
+    line_rewards: tuple[str, ...] = ()
+    """Functions of yours, module:function or module:function=weight, from a trajectory to one more reward a line."""
+    potential: str = ""
+    """A function like those, from a trajectory to how promising the console is before each line, such as
+    repl_rl.rewards:broken=0.1; only its differences are paid, so it cannot be farmed. Empty: none."""
     fade_steps: int = 0
     """Steps over which line rewards fade to nothing, >= 0; 0: they stay."""
+    stops: StopPolicy = field(default_factory=StopPolicy)
+    """What the way in which a rollout ended means for learning."""
     logprob_tolerance: float | None = None
     """Largest gap of one log probability between sampler and trainer, nats, > 0; None: 1e-3 in float32, 1.0 in
     bfloat16, whose own rounding moves single tokens by tenths of a nat."""
@@ -71,15 +79,21 @@ class TrainerConfig:
     """Score only sampled tokens, once a step where that suffices; false: TRL's own passes, equal to it bit for bit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in training."""
+    checkpointing: bool = False
+    """Compute activations again for the gradient instead of keeping them: less memory, more time."""
+    lora_rank: int = 0
+    """Rank, >= 1, of low-rank adapters (PEFT) that are trained in place of the weights; 0: none."""
     save_every: int = 0
     """Steps between checkpoints to resume from, >= 0, one more at the end; 0: none."""
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    """Where figures and a table of rollouts go besides the run folder, each step; none: nowhere."""
     seed: int = 0
     """Seeds the order of tasks and PyTorch, >= 0."""
 
     def __post_init__(self) -> None:
         at_least = {
             "steps": 1, "prompts_per_step": 1, "micro_batch": 0, "warmup_steps": 0, "save_every": 0, "seed": 0,
-            "fade_steps": 0, "importance_cap": 1.0,
+            "fade_steps": 0, "lora_rank": 0, "importance_cap": 1.0,
         }  # fmt: skip
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
@@ -96,12 +110,15 @@ class TrainerConfig:
             raise ConfigError("line_weight", self.line_weight, "it must be at least 0")
         if self.discount is not None and not 0 < self.discount <= 1:
             raise ConfigError("discount", self.discount, "it must be above 0 and at most 1")
-        unused = {"line_reward": self.line_reward, "fade_steps": self.fade_steps}
+        unused = {"line_rewards": self.line_rewards, "potential": self.potential, "fade_steps": self.fade_steps}
         for name, value in unused.items():
             if value and self.estimator == "outcome":
                 raise ConfigError(
                     f"{name} with estimator 'outcome'", value, "that one ignores line rewards; leave it out"
                 )
+        if self.lora_rank:
+            require_peft(self.lora_rank)
+        require_sinks(self.report_to)
         if self.logprob_tolerance is not None and not self.logprob_tolerance > 0:
             raise ConfigError("logprob_tolerance", self.logprob_tolerance, "give nats above 0")
 
@@ -143,14 +160,16 @@ class TrainerConfig:
             vllm_importance_sampling_mode=self.importance if self.importance.startswith("token") else "token_truncate",
             vllm_importance_sampling_clip_max=self.importance_cap,
             bf16=self.dtype == "bfloat16",
-            gradient_checkpointing=False,
+            gradient_checkpointing=self.checkpointing,
             disable_dropout=True,
             seed=self.seed,
             save_strategy="steps" if self.save_every else "no",
             save_steps=self.save_every or 1,
             logging_steps=1,
             dataloader_pin_memory=torch.cuda.is_available(),
-            report_to="none",
+            report_to=list(self.report_to) or "none",
+            project="repl_rl",
+            run_name=out.resolve().parent.name,
             disable_tqdm=True,
             log_level="error",
         )

@@ -22,10 +22,23 @@ class Gap:
     """Largest absolute difference, nats."""
     after_observation: float
     """Mean absolute difference at the first token after something was observed, nats."""
+    elsewhere: float
+    """Mean absolute difference at the other tokens, nats."""
     ratio: float
     """Mean raw importance ratio of a token."""
     kept: float
     """Share of the tokens whose importance ratio was left as it is."""
+
+    def metrics(self) -> dict[str, float]:
+        """Names as in `metrics.jsonl`."""
+        return {
+            "logprob_gap_mean": self.mean,
+            "logprob_gap_max": self.max,
+            "logprob_gap_after_observation": self.after_observation,
+            "logprob_gap_elsewhere": self.elsewhere,
+            "importance_ratio": self.ratio,
+            "importance_kept": self.kept,
+        }
 
 
 def measure(delta: Tensor, lines: Tensor, raw: Tensor, used: Tensor, accelerator: Accelerator) -> Gap:
@@ -55,7 +68,8 @@ def measure(delta: Tensor, lines: Tensor, raw: Tensor, used: Tensor, accelerator
     tokens, total, _, firsts, first_total, ratio, kept = rows.sum(dim=0).tolist()
     share = 1 / max(tokens, 1)
     most = rows[:, 2].max().item()
-    return Gap(total * share, most, first_total / max(firsts, 1), ratio * share, kept * share)
+    after, elsewhere = first_total / max(firsts, 1), (total - first_total) / max(tokens - firsts, 1)
+    return Gap(total * share, most, after, elsewhere, ratio * share, kept * share)
 
 
 def raw_ratios(delta: Tensor, lines: Tensor, level: str) -> Tensor:

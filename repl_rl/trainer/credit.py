@@ -1,15 +1,15 @@
 """What each rollout of a group earned, and the advantages that follow from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from statistics import correlation, fmean
 
 from repl_rl.advantages import Advantages, Estimator, GroupRewards, faded
-from repl_rl.errors import InvariantError
-from repl_rl.rewards import LineReward, RewardTable, line_rewards, line_states
+from repl_rl.rewards import Potential, RewardTable, Weighted, line_rewards, line_states
 from repl_rl.store import LineCredit
-from repl_rl.trajectory import Trajectory
+from repl_rl.trainer.stops import StopPolicy
+from repl_rl.trajectory import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,14 @@ class Credit:
 
     estimator: Estimator
     table: RewardTable
-    extra: LineReward | None = None
-    """A user's reward function; None: the table and the sampler's rewards only."""
+    extras: tuple[Weighted, ...] = ()
+    """Reward functions of the user, beside the table and the sampler's rewards."""
+    potential: Potential | None = None
+    """None: no shaping by a potential."""
     fade_steps: int = 0
     """Steps over which line rewards fade to nothing; 0: they stay."""
+    stops: StopPolicy = field(default_factory=StopPolicy)
+    """Which stops are masked or penalised."""
 
     def share(self, step: int) -> float:
         """How much of the line rewards counts at a policy step, in [0, 1]."""
@@ -33,37 +37,40 @@ class Earned:
     """What one rollout brings to its group's baseline: little enough to send to every process."""
 
     task_id: str
-    outcome: float | None
-    rewards_L: tuple[float, ...]
-    states_L: tuple[str, ...]
+    prompt_key: str
+    outcome: float | None = None
+    rewards_L: tuple[float, ...] = ()
+    states_L: tuple[str, ...] = ()
+    tokens_L: tuple[int, ...] = ()
+    """Sampled tokens of each line."""
 
 
 def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
     """What a rollout brings to its group: nothing if it may not be trained on.
 
     Raises:
-        UserCodeError: the user's reward function broke its contract.
+        UserCodeError: a function of the user broke its contract.
     """
     if not trajectory.trainable:
-        return Earned(trajectory.task_id, None, (), ())
-    rewards_L = line_rewards(trajectory, credit.table, credit.extra)
-    return Earned(trajectory.task_id, trajectory.outcome, rewards_L, line_states(trajectory))
-
-
-def group_advantages(members: Sequence[Earned], credit: Credit, step: int) -> Advantages:
-    """Advantages of one group at a policy step, a row a rollout.
-
-    Raises:
-        InvariantError: the rollouts are of several tasks.
-    """
-    if len({member.task_id for member in members}) != 1:
-        raise InvariantError(f"a group holds tasks {[m.task_id for m in members]}; a group shares one task")
-    group = GroupRewards(
-        tuple(m.outcome for m in members),
-        tuple(m.rewards_L for m in members),
-        tuple(m.states_L for m in members),
+        return Earned(trajectory.task_id, trajectory.prompt_key)
+    return Earned(
+        trajectory.task_id,
+        trajectory.prompt_key,
+        trajectory.outcome,
+        line_rewards(trajectory, credit.table, credit.extras, credit.potential),
+        line_states(trajectory),
+        tuple(len(line.token_ids) for line in trajectory.lines),
     )
-    return faded(credit.estimator, group, credit.share(step))
+
+
+def group_advantages(group: Group[Earned], credit: Credit, step: int) -> Advantages:
+    """Advantages of one group at a policy step, a row a rollout."""
+    rewards = GroupRewards(
+        tuple(m.outcome for m in group.members),
+        tuple(m.rewards_L for m in group.members),
+        tuple(m.states_L for m in group.members),
+    )
+    return faded(credit.estimator, rewards, credit.share(step))
 
 
 def line_credit(
@@ -88,9 +95,50 @@ def shaping_metrics(earned: Sequence[Earned]) -> dict[str, float]:
     pairs = [(sum(e.rewards_L), e.outcome) for e in earned if e.outcome is not None]
     absolute = sum(abs(reward) for e in earned if e.outcome is not None for reward in e.rewards_L)
     outcomes = sum(abs(outcome) for _, outcome in pairs)
-    varies = len({shaping for shaping, _ in pairs}) > 1 and len({outcome for _, outcome in pairs}) > 1
     return {
         "shaping_mean": fmean(shaping for shaping, _ in pairs) if pairs else 0.0,
         "shaping_share": absolute / (absolute + outcomes) if absolute else 0.0,
-        "shaping_correlation": correlation(*zip(*pairs, strict=True)) if varies else 0.0,
+        "shaping_correlation": _correlation(pairs),
     }
+
+
+def length_metrics(groups: Sequence[Group[Earned]], advantages: Sequence[Advantages]) -> dict[str, float]:
+    """Whether long rollouts are paid for being long: sampled tokens of rollouts, as distances to their group's mean.
+
+    `length_outcome_correlation` and `length_advantage_correlation` are their correlations with the outcome and with the
+    mean advantage of a token, also as distances to the group's mean, so that hard tasks with long solutions do not
+    count; 0 where one of them does not vary. `length_drift` is the mean of those distances weighted by advantage, in
+    tokens: above 0 the update pushes towards longer rollouts, whatever the reason.
+    """
+    graded: list[tuple[float, float]] = []
+    credited: list[tuple[float, float]] = []
+    for group, rows in zip(groups, advantages, strict=True):
+        members = [(m, _mean_of_tokens(m, row)) for m, row in zip(group.members, rows, strict=True) if m.tokens_L]
+        graded += _centred([(sum(m.tokens_L), m.outcome) for m, _ in members if m.outcome is not None])
+        credited += _centred([(sum(m.tokens_L), advantage) for m, advantage in members])
+    weight = sum(abs(advantage) for _, advantage in credited)
+    return {
+        "length_outcome_correlation": _correlation(graded),
+        "length_advantage_correlation": _correlation(credited),
+        "length_drift": sum(tokens * advantage for tokens, advantage in credited) / weight if weight else 0.0,
+    }
+
+
+def _mean_of_tokens(member: Earned, advantages_L: Sequence[float]) -> float:
+    return sum(a * n for a, n in zip(advantages_L, member.tokens_L, strict=True)) / sum(member.tokens_L)
+
+
+def _centred(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if not pairs:
+        return []
+    x, y = (fmean(column) for column in zip(*pairs, strict=True))
+    return [(a - x, b - y) for a, b in pairs]
+
+
+def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Pearson's correlation; 0 where one of both does not vary."""
+    columns = list(zip(*pairs, strict=True))
+    # Equal numbers may differ from their own mean in the last bit.
+    if not columns or any(max(column) - min(column) < 1e-9 for column in columns):
+        return 0.0
+    return correlation(*columns)

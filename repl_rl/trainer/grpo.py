@@ -6,49 +6,35 @@ What is TRL's stays TRL's: the loop, the loss, the importance-sampling correctio
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repl_rl.batch import columns, line_numbers, widen
-from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
+from repl_rl.errors import ConfigError, WeightSyncError
 from repl_rl.store import LineCredit
+from repl_rl.tasks import Curriculum, assigned
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
 from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
-from repl_rl.trainer.credit import Credit, Earned, earned_by, group_advantages, line_credit, shaping_metrics
-from repl_rl.trainer.scoring import Scores, install, score_rows
-from repl_rl.trainer.source import RolloutSource, save_weights
-from repl_rl.trajectory import Stop, Trajectory
-
-CUT = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_CLOCK})
-"""Stops that a budget decided, not the policy."""
-
-
-class Sync:
-    """Stands where TRL expects its vLLM: TRL calls `sync_weights` whenever it would refresh its own engine."""
-
-    def __init__(self, trainer: "ReplGRPOTrainer", source: RolloutSource, folder: Path) -> None:
-        self.trainer = trainer
-        self.source = source
-        self.folder = folder
-        self.elapsed_s = 0.0
-        """Wall clock of all syncs so far."""
-
-    def sync_weights(self) -> None:
-        """Hand the current weights to the rollout source; on every process, from the main process's folder."""
-        start = time.perf_counter()
-        accelerator = self.trainer.accelerator
-        state = accelerator.get_state_dict(self.trainer.model_wrapped)
-        if accelerator.is_main_process:
-            save_weights(state, self.folder)
-        # Also the barrier that keeps the others from reading before it is written.
-        (folder,) = broadcast_object_list([str(self.folder)])
-        self.source.load_weights(Path(folder), self.trainer.state.global_step)
-        self.elapsed_s += time.perf_counter() - start
+from repl_rl.trainer.credit import (
+    Credit,
+    Earned,
+    earned_by,
+    group_advantages,
+    length_metrics,
+    line_credit,
+    shaping_metrics,
+)
+from repl_rl.trainer.scoring import Scores, install, packs, score_rows
+from repl_rl.trainer.source import RolloutSource, check_rollouts
+from repl_rl.trainer.stops import CUT
+from repl_rl.trainer.sync import Sync
+from repl_rl.trajectory import Group, Trajectory
 
 
 class ReplGRPOTrainer(GRPOTrainer):
@@ -57,7 +43,8 @@ class ReplGRPOTrainer(GRPOTrainer):
     The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them. `weights` is an existing
     folder through which weights travel to `source`, on every process from the main one's. With `fast`, log
     probabilities come from `scoring` (equal to TRL's up to rounding); without, from TRL's own pass (equal bit for bit).
-    `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`.
+    `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`. A `curriculum` of these
+    tasks chooses those of each step in TRL's place.
 
     Raises:
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, or there are fewer
@@ -76,6 +63,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         weights: Path,
         fast: bool = True,
         importance: str = "token_truncate",
+        curriculum: Curriculum | None = None,
     ) -> None:
         refuse_unfit(args, fast)
         needed = args.generation_batch_size // args.num_generations
@@ -96,19 +84,29 @@ class ReplGRPOTrainer(GRPOTrainer):
         self.tolerance = tolerance
         self.fast = fast
         self.importance = importance
+        self.curriculum = curriculum
         if fast:
-            install(self.accelerator.unwrap_model(self.model))
+            bare = self.accelerator.unwrap_model(self.model)
+            bare = bare.get_base_model() if is_peft_model(bare) else bare
+            install(bare)
+            self._packed = packs(bare)
         # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.
         self.use_vllm = True
         self.vllm_generation = Sync(self, source, weights)
         self._last_loaded_step = -1
-        self.trajectories: tuple[Trajectory, ...] = ()
-        """The rollouts of this process in the step at hand."""
-        self.gap = Gap(0.0, 0.0, 0.0, 1.0, 1.0)
         self.rollout_s = 0.0
         """Wall clock of all rollouts so far."""
-        self.shaping: dict[str, float] = {}
-        """How line rewards stand to outcomes in the step at hand, over all processes."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """What the step at hand holds, before anything of it is known."""
+        self.trajectories: tuple[Trajectory, ...] = ()
+        """The rollouts of this process, as they were played."""
+        self._learned: tuple[Trajectory, ...] = ()
+        """The same, as training sees them: see `StopPolicy`."""
+        self.gap = Gap(0.0, 0.0, 0.0, 0.0, 1.0, 1.0)
+        self.credit_metrics: dict[str, float] = {}
+        """How line rewards stand to outcomes, and lengths to both, over all processes."""
         self._credit: list[tuple[Sequence[float], Sequence[float]]] = []
         self._logprobs = torch.zeros(0, 0)
         self._advantages = torch.zeros(0, 0)
@@ -122,10 +120,14 @@ class ReplGRPOTrainer(GRPOTrainer):
     def _rollout(self, task_ids: list[str], _: GRPOTrainer) -> dict[str, object]:
         start = time.perf_counter()
         step = self.state.global_step
+        if self.curriculum is not None:
+            place = self.accelerator.process_index, self.accelerator.num_processes
+            task_ids = list(assigned(self.curriculum, task_ids, self.num_generations, *place))
         self.trajectories = tuple(self.source.collect(task_ids, step))
         self.rollout_s += time.perf_counter() - start
         check_rollouts(self.trajectories, task_ids, step)
-        rows = columns(self.trajectories, self._tokenizer.pad_token_id)
+        self._learned = tuple(map(self.credit.stops.learned, self.trajectories))
+        rows = columns(self._learned, self._tokenizer.pad_token_id)
         width = max(len(ids) for ids in rows.completion_ids)
         self._advantages = self._line_advantages(width).to(self.accelerator.device)
         return {
@@ -133,7 +135,7 @@ class ReplGRPOTrainer(GRPOTrainer):
             "completion_ids": rows.completion_ids,
             "logprobs": rows.logprobs,
             "env_mask": rows.mask,
-            "trajectory": list(self.trajectories),
+            "trajectory": list(self._learned),
         }
 
     def _line_advantages(self, width: int) -> Tensor:
@@ -141,22 +143,24 @@ class ReplGRPOTrainer(GRPOTrainer):
 
         TRL spreads a group over processes, so what each rollout earned is gathered before any baseline is formed.
         """
-        earned: list[Earned] = gather_object([earned_by(t, self.credit) for t in self.trajectories])
-        rows: list[tuple[float, ...]] = []
-        for start in range(0, len(earned), self.num_generations):
-            members = earned[start : start + self.num_generations]
-            rows.extend(group_advantages(members, self.credit, self.state.global_step))
-        self.shaping = shaping_metrics(earned)
-        first = self.accelerator.process_index * len(self.trajectories)
-        mine = rows[first : first + len(self.trajectories)]
-        rewards = [e.rewards_L for e in earned[first : first + len(self.trajectories)]]
-        self._credit = list(zip(rewards, mine, strict=True))
-        values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, self.trajectories, strict=True)]
-        return widen(values, self.trajectories, width)
+        earned: list[Earned] = gather_object([earned_by(t, self.credit) for t in self._learned])
+        size = self.num_generations
+        groups = [Group(tuple(earned[start : start + size])) for start in range(0, len(earned), size)]
+        advantages = [group_advantages(group, self.credit, self.state.global_step) for group in groups]
+        self.credit_metrics = {**shaping_metrics(earned), **length_metrics(groups, advantages)}
+        if self.curriculum is not None:
+            self.credit_metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
+            self.curriculum.record((e.task_id, e.outcome) for e in earned if e.outcome is not None)
+        first = self.accelerator.process_index * len(self._learned)
+        here = slice(first, first + len(self._learned))
+        mine = [row for rows in advantages for row in rows][here]
+        self._credit = list(zip([e.rewards_L for e in earned[here]], mine, strict=True))
+        values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, self._learned, strict=True)]
+        return widen(values, self._learned, width)
 
     def line_credit(self) -> list[tuple[LineCredit, ...]]:
         """What each line of this process's rollouts was worth in the step at hand."""
-        rows = zip(self.trajectories, self._credit, self._logprobs.tolist(), strict=True)
+        rows = zip(self._learned, self._credit, self._logprobs.tolist(), strict=True)
         return [line_credit(t, *credit, logprobs[: len(t.completion_ids)]) for t, credit, logprobs in rows]
 
     def _generate(self, prompts: list[str]) -> tuple[object, ...]:
@@ -191,7 +195,7 @@ class ReplGRPOTrainer(GRPOTrainer):
 
     def _correct(self, batch: dict[str, Tensor]) -> None:
         """Measure the gap, and put ratios of lines or sequences in the place of TRL's ratios of tokens if asked to."""
-        lines = line_numbers(self.trajectories, batch["completion_ids"].size(1)).to(batch["completion_ids"].device)
+        lines = line_numbers(self._learned, batch["completion_ids"].size(1)).to(batch["completion_ids"].device)
         self._logprobs = batch["old_per_token_logps"].float().cpu()
         delta = (batch["old_per_token_logps"].float() - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
         level, _, how = self.importance.partition("_")
@@ -228,16 +232,18 @@ class ReplGRPOTrainer(GRPOTrainer):
 
     def _fast_scores(self, model: torch.nn.Module, input_ids: Tensor, attention: Tensor) -> Scores:
         """Score a batch, the first time of a step all of it, then only rows that have an advantage to learn from."""
-        sampled = (line_numbers(self.trajectories, self._advantages.size(1)) >= 0).to(input_ids.device)
+        sampled = (line_numbers(self._learned, self._advantages.size(1)) >= 0).to(input_ids.device)
         learning = self._advantages.any(dim=1)
         # A loss needs some row with gradients, and each process needs one, or the others wait for it.
         learning[sampled.sum(dim=1).argmin()] = True
-        per_pass = TOKENS_PER_PASS[input_ids.device.type == "cpu"]
+        score = partial(
+            score_rows, tokens_per_pass=TOKENS_PER_PASS[input_ids.device.type == "cpu"], packed=self._packed
+        )
         if self._rows is None:
             model = self.model_wrapped
-            scores = score_rows(model, input_ids, attention, sampled, (~learning).nonzero()[:, 0], per_pass)
+            scores = score(model, input_ids, attention, sampled, (~learning).nonzero()[:, 0])
             with torch.set_grad_enabled(self._one_pass):
-                learned = score_rows(model, input_ids, attention, sampled, learning.nonzero()[:, 0], per_pass)
+                learned = score(model, input_ids, attention, sampled, learning.nonzero()[:, 0])
                 self._scores = Scores(scores.logprobs + learned.logprobs, scores.entropies + learned.entropies)
             return Scores(self._scores.logprobs.detach(), self._scores.entropies)
         rows = self._rows
@@ -245,7 +251,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         if self._one_pass:
             return known
         fresh_rows = learning[rows].nonzero()[:, 0]
-        fresh = score_rows(model, input_ids, attention, sampled[rows], fresh_rows, per_pass)
+        fresh = score(model, input_ids, attention, sampled[rows], fresh_rows)
         again = learning[rows, None]
         return Scores(
             torch.where(again, fresh.logprobs, known.logprobs.detach()),
@@ -265,24 +271,6 @@ class ReplGRPOTrainer(GRPOTrainer):
 
 TOKENS_PER_PASS = {True: 2048, False: 16384}
 """Tokens that rows of like length share a forward pass up to: on CPU (True), where small passes stay in cache."""
-
-
-def check_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], step: int) -> None:
-    """Hold a rollout source to its contract.
-
-    Raises:
-        InvariantError: other tasks than asked for.
-        WeightSyncError: a rollout of another policy step.
-    """
-    got = [t.task_id for t in trajectories]
-    if got != list(task_ids):
-        raise InvariantError(f"the rollout source gave tasks {got} for {list(task_ids)}; give one rollout an entry")
-    for t in trajectories:
-        if t.policy_step != step:
-            raise WeightSyncError(
-                f"rollout {t.id} was sampled at policy step {t.policy_step} while the trainer is at {step}; the "
-                "rollout source did not take the last weights"
-            )
 
 
 def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:

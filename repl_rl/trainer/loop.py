@@ -20,14 +20,17 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.advantages import estimator
+from repl_rl.advantages import discount_of, estimator
 from repl_rl.errors import ConfigError
 from repl_rl.metrics import describe
-from repl_rl.rewards import line_reward
+from repl_rl.rewards import Potential, line_reward
 from repl_rl.store import LineCredit
+from repl_rl.tasks import Curriculum
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.credit import Credit
 from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.lora import adapted, whole
+from repl_rl.trainer.sinks import PREFIX, Sinks
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord, weights_folder
 from repl_rl.trajectory import Trajectory
 
@@ -40,12 +43,15 @@ def train(
     config: TrainerConfig,
     out: Path,
     on_step: OnStep,
+    curriculum: Curriculum | None = None,
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
-    `model` is a folder or a loaded model, which is then trained in place. Checkpoints to resume from are
+    `model` is a folder or a loaded model, which is then trained in place. With a `curriculum` of the tasks, it chooses
+    those of each step by the outcomes so far; else they come in TRL's random order. Checkpoints to resume from are
     `out/checkpoint-<step>`, at every `config.save_every` steps and at the last. Whatever `on_step` or `source` raises
-    ends training and rises from here.
+    ends training and rises from here. With `config.lora_rank`, `out/final` has the adapters merged into its weights,
+    `out/adapter` holds them alone, and so do checkpoints.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
@@ -56,22 +62,34 @@ def train(
     # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
     disable_progress_bar()
+    args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")))
+    policy = load_model(model, config) if isinstance(model, Path) else model
     with weights_folder() as weights:
         trainer = ReplGRPOTrainer(
-            model=load_model(model, config) if isinstance(model, Path) else model,
+            model=adapted(policy, config.lora_rank, config.seed) if config.lora_rank else policy,
             tokenizer=tokenizer,
             task_ids=task_ids,
             source=source,
-            args=config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1"))),
+            args=args,
             credit=credit,
             tolerance=config.tolerance,
             weights=weights,
             fast=config.fast,
             importance=config.importance,
+            curriculum=curriculum,
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Reporter(trainer, on_step))
+        sinks = Sinks(trainer, out.parent)
+        trainer.add_callback(Reporter(trainer, on_step, sinks))
+        sinks.join()
         trainer.train()
+    return _save(trainer, out, adapters=config.lora_rank > 0)
+
+
+def _save(trainer: ReplGRPOTrainer, out: Path, adapters: bool) -> Path:
+    if adapters:
+        accelerator = trainer.accelerator
+        trainer.model = whole(accelerator.unwrap_model(trainer.model), out / "adapter", accelerator.is_main_process)
     trainer.save_model(str(out / "final"))
     return out / "final"
 
@@ -82,11 +100,16 @@ def credit_of(config: TrainerConfig) -> Credit:
     Raises:
         ConfigError: an estimator or a reward function cannot be found, or an option has no effect.
     """
+    potential = None
+    if config.potential:
+        potential = Potential(line_reward(config.potential), discount_of(config.estimator, config.discount))
     return Credit(
         estimator(config.estimator, line_weight=config.line_weight, discount=config.discount),
         config.rewards,
-        line_reward(config.line_reward) if config.line_reward else None,
+        tuple(map(line_reward, config.line_rewards)),
+        potential,
         config.fade_steps,
+        config.stops,
     )
 
 
@@ -106,12 +129,19 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
 
 
 class Reporter(TrainerCallback):
-    """Turns TRL's log of a step into a `StepRecord` and hands it on."""
+    """Turns TRL's log of a step into a `StepRecord` and hands it on; its figures join the log, for the sinks."""
 
-    def __init__(self, trainer: ReplGRPOTrainer, on_step: OnStep) -> None:
+    def __init__(self, trainer: ReplGRPOTrainer, on_step: OnStep, sinks: Sinks) -> None:
         self.trainer = trainer
         self.on_step = on_step
+        self.sinks = sinks
         self._mark = (0.0, 0.0, 0.0)
+        self._first_line_tokens = 0.0
+
+    def _drift(self, line_tokens: float) -> float:
+        """Growth of the mean line since the first step that had lines, as a share of it."""
+        self._first_line_tokens = self._first_line_tokens or line_tokens
+        return line_tokens / self._first_line_tokens - 1 if self._first_line_tokens else 0.0
 
     def _clocks(self) -> tuple[float, float, float]:
         return time.perf_counter(), self.trainer.rollout_s, self.trainer.vllm_generation.elapsed_s
@@ -135,7 +165,7 @@ class Reporter(TrainerCallback):
         # Each process has its part of the step; the record tells of the whole.
         trajectories: list[Trajectory] = gather_object(list(self.trainer.trajectories))
         credit: list[tuple[LineCredit, ...]] = gather_object(self.trainer.line_credit())
-        gap = self.trainer.gap
+        described = describe(trajectories)
         metrics = {
             "loss": logs["loss"],
             "grad_norm": logs["grad_norm"],
@@ -143,18 +173,19 @@ class Reporter(TrainerCallback):
             "entropy": logs["entropy"],
             "clip_share": logs.get("clip_ratio/region_mean", 0.0),
             "zero_variance_groups": logs["frac_reward_zero_std"],
-            "logprob_gap_mean": gap.mean,
-            "logprob_gap_max": gap.max,
-            "logprob_gap_after_observation": gap.after_observation,
-            "importance_ratio": gap.ratio,
-            "importance_kept": gap.kept,
+            **self.trainer.gap.metrics(),
             "rollout_s": rollout_s,
             "sync_s": sync_s,
             "update_s": wall_s - rollout_s - sync_s,
-            **self.trainer.shaping,
-            **describe(trajectories),
+            **self.trainer.credit_metrics,
+            **self.trainer.credit.stops.rates(trajectories),
+            **described,
+            "line_tokens_drift": self._drift(described["line_tokens_mean"]),
         }
         if state.is_world_process_zero:
-            self.on_step(StepRecord(state.global_step, metrics, tuple(credit)), trajectories)
+            record = StepRecord(state.global_step, metrics, tuple(credit))
+            self.on_step(record, trajectories)
+            self.sinks.send_table(record, trajectories)
+        logs.update({f"{PREFIX}{name}": value for name, value in metrics.items()})
         # What the caller does with the record is not the next step's time.
         self._mark = self._clocks()

@@ -3,7 +3,8 @@
 TRL's pass runs over rows padded to the longest prompt and the longest completion, and on CPU projects every position
 to the vocabulary. Here rows lose their padding and whatever follows their last sampled token, rows of like length
 share a forward pass, and only the positions that predict a sampled token meet the vocabulary, in tiles: no tensor of
-shape (T, vocabulary) exists.
+shape (T, vocabulary) exists. Where attention can tell rows apart by their positions (FlashAttention), the rows of a
+pass are laid end to end, so that not even the padding between rows of like length is left.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ SCALINGS = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_h
 class Scorer(Protocol):
     """A policy, wrapped or not, after `install`."""
 
-    def __call__(self, *, input_ids: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, *, input_ids: Tensor, sampled: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Scores:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Teach the model a second way to be called: `model(input_ids=(b, S), sampled=(b, S) bool)`.
+    """Teach the model a second way to be called: `model(input_ids=(b, S), sampled=(b, S) bool, position_ids=None)`.
 
     It returns the log probabilities and entropies of the marked tokens, both (N,), rows first. It goes through the
     model's `forward`, so that wrappers (DDP, FSDP) see it.
@@ -59,16 +60,22 @@ def install(model: PreTrainedModel) -> None:
     def forward(self: PreTrainedModel, *args: object, sampled: Tensor | None = None, **kwargs: object) -> object:
         if sampled is None:
             return original(*args, **kwargs)
-        return _score(self, kwargs["input_ids"], sampled)
+        return _score(self, kwargs["input_ids"], sampled, kwargs.get("position_ids"))
 
     model.forward = MethodType(forward, model)
 
 
-def _score(model: PreTrainedModel, input_ids: object, sampled: Tensor) -> tuple[Tensor, Tensor]:
+def packs(model: PreTrainedModel) -> bool:
+    """True when the model's attention tells rows laid end to end apart by their positions, at no cost."""
+    return "flash" in str(model.config.get_text_config()._attn_implementation)
+
+
+def _score(model: PreTrainedModel, input_ids: object, sampled: Tensor, positions: object) -> tuple[Tensor, Tensor]:
     assert isinstance(input_ids, Tensor)
     # Rows are padded on the right, so under a causal mask padding reaches no real token and needs no mask of its own.
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
-    wanted = sampled[:, 1:]
+    rows = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False).last_hidden_state
+    # Nor does a row predict the next one's first token where they lie end to end: that one was not sampled.
+    hidden, wanted = rows[:, :-1], sampled[:, 1:]
     head = model.get_output_embeddings()
     chosen = hidden[wanted]
     columns = max(512, TILE_CPU // max(len(chosen), 1)) if chosen.device.type == "cpu" else TILE_GPU
@@ -79,7 +86,13 @@ def _score(model: PreTrainedModel, input_ids: object, sampled: Tensor) -> tuple[
 
 
 def score_rows(
-    model: Scorer, input_ids: Tensor, attention: Tensor, sampled: Tensor, rows: Tensor, tokens_per_pass: int
+    model: Scorer,
+    input_ids: Tensor,
+    attention: Tensor,
+    sampled: Tensor,
+    rows: Tensor,
+    tokens_per_pass: int,
+    packed: bool = False,
 ) -> Scores:
     """Score the sampled tokens of some rows of a padded batch.
 
@@ -89,6 +102,7 @@ def score_rows(
         sampled: (B, T) bool.
         rows: indices of the rows to score; the others are 0 in the result.
         tokens_per_pass: rows share a forward pass up to about this many tokens.
+        packed: lay the rows of a pass end to end; see `packs`.
     """
     size, width = sampled.shape
     logprobs = torch.zeros(size * width, device=input_ids.device)
@@ -99,12 +113,15 @@ def score_rows(
     end = whole.size(1) - whole.flip(1).int().argmax(dim=1)
     lengths = torch.where(whole.any(dim=1), end - first, 1)
     for bucket in buckets(rows, lengths, tokens_per_pass):
-        columns = first[bucket, None] + torch.arange(int(lengths[bucket].max()), device=input_ids.device)
-        inside = columns < (first + lengths)[bucket, None]
-        columns = columns.clamp(max=input_ids.size(1) - 1)
+        positions = torch.arange(int(lengths[bucket].max()), device=input_ids.device).expand(len(bucket), -1)
+        inside = positions < lengths[bucket, None]
+        columns = (first[bucket, None] + positions).clamp(max=input_ids.size(1) - 1)
         marked = whole[bucket].gather(1, columns) & inside
-        some_logprobs, some_entropies = model(input_ids=input_ids[bucket].gather(1, columns), sampled=marked)
         flat = (bucket[:, None] * width + columns - (input_ids.size(1) - width))[marked]
+        ids = input_ids[bucket].gather(1, columns)
+        if packed:
+            ids, marked, positions = ids[inside][None], marked[inside][None], positions[inside][None]
+        some_logprobs, some_entropies = model(input_ids=ids, sampled=marked, position_ids=positions if packed else None)
         logprobs = logprobs.index_copy(0, flat, some_logprobs.float())
         entropies = entropies.index_copy(0, flat, some_entropies.detach().float())
     return Scores(logprobs.view(size, width), entropies.view(size, width))

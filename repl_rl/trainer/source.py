@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from safetensors.torch import save_file
 
+from repl_rl.errors import InvariantError, WeightSyncError
 from repl_rl.store import LineCredit
 from repl_rl.trajectory import Trajectory
 
@@ -80,3 +81,21 @@ def save_weights(state: dict[str, torch.Tensor], folder: Path) -> None:
         if seen.setdefault(tensor.data_ptr(), name) == name:
             unique[name] = tensor.detach().contiguous()
     save_file(unique, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def check_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], step: int) -> None:
+    """Hold a rollout source to its contract.
+
+    Raises:
+        InvariantError: other tasks than asked for.
+        WeightSyncError: a rollout of another policy step.
+    """
+    got = [t.task_id for t in trajectories]
+    if got != list(task_ids):
+        raise InvariantError(f"the rollout source gave tasks {got} for {list(task_ids)}; give one rollout an entry")
+    for t in trajectories:
+        if t.policy_step != step:
+            raise WeightSyncError(
+                f"rollout {t.id} was sampled at policy step {t.policy_step} while the trainer is at {step}; the "
+                "rollout source did not take the last weights"
+            )

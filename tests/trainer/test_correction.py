@@ -66,6 +66,7 @@ def test_the_gap_counts_sampled_tokens_only_and_tells_those_after_an_observation
     assert gap.mean == pytest.approx(0.2)
     assert gap.max == pytest.approx(0.4)
     assert gap.after_observation == pytest.approx(0.4)
+    assert gap.elsewhere == pytest.approx((0.1 + 0.2 + 0.0 + 0.3) / 4)
     assert gap.ratio == pytest.approx(sum(math.exp(d) for d in (0.1, -0.2, 0.4, 0.0, -0.3)) / 5)
     assert gap.kept == pytest.approx(4 / 5)
 

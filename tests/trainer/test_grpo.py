@@ -18,7 +18,7 @@ from repl_rl.advantages import ESTIMATORS, GroupRewards, estimator
 from repl_rl.batch import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.rewards import RewardTable, line_rewards, line_states
-from repl_rl.trainer import Credit, ReplGRPOTrainer, RolloutSource, TrainerConfig
+from repl_rl.trainer import Credit, ReplGRPOTrainer, RolloutSource, TrainerConfig, credit_of
 from repl_rl.trainer.config import Importance
 from repl_rl.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from tests.trainer.policies import (
@@ -53,7 +53,12 @@ class Gradients(TrainerCallback):
 
 
 def make(
-    model: PreTrainedModel, source: RolloutSource, config: TrainerConfig, out: Path, tasks: Sequence[str] = TASKS
+    model: PreTrainedModel,
+    source: RolloutSource,
+    config: TrainerConfig,
+    out: Path,
+    tasks: Sequence[str] = TASKS,
+    credit: Credit | None = None,
 ) -> ReplGRPOTrainer:
     weights = out / "weights"
     weights.mkdir(parents=True, exist_ok=True)
@@ -63,9 +68,7 @@ def make(
         task_ids=tasks,
         source=source,
         args=config.grpo_args(out),
-        credit=Credit(
-            estimator(config.estimator, line_weight=config.line_weight, discount=config.discount), config.rewards
-        ),
+        credit=credit or credit_of(config),
         tolerance=config.tolerance,
         weights=weights,
         fast=config.fast,

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -107,7 +108,8 @@ def test_tied_weights_are_written_once_under_their_first_name(tmp_path: Path) ->
     (lambda: replace(SMALL, learning_rate=0.0), "learning_rate is 0.0; it must be above 0"),
     (lambda: replace(SMALL, logprob_tolerance=0.0), "logprob_tolerance is 0.0"),
     (lambda: replace(SMALL, importance_cap=0.5), "importance_cap is 0.5"),
-    (lambda: replace(SMALL, line_reward="a:b"), "line_reward with estimator 'outcome' is 'a:b'"),
+    (lambda: replace(SMALL, line_rewards=("a:b",)), r"line_rewards with estimator 'outcome' is \('a:b',\)"),
+    (lambda: replace(SMALL, potential="a:b"), "potential with estimator 'outcome' is 'a:b'"),
     (lambda: replace(SMALL, fade_steps=9), "fade_steps with estimator 'outcome' is 9"),
     (lambda: replace(SMALL, estimator="process", discount=1.5), "discount is 1.5"),
 ])  # fmt: skip
@@ -121,7 +123,8 @@ def test_a_setting_out_of_range_is_refused_with_its_name_and_value(
 @pytest.mark.parametrize(("config", "message"), [
     (replace(SMALL, estimator="nonsense"), "estimator is 'nonsense'"),
     (replace(SMALL, line_weight=0.5), "line_weight with estimator 'outcome'"),
-    (replace(SMALL, estimator="two_stream", line_reward="nowhere:f"), "line_reward is 'nowhere:f'"),
+    (replace(SMALL, estimator="two_stream", line_rewards=("nowhere:f",)), "line reward is 'nowhere:f'"),
+    (replace(SMALL, estimator="two_stream", potential="json:loads=x"), "line reward is 'json:loads=x'"),
     (replace(SMALL, micro_batch=4), "micro_batch is 4; it must divide"),
     (replace(SMALL, prompts_per_step=7), "tasks is 6; a step takes 7"),
 ])  # fmt: skip
@@ -148,7 +151,7 @@ def shaping(t: Trajectory) -> list[float]:
 def test_shaping_is_reported_beside_the_outcome_and_fades(tmp_path: Path) -> None:
     model = tiny_model()
     seen: list[dict[str, float]] = []
-    config = replace(SMALL, estimator="two_stream", line_reward=f"{__name__}:shaping", fade_steps=1)
+    config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:shaping",), fade_steps=1)
     source = SampledSource(copy.deepcopy(model))
     train(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
     assert seen[0]["shaping_mean"] != 0.0
@@ -157,6 +160,21 @@ def test_shaping_is_reported_beside_the_outcome_and_fades(tmp_path: Path) -> Non
     credit = Credit(estimator("two_stream"), config.rewards, fade_steps=4)
     assert [credit.share(step) for step in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
     assert Credit(estimator("two_stream"), config.rewards).share(9) == 1.0
+
+
+def test_every_figure_of_a_step_is_in_the_specification_and_lengths_drift_from_the_first(tmp_path: Path) -> None:
+    model = tiny_model()
+    seen: list[dict[str, float]] = []
+    train(
+        model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path,
+        lambda r, t: seen.append(r.metrics),
+    )  # fmt: skip
+    page = (Path(__file__).parents[2] / "docs" / "specification.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page))
+    assert seen[0].keys() <= named
+    first, second = (m["line_tokens_mean"] for m in seen)
+    assert [m["line_tokens_drift"] for m in seen] == [0.0, pytest.approx(second / first - 1)]
+    assert first != second
 
 
 def lying(group: object) -> list[list[float]]:

@@ -1,0 +1,102 @@
+"""Where a step's figures go besides the run folder: TRL's `report_to`, with our names and a table of rollouts."""
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from transformers import Trainer
+from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
+
+from repl_rl.errors import ConfigError
+from repl_rl.store import marked, printable
+from repl_rl.trainer.source import StepRecord
+from repl_rl.trajectory import Trajectory
+
+SINKS = ("tensorboard", "trackio", "wandb")
+PREFIX = "repl_rl/"
+"""Before each name of `metrics.jsonl`. TRL puts `train/` before that, as before its own names."""
+TABLE = "train/repl_rl/rollouts"
+COLUMNS = ("step", "task", "prompt", "completion", "stop", "outcome", "reward")
+TABLE_ROWS = 16
+"""Rollouts of a step in its table: the first ones. `trajectories/` has all."""
+TEXT_CHARS = 4000
+"""Characters of a prompt or completion in a table; the rest is left out, with a mark."""
+
+
+def require_sinks(names: Sequence[str]) -> None:
+    """Refuse sinks that cannot be had.
+
+    Raises:
+        ConfigError: a sink is not known or not installed.
+    """
+    for name in names:
+        if name not in SINKS:
+            raise ConfigError("report_to", name, f"choose among {', '.join(SINKS)}")
+        if find_spec(name) is None:
+            raise ConfigError("report_to", name, f"it is not installed: pip install {name}")
+
+
+class Sinks:
+    """TRL's callbacks for `report_to`, out of the trainer until `join` puts them behind whoever adds to its log."""
+
+    def __init__(self, trainer: Trainer, folder: Path) -> None:
+        """`folder` is where TensorBoard's files go, unless TENSORBOARD_LOGGING_DIR names another."""
+        self._trainer = trainer
+        self._names: list[str] = trainer.args.report_to
+        self._callbacks = [trainer.pop_callback(kind) for kind in get_reporting_integration_callbacks(self._names)]
+        self._boards = [callback for callback in self._callbacks if isinstance(callback, TensorBoardCallback)]
+        for board in self._boards:
+            board.logging_dir = board.logging_dir or str(folder / "tensorboard")
+        if "wandb" in self._names:
+            os.environ.setdefault("WANDB_PROJECT", trainer.args.project)
+
+    def join(self) -> None:
+        """Let the sinks have what is logged from now on."""
+        for callback in self._callbacks:
+            self._trainer.add_callback(callback)
+
+    def send_table(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        """Send the first rollouts of a step."""
+        rows = table(record, trajectories) if self._names else []
+        for board in self._boards:
+            board.tb_writer.add_text(TABLE, "\n\n".join(map(_markdown, rows)), record.step)
+        for name in ("trackio", "wandb"):
+            if name in self._names:
+                _log_table(name, rows, record.step)
+
+
+def table(record: StepRecord, trajectories: Sequence[Trajectory]) -> list[list[str | float | None]]:
+    """Rows of `COLUMNS`. `reward` is the sum of the line rewards; None: nothing was learned from it."""
+    credit = record.credit or ((),) * len(trajectories)
+    pairs = list(zip(trajectories, credit, strict=True))[:TABLE_ROWS]
+    return [
+        [
+            record.step,
+            printable(t.task_id),
+            _cut(printable(t.prompt.text)),
+            _cut(marked(t)),
+            t.stop.value,
+            t.outcome,
+            sum(line.reward for line in row) if row else None,
+        ]
+        for t, row in pairs
+    ]
+
+
+def _log_table(name: str, rows: list[list[str | float | None]], step: int) -> None:
+    sink = import_module(name)  # trackio and wandb have these names in common
+    sink.log({TABLE: sink.Table(columns=list(COLUMNS), data=rows), "train/global_step": step})
+
+
+def _markdown(row: Sequence[str | float | None]) -> str:
+    """A row for TensorBoard: texts are indented, so that nothing in them is markup."""
+    facts = dict(zip(COLUMNS, row, strict=True))
+    head = ", ".join(f"{name} {facts[name]}" for name in ("stop", "outcome", "reward"))
+    text = f"{facts['task']}: {head}\n{facts['prompt']}{facts['completion']}"
+    return "\n".join(f"    {line}" for line in text.split("\n"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]} [... {len(text) - TEXT_CHARS} more characters]"

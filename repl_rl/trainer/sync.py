@@ -1,0 +1,33 @@
+"""The trainer's weights on their way to the rollout source."""
+
+import time
+from pathlib import Path
+
+from accelerate.utils import broadcast_object_list
+
+from repl_rl.trainer.config import GRPOTrainer
+from repl_rl.trainer.lora import merged
+from repl_rl.trainer.source import RolloutSource, save_weights
+
+
+class Sync:
+    """Stands where TRL expects its vLLM: TRL calls `sync_weights` whenever it would refresh its own engine."""
+
+    def __init__(self, trainer: GRPOTrainer, source: RolloutSource, folder: Path) -> None:
+        self.trainer = trainer
+        self.source = source
+        self.folder = folder
+        self.elapsed_s = 0.0
+        """Wall clock of all syncs so far."""
+
+    def sync_weights(self) -> None:
+        """Hand the current weights to the rollout source; on every process, from the main process's folder."""
+        start = time.perf_counter()
+        accelerator = self.trainer.accelerator
+        state = accelerator.get_state_dict(self.trainer.model_wrapped)
+        if accelerator.is_main_process:
+            save_weights(merged(state, accelerator.unwrap_model(self.trainer.model_wrapped)), self.folder)
+        # Also the barrier that keeps the others from reading before it is written.
+        (folder,) = broadcast_object_list([str(self.folder)])
+        self.source.load_weights(Path(folder), self.trainer.state.global_step)
+        self.elapsed_s += time.perf_counter() - start

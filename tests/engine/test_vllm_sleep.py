@@ -1,0 +1,59 @@
+"""vLLM sleeps between rollouts and is awake whenever it is needed. What sleep frees on a GPU is not tested here."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from repl_rl.engine import EngineOptions, open_engine
+from repl_rl.engine.vllm_sleep import Nap
+from repl_rl.errors import ConfigError
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def sleep(self, level: int) -> None:
+        await asyncio.sleep(0)
+        self.calls.append(f"sleep {level}")
+
+    async def wake_up(self) -> None:
+        await asyncio.sleep(0)
+        self.calls.append("wake")
+
+
+def test_it_falls_asleep_once_and_wakes_once_however_many_sessions_open() -> None:
+    llm = Recorder()
+
+    async def step() -> None:
+        nap = Nap(llm, wanted=True)
+        await nap.end()
+        await nap.begin()
+        await nap.begin()
+        await asyncio.gather(*(nap.end() for _ in range(8)))
+        await nap.begin()
+
+    asyncio.run(step())
+    assert llm.calls == ["sleep 1", "wake", "sleep 1"]
+
+
+def test_without_the_option_it_never_sleeps() -> None:
+    llm = Recorder()
+
+    async def step() -> None:
+        nap = Nap(llm, wanted=False)
+        await nap.begin()
+        await nap.end()
+
+    asyncio.run(step())
+    assert llm.calls == []
+
+
+def test_on_cpu_it_is_refused_before_anything_starts(policy_folder: Path) -> None:
+    async def opened() -> None:
+        async with open_engine("vllm", model=policy_folder, options=EngineOptions(sleep=True)):
+            pass
+
+    with pytest.raises(ConfigError, match="sleep is True; there is no GPU"):
+        asyncio.run(opened())

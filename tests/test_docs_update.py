@@ -1,0 +1,68 @@
+"""docs/update.md: its settings are accepted, its functions work, and its figures are those of the published run."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import VERBS
+from repl_rl.cli.arguments import parse
+from repl_rl.cli.train import TrainConfig
+from repl_rl.rewards import RewardTable, line_rewards
+from repl_rl.trainer import credit_of
+from repl_rl.trajectory import LineStatus
+from tests.test_rewards import ran, rollout
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "update.md").read_text()
+SCRIPT = ROOT / "benchmarks" / "update.py"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = blocks("python")
+    (tmp_path / "shaping.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    configs = []
+    for number, text in enumerate(blocks("toml")):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(text)
+        configs.append(parse(TrainConfig, "train", ["--config", str(file)]).trainer)
+    credit, potential, stops, memory = (credit_of(config) for config in configs)
+    sys.modules.pop("shaping")
+    assert configs[3].lora_rank == 16
+    assert memory.stops.mask == ()
+    assert (stops.stops.mask, stops.stops.penalise) == (("wall_clock",), ("max_lines", "line_too_long"))
+    t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
+    assert line_rewards(t, RewardTable(), credit.extras) == pytest.approx((0.05, -0.05))
+    assert line_rewards(t, RewardTable(), (), potential.potential) == pytest.approx((0.0, -0.1))
+
+
+def test_the_commands_of_the_page_exist() -> None:
+    for line in "".join(blocks("sh")).splitlines():
+        program, what = line.split()[:2]
+        assert what in VERBS if program == "repl-rl" else (ROOT / what).is_file()
+
+
+def test_the_figures_of_the_page_are_those_of_the_published_run_and_stand_nowhere_else() -> None:
+    names: dict[str, object] = {"__file__": str(SCRIPT), "__name__": "update"}
+    exec(SCRIPT.read_text(), names)
+    block, rows = names["block"], json.loads((ROOT / "docs" / "update.json").read_text())
+    assert callable(block)
+    generated = f"{names['BEGIN']}{block(rows)}{names['END']}"
+    assert generated in PAGE
+    assert not re.search(r"\d+(\.\d+)?(x|%| ?s| ?MiB)\b", PAGE.replace(generated, ""))
+
+
+def test_the_published_update_keeps_its_promise() -> None:
+    for row in json.loads((ROOT / "docs" / "update.json").read_text()):
+        assert row["time_ratio"] <= 0.5
+        assert row["memory_ratio"] <= 0.15
+        assert row["max_abs_loss_diff"] <= 1e-5
+        assert row["max_abs_gradient_diff"] <= 1e-5

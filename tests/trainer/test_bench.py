@@ -1,0 +1,37 @@
+"""The bench of the update: both sides compute the same, and a row says what was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from repl_rl.trainer.bench import CASES, Case, bench_update, measure
+
+SMALL = Case(vocab=512, observed_share=0.5, tokens=64, hidden=32, layers=1)
+
+
+def test_the_cases_are_those_of_large_vocabularies_and_long_rollouts() -> None:
+    assert [(case.vocab, case.observed_share, case.tokens) for case in CASES] == [
+        (32_768, 0.5, 2048), (32_768, 0.8, 2048), (151_936, 0.5, 2048), (151_936, 0.8, 2048),
+    ]  # fmt: skip
+
+
+def test_both_sides_have_the_same_loss_and_the_same_gradient_of_every_weight(tmp_path: Path) -> None:
+    ours, our_gradients = measure(SMALL, "ours", 1, tmp_path)
+    theirs, gradients = measure(SMALL, "trl", 1, tmp_path)
+    assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
+    assert our_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=0, atol=1e-5)
+        assert gradient.abs().max() > 1e-4, f"{name} is of a size at which 1e-5 says something"
+
+
+@pytest.mark.heavy
+def test_a_row_holds_ratios_of_time_and_memory_measured_in_processes_of_their_own() -> None:
+    (row,) = json.loads(json.dumps(bench_update([Case(vocab=32_768, observed_share=0.8, tokens=512)], repeats=1)))
+    assert (row["vocab"], row["observed_share"]) == (32_768, 0.8)
+    assert 0 < row["time_ratio"] < 0.65
+    assert 0 < row["memory_ratio"] < 0.3
+    assert row["max_abs_loss_diff"] < 1e-5
+    assert row["max_abs_gradient_diff"] < 1e-5

@@ -1,0 +1,76 @@
+"""Policies that farm, played for real: no line of theirs is worth more than an honest one's of equal outcome."""
+
+import asyncio
+from collections.abc import Sequence
+from statistics import fmean
+
+import pytest
+
+from repl_rl.metrics import describe
+from repl_rl.trainer import TrainerConfig, credit_of
+from repl_rl.trainer.credit import earned_by, group_advantages, shaping_metrics
+from repl_rl.trajectory import Group, Stop, Trajectory
+from tests.worlds import TASK, world
+
+HONEST = ["x = 6 * 7\n", "x\n", "submit_final_answer({answer})\n"]
+FARMS = {
+    "prints": ["print('working')\n", "x = 6 * 7\n", "print(x)\n", "print(x)\n", "print('done')\n",
+               "submit_final_answer({answer})\n"],
+    "trivial lines": ["\n", "# think\n", "pass\n", "0\n", "1\n", "x = 6 * 7\n", "submit_final_answer({answer})\n"],
+    "try/except": ["try:\n", "  x = 6 * 7\n", "except Exception:\n", "  pass\n", "\n",
+                   "submit_final_answer({answer})\n"],
+}  # fmt: skip
+INDICATORS = {"prints": "print_spam_rate", "trivial lines": "void_line_rate", "try/except": "try_rate"}
+MATES = (["6 *\n", "submit_final_answer(0)\n"], ["1 / 0\n", "submit_final_answer(42)\n"])
+"""Two more rollouts of the group, an error in each."""
+
+
+def played(lines: Sequence[str], answer: str = "") -> Trajectory:
+    (trajectory,) = asyncio.run(world([line.format(answer=answer) for line in lines]).collect([TASK]))
+    assert trajectory.stop is Stop.ANSWERED
+    return trajectory
+
+
+def advantages(group: Sequence[Trajectory], estimator: str, step: int = 0) -> list[tuple[float, ...]]:
+    credit = credit_of(TrainerConfig(estimator=estimator))
+    earned = tuple(earned_by(t, credit) for t in group)
+    return list(group_advantages(Group(earned), credit, step))
+
+
+def mean_of_tokens(t: Trajectory, advantages_L: Sequence[float]) -> float:
+    return fmean(a for a, line in zip(advantages_L, t.lines, strict=True) for _ in line.token_ids)
+
+
+@pytest.mark.parametrize("estimator", [TrainerConfig().estimator, "outcome", "return_to_go"])
+@pytest.mark.parametrize("answer", ["42", "41"])
+@pytest.mark.parametrize("farm", FARMS)
+def test_farming_gains_nothing_over_an_honest_rollout_of_equal_outcome(farm: str, answer: str, estimator: str) -> None:
+    honest, farmed = played(HONEST, answer), played(FARMS[farm], answer)
+    assert honest.outcome == farmed.outcome == float(answer == "42")
+    assert len(farmed.lines) > len(honest.lines)
+    mine, theirs, *_ = advantages([honest, farmed, *map(played, MATES)], estimator)
+    assert mean_of_tokens(farmed, theirs) <= mean_of_tokens(honest, mine) + 1e-6
+    assert max(theirs) <= max(mine) + 1e-6, "no line of the farm is worth more than the best honest one"
+
+
+@pytest.mark.parametrize("farm", FARMS)
+def test_farming_shows_in_the_indicators(farm: str) -> None:
+    honest, farmed = describe([played(HONEST, "42")]), describe([played(FARMS[farm], "42")])
+    assert honest[INDICATORS[farm]] == 0.0
+    assert farmed[INDICATORS[farm]] >= 1 / 3
+
+
+def test_print_spam_is_printing_what_was_printed_or_what_computes_nothing() -> None:
+    lines = ["y = 'a'\n", "print(y)\n", "print(y, 1)\n", "print(y)\n", "print('a', 2)\n", "submit_final_answer(1)\n"]
+    figures = describe([played(lines)])
+    assert figures["print_rate"] == pytest.approx(4 / 6)
+    assert figures["print_spam_rate"] == pytest.approx(2 / 6), "the repeated print, and that of literals"
+
+
+def test_paid_shaping_shows_as_a_share_of_the_return_and_as_its_correlation_with_the_outcome() -> None:
+    credit = credit_of(TrainerConfig())
+    group = [played(HONEST, "42"), played(HONEST, "41"), *map(played, MATES)]
+    metrics = shaping_metrics([earned_by(t, credit) for t in group])
+    assert metrics["shaping_mean"] == pytest.approx(-0.2 / 4)
+    assert metrics["shaping_share"] == pytest.approx(0.2 / (0.2 + 2.0))
+    assert metrics["shaping_correlation"] == pytest.approx(0.0), "one error solved, one did not"

@@ -1,0 +1,107 @@
+"""Low-rank adapters: only they are trained, and everybody else sees whole weights."""
+
+import copy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from repl_rl.errors import ConfigError
+from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer.lora import adapted, merged
+from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
+from tests.trainer.test_grpo import TASKS
+from tests.trainer.test_loop import ignore
+
+CONFIG = TrainerConfig(
+    steps=3, prompts_per_step=2, group_size=3, warmup_steps=0, learning_rate=0.02, lora_rank=4, save_every=3
+)
+
+
+@pytest.mark.parametrize(("fast", "checkpointing"), [(True, True), (False, False)])
+def test_the_sampler_gets_merged_weights_and_the_final_folder_holds_them(
+    fast: bool, checkpointing: bool, tmp_path: Path
+) -> None:
+    start = tiny_model()
+    source = SampledSource(copy.deepcopy(start))
+    config = replace(CONFIG, fast=fast, checkpointing=checkpointing)
+    seen: list[StepRecord] = []
+    model = copy.deepcopy(start)
+    final = train(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r))
+    gaps = [record.metrics["logprob_gap_max"] for record in seen]
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-3, "the sampler follows the policy"
+    whole = AutoModelForCausalLM.from_pretrained(final)
+    moved = [name for name, p in whole.named_parameters() if not torch.equal(p, start.get_parameter(name))]
+    assert {name.split(".")[-2] for name in moved} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+    for folder in (tmp_path / "adapter", tmp_path / "checkpoint-3"):
+        alone = PeftModel.from_pretrained(copy.deepcopy(start), str(folder))
+        ids = torch.arange(3, 20)[None]
+        torch.testing.assert_close(alone(ids).logits, whole(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_merged_weights_are_those_of_the_adapted_model_which_stays_as_it_is() -> None:
+    plain = tiny_model()
+    names = set(plain.state_dict())
+    model = adapted(copy.deepcopy(plain), 2, seed=0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(std=0.1)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    state = merged(model.state_dict(), model)
+    assert set(state) == names
+    plain.load_state_dict(state)
+    ids = torch.arange(3, 20)[None]
+    torch.testing.assert_close(plain(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+def test_a_model_without_adapters_is_its_own_merged_state() -> None:
+    model = tiny_model()
+    state = model.state_dict()
+    assert merged(state, model) is state
+
+
+def test_without_peft_adapters_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"lora_rank is 4; .*pip install 'repl_rl\[lora\]'"):
+        TrainerConfig(lora_rank=4)
+
+
+def test_adapters_are_drawn_from_the_seed_and_change_nothing_at_first(tmp_path: Path) -> None:
+    ids = torch.arange(3, 20)[None]
+    plain = tiny_model()
+    one, same, other = (adapted(copy.deepcopy(plain), 2, seed) for seed in (0, 0, 1))
+    assert torch.equal(one(ids).logits, plain(ids).logits)
+    drawn = [{n: p for n, p in m.named_parameters() if "lora_A" in n} for m in (one, same, other)]
+    assert all(torch.equal(p, drawn[1][name]) for name, p in drawn[0].items())
+    assert not any(torch.equal(p, drawn[2][name]) for name, p in drawn[0].items())
+
+
+def test_checkpointing_gives_the_same_weights(tmp_path: Path) -> None:
+    start = tiny_model()
+    trained = []
+    for checkpointing in (False, True):
+        model = copy.deepcopy(start)
+        config = replace(CONFIG, lora_rank=0, steps=1, save_every=0, checkpointing=checkpointing)
+        calls = 0
+
+        def count(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        model.model.layers[0].register_forward_hook(count)
+        out = tmp_path / str(checkpointing)
+        train(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(start)), config, out, ignore)
+        trained.append((model, calls))
+    (plain, once), (recomputed, more) = trained
+    for p, q in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    assert more > once, "activations were computed again"
