@@ -1,23 +1,29 @@
-"""Promises of `repl_rl.coldstart`: demonstrations, transcripts, tokenizer, fine-tuning and the bundled policy."""
+"""Promises of `repl_rl.coldstart`: demonstrations, tokenizer, a fresh policy, and the bundled policy made of them."""
 
 import asyncio
 import hashlib
+import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, WARM, Mix, plan
-from repl_rl.coldstart.sft import SftConfig, example, sft
-from repl_rl.coldstart.transcripts import Transcript, Turn, play, read_transcripts, write_transcripts
+from repl_rl.cli import main
+from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, MIXES, WARM, Mix, Plan, plan
+from repl_rl.coldstart.fenced import fenced_plan
+from repl_rl.coldstart.played import PROTOCOLS, Course, demonstrations, played
+from repl_rl.coldstart.verified import Tally
 from repl_rl.coldstart.vocabulary import make_tokenizer
 from repl_rl.errors import ConfigError
 from repl_rl.judges import grade
 from repl_rl.renderer import Renderer
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.tasks import EASY, FAMILIES, HARD, Split, Task, sketch, split_of
+from repl_rl.store import read
+from repl_rl.tasks import BUILTIN, EASY, FAMILIES, GRADED, HARD, Split, sketch, split_of, task_of
+from repl_rl.trajectory import LineStatus, Observed, Stop, Trajectory
 
 ALL = (*EASY, *HARD)
 POLICY = Path(__file__).parent.parent / "repl_rl" / "policies" / "quickstart"
@@ -30,119 +36,208 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return Renderer.from_folder(folder)
 
 
-def executed(family: str, mix: Mix, seed: int) -> tuple[Transcript, str]:
+def demonstrated(course: Course, renderer: Renderer, tally: Tally | None = None) -> list[Trajectory]:
+    counts = tally or Tally()
+
+    async def collect() -> list[Trajectory]:
+        return [t async for t in demonstrations(course, InProcessSandbox(), renderer, counts, 4)]
+
+    return asyncio.run(collect())
+
+
+def written(t: Trajectory) -> list[str]:
+    return [line.text for line in t.lines]
+
+
+def shown(t: Trajectory) -> list[str]:
+    return [segment.text for segment in t.segments if isinstance(segment, Observed)]
+
+
+def learned(t: Trajectory, renderer: Renderer) -> str:
+    return renderer.decode([i for i, own in zip(t.completion_ids, t.loss_mask, strict=True) if own])
+
+
+def one(family: str, seed: int, mix: Mix, renderer: Renderer, protocol: str = "line") -> tuple[Trajectory | None, str]:
     """A demonstration of one problem, and the problem's answer."""
     rng = random.Random(seed)
     drawn = sketch(family, rng)
-    return asyncio.run(play(drawn.question, plan(drawn, mix, rng), InProcessSandbox())), drawn.answer
+    planned = PROTOCOLS[protocol].plan(drawn, mix, rng)
+    course = Course((family,), mix, 1, protocol=protocol)
+    t = asyncio.run(played(task_of(family, drawn), planned, course, InProcessSandbox(), renderer))
+    return t, drawn.answer
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_clean_demonstration_ends_in_the_right_answer_copied_from_the_console(family: str) -> None:
-    for seed in range(25):
-        transcript, answer = executed(family, CLEAN, seed)
-        *_, looked, submitted = transcript.turns
-        echo = looked.observed.removesuffix(">>> ").strip()
-        assert submitted.line == f"submit_final_answer({echo})\n"
-        assert submitted.observed == ""
-        assert grade(Task("t", transcript.question, answer), echo) == 1.0
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("family", [*FAMILIES, *(f for f in GRADED if not f.startswith("algebra"))])
+def test_every_clean_demonstration_ends_in_the_right_answer_copied_from_what_was_printed(
+    family: str, protocol: str, renderer: Renderer
+) -> None:
+    for seed in range(6):
+        t, answer = one(family, seed, CLEAN, renderer, protocol)
+        assert t is not None
+        assert t.answer is not None
+        assert grade(task_of(family, sketch(family, random.Random(seed))), t.answer) == 1.0
+        assert (t.answer, t.outcome) == (answer, None)
+        assert t.answer in shown(t)[-1]
+        assert {e.status for e in t.executions} <= {LineStatus.OK, LineStatus.INCOMPLETE, LineStatus.ANSWERED}
 
 
-def test_a_branch_looks_at_the_value_before_it_writes_the_branch() -> None:
+def test_a_line_demonstration_looks_then_submits_what_it_saw(renderer: Renderer) -> None:
+    t, _ = one("variables", 3, CLEAN, renderer)
+    assert t is not None
+    assert (t.stop, t.policy_step, set(t.logprobs_T())) == (Stop.ANSWERED, 0, {0.0})
+    *_, submitted = written(t)
+    assert submitted == f"submit_final_answer({shown(t)[-1].removesuffix(chr(10) + '>>> ')})\n"
+    pieces = [s.text if isinstance(s, Observed) else s.lines[0].text for s in t.segments]
+    assert t.completion_ids == tuple(i for piece in pieces for i in renderer.encode(piece))
+    assert learned(t, renderer) == "".join(written(t))
+
+
+def test_a_branch_looks_at_the_value_before_it_writes_the_branch(renderer: Renderer) -> None:
     for seed in range(10):
-        transcript, _ = executed("branch", CLEAN, seed)
-        name = transcript.question.split()[1]
-        assert [turn.line for turn in transcript.turns][1] == f"{name}\n"
-        assert transcript.turns[1].observed[0].isdigit()
+        t, _ = one("branch", seed, CLEAN, renderer)
+        assert t is not None
+        assert written(t)[1] == f"{t.prompt.text.split()[1]}\n"
+        assert shown(t)[1][0].isdigit()
+        fenced, _ = one("branch", seed, CLEAN, renderer, "fenced")
+        assert fenced is not None
+        assert len(fenced.lines) == 3
 
 
-def test_the_cold_mix_mostly_guesses_and_its_errors_are_real() -> None:
-    transcripts = [executed(ALL[seed % len(ALL)], COLD, seed)[0] for seed in range(400)]
-    guesses = sum(len(t.turns) == 1 and not t.gives_up for t in transcripts) / 400
-    refused = [t for t in transcripts if any("Error: " in turn.observed for turn in t.turns)]
-    recovered = [t for t in refused if any("Error: " not in u.observed and u.observed[:1] not in ">" for u in t.turns)]
+def test_a_fenced_demonstration_is_blocks_then_a_boxed_answer_and_the_end_token(renderer: Renderer) -> None:
+    t, answer = one("join", 1, CLEAN, renderer, "fenced")
+    assert t is not None
+    block, final = t.lines
+    assert block.text.startswith("```python\ns = ")
+    assert block.text.endswith("\nprint(s.upper())\n```")
+    assert shown(t) == [f"\n```output\n{answer}\n```\n"]
+    assert final.text == f"\\boxed{{{answer}}}"
+    assert final.token_ids[-1] in renderer.eos_ids
+    assert (t.stop, t.prompt.text.endswith(".\n")) == (Stop.EOS, True)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_cold_mix_mostly_guesses_and_its_errors_are_real(protocol: str, renderer: Renderer) -> None:
+    tally = Tally()
+    made = demonstrated(Course(ALL, COLD, 400, 5, protocol), renderer, tally)
+    assert (tally.whole, tally.dropped.total()) == (400, 0)
+    guesses = sum(len(t.lines) == 1 and t.answer is not None for t in made) / 400
+    refused = [t for t in made if any(e.status.is_error for e in t.executions)]
+    recovered = [t for t in refused if t.answer is not None and t.answer in "".join(shown(t)) and len(t.lines) > 2]
     assert 0.45 < guesses < 0.65
-    assert 0.15 < len(refused) / 400 < 0.35
+    assert 0.10 < len(refused) / 400 < 0.35
     assert recovered
-    assert any(t.gives_up for t in transcripts)
+    assert any(t.stop is Stop.EOS and t.answer is None and t.lines[-1].token_ids[0] in renderer.eos_ids for t in made)
 
 
-def test_a_surprise_shows_what_the_question_does_not_tell_and_only_its_submission_is_learned(
-    renderer: Renderer,
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_surprise_shows_what_the_question_does_not_tell_and_only_its_answer_is_learned(
+    protocol: str, renderer: Renderer
 ) -> None:
     differing = 0
-    for seed in range(50):
-        transcript, answer = executed(ALL[seed % len(ALL)], Mix(guess=0.0, mistake=0.0, surprise=1.0), seed)
-        *given, submitted = transcript.turns
-        echo = given[-1].observed.removesuffix(">>> ").strip()
-        assert "Error" not in echo
-        assert submitted.line == f"submit_final_answer({echo})\n"
-        made = example(transcript, renderer)
-        learned = tuple(i for i, own in zip(made.token_ids, made.sampled, strict=True) if own)
-        assert renderer.decode(learned) == submitted.line
-        differing += grade(Task("t", transcript.question, answer), echo) == 0.0
-    assert differing > 35
+    for seed in range(40):
+        t, answer = one(ALL[seed % len(ALL)], seed, Mix(guess=0.0, mistake=0.0, surprise=1.0), renderer, protocol)
+        assert t is not None
+        assert "Error" not in t.prompt.text
+        assert len(t.lines) == 1
+        assert t.answer is not None
+        assert t.answer in t.prompt.text
+        assert renderer.decode(t.prompt.token_ids) == t.prompt.text
+        assert re.match(r"submit_final_answer\(.*\)\n|\\boxed\{.*\}", t.lines[0].text)
+        differing += t.answer != answer
+    assert differing > 28
 
 
 def test_the_shares_of_every_mix_sum_to_one_and_the_good_path_is_never_absent() -> None:
-    for mix in (CLEAN, WARM, COLD):
+    for mix in MIXES.values():
         assert mix.guess + mix.mistake + mix.surprise + mix.good == pytest.approx(1.0)
         assert mix.good > 0.1
+    assert MIXES["warm"] == WARM
 
 
 def test_no_plan_contains_an_answer_that_was_not_looked_at() -> None:
-    for seed in range(200):
+    for seed in range(100):
         rng = random.Random(seed)
         drawn = sketch(ALL[seed % len(ALL)], rng)
         assert plan(drawn, CLEAN, rng).lines[-1] == f"submit_final_answer({ECHO})\n"
+        assert fenced_plan(drawn, CLEAN, rng).lines[-1] == f"\\boxed{{{ECHO}}}"
 
 
-def test_demonstrations_never_show_a_held_out_question_and_equal_seeds_give_equal_files(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        asyncio.run(write_transcripts(tmp_path / name, InProcessSandbox(), ALL, COLD, 200, 7))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    transcripts = list(read_transcripts(tmp_path / "a"))
-    assert len(transcripts) == 200
-    assert {split_of(t.question) for t in transcripts} == {Split.TRAIN}
+def test_demonstrations_never_show_a_held_out_question_and_equal_seeds_give_equal_ones(renderer: Renderer) -> None:
+    first, again = (demonstrated(Course(ALL, COLD, 100, 7), renderer) for _ in range(2))
+    assert [(t.id, t.prompt, t.completion_ids) for t in first] == [(t.id, t.prompt, t.completion_ids) for t in again]
+    assert len({t.id for t in first}) == 100
+    questions = [t.prompt.text.split("\n")[0] for t in first]
+    assert {split_of(question) for question in questions} == {Split.TRAIN}
+    assert [t.task_id.split("-")[0] for t in first[:10]] == list(ALL)
 
 
-def test_a_file_gives_back_what_was_played(tmp_path: Path) -> None:
-    mix = Mix(guess=0.2, mistake=0.4, surprise=0.4)
-    asyncio.run(write_transcripts(tmp_path / "t", InProcessSandbox(), ALL, mix, 150, 3))
-    read = list(read_transcripts(tmp_path / "t"))
-    rng = random.Random("3/transcripts")
-    for n, transcript in enumerate(read):
-        drawn = sketch(ALL[n % len(ALL)], rng, Split.TRAIN)
-        assert transcript == asyncio.run(play(drawn.question, plan(drawn, mix, rng), InProcessSandbox()))
-    assert any(t.given for t in read)
-    assert any(t.gives_up for t in read)
+_BLOCK = "```python\n{}\n```"
 
 
-def test_a_bad_transcripts_file_is_refused_with_its_line(tmp_path: Path) -> None:
-    asyncio.run(write_transcripts(tmp_path / "t", InProcessSandbox(), ALL, CLEAN, 1, 0))
-    with (tmp_path / "t").open("a") as file:
-        file.write('{"question": "q"}\n')
-    with pytest.raises(ConfigError, match=r"t:2 is .*each line is one transcript: KeyError\('turns'\)"):
-        list(read_transcripts(tmp_path / "t"))
-    with pytest.raises(ConfigError, match="absent"):
-        list(read_transcripts(tmp_path / "absent"))
+@pytest.mark.parametrize(
+    ("protocol", "planned"),
+    [
+        ("line", Plan((f"submit_final_answer({ECHO})\n",))),
+        ("line", Plan(("1/0\n", f"submit_final_answer({ECHO})\n"))),
+        ("line", Plan(("x = 1\n",))),
+        ("line", Plan(("exit()\n",))),
+        ("line", Plan(("submit_final_answer(1)\n",), end_token=True)),
+        ("fenced", Plan((_BLOCK.format("1 + 1"), f"\\boxed{{{ECHO}}}"), end_token=True)),
+        ("fenced", Plan((_BLOCK.format("1/0"), f"\\boxed{{{ECHO}}}"), end_token=True)),
+    ],
+)
+def test_what_goes_another_way_than_planned_is_no_demonstration(
+    protocol: str, planned: Plan, renderer: Renderer
+) -> None:
+    drawn = sketch("count", random.Random(0))
+    course = Course(("count",), CLEAN, 1, protocol=protocol)
+    assert asyncio.run(played(task_of("count", drawn), planned, course, InProcessSandbox(), renderer)) is None
 
 
-def test_an_example_is_encoded_piece_by_piece_and_only_lines_are_sampled(renderer: Renderer) -> None:
-    transcript = Transcript("Compute 1 + 1.", (Turn("1 + 1\n", "2\n>>> "), Turn("submit_final_answer(2)\n", "")), False)
-    made = example(transcript, renderer)
-    pieces = ("Compute 1 + 1.\n>>> ", "1 + 1\n", "2\n>>> ", "submit_final_answer(2)\n")
-    assert made.token_ids == tuple(i for piece in pieces for i in renderer.encode(piece))
-    own = tuple(i for i, sampled in zip(made.token_ids, made.sampled, strict=True) if sampled)
-    assert own == renderer.encode(pieces[1]) + renderer.encode(pieces[3])
+def test_a_course_that_cannot_be_given_is_refused() -> None:
+    with pytest.raises(ConfigError, match="number of demonstrations is 0"):
+        Course(ALL, CLEAN, 0)
+    with pytest.raises(ConfigError, match="protocol is 'xml'; choose one of line, fenced"):
+        Course(ALL, CLEAN, 1, protocol="xml")
 
 
 def test_giving_up_trains_the_end_token_and_nothing_else_does(renderer: Renderer) -> None:
-    turns = (Turn("x\n", "NameError: name 'x' is not defined\n>>> "),)
-    given_up = example(Transcript("q", turns, True), renderer)
-    assert given_up.token_ids[-1] in renderer.eos_ids
-    assert given_up.sampled[-1]
-    assert not renderer.eos_ids & set(example(Transcript("q", turns, False), renderer).token_ids)
+    drawn = sketch("count", random.Random(0))
+    course = Course(("count",), CLEAN, 1)
+    planned = Plan(("x\n",), end_token=True)
+    given_up = asyncio.run(played(task_of("count", drawn), planned, course, InProcessSandbox(), renderer))
+    assert given_up is not None
+    assert given_up.completion_ids[-1] in renderer.eos_ids
+    assert given_up.loss_mask[-1]
+    answered, _ = one("count", 0, CLEAN, renderer)
+    assert answered is not None
+    assert not renderer.eos_ids & set(answered.completion_ids)
+
+
+def test_the_verb_demonstrates_fenced_code_and_refuses_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["transcripts", "--from-tasks", "builtin:count", "builtin:dates/2", "--sandbox", "inprocess"]
+    assert main([*flags, "--protocol", "fenced", "--count", "12", "--out", str(tmp_path / "t")]) == 0
+    made = list(read(tmp_path / "t" / "trajectories"))
+    assert [t.task_id.split("-")[0] for t in made] == ["count", "dates"] * 6
+    assert main([*flags, "--max-tokens", "64", "--count", "12", "--out", str(tmp_path / "u")]) == 0
+    assert json.loads((tmp_path / "u" / "transcripts.json").read_text())["packages"] == {
+        "builtin:count builtin:dates/2": {"kept": 6, "kept_whole": 6, "kept_in_part": {}, "dropped": {"is too long": 6}}
+    }
+    capsys.readouterr()
+    for refused, why in (
+        (["--from-tasks", "builtin:no"], "built-in tasks is 'no'; choose among quickstart"),
+        (["--from-tasks", "tasks.jsonl"], "built-in tasks is 'tasks.jsonl'"),
+        (["--from-doctests", "heapq", "--sandbox", "inprocess"], "a doctest is foreign code"),
+        (["--from-tasks", "builtin:count", "--count", "0"], "count is 0; give at least 1"),
+    ):
+        assert main(["transcripts", *refused, "--out", str(tmp_path / "v")]) == 2
+        assert why in capsys.readouterr().err
+    assert main(["sft", "--fresh", "--samples", "2"]) == 2
+    assert "a new policy learns nothing" in capsys.readouterr().err
+    assert BUILTIN["count"] == ("count",)
 
 
 @given(text=st.text())
@@ -177,30 +272,6 @@ def test_the_tokenizer_is_the_same_every_time(tmp_path: Path) -> None:
         make_tokenizer(tmp_path / name)
         digests.add(hashlib.sha256((tmp_path / name / "tokenizer.json").read_bytes()).hexdigest())
     assert len(digests) == 1
-
-
-def test_fine_tuning_lowers_the_loss_and_repeats_exactly(tmp_path: Path) -> None:
-    make_tokenizer(tmp_path / "base")
-    asyncio.run(write_transcripts(tmp_path / "t", InProcessSandbox(), ("count",), CLEAN, 32, 0))
-    config = SftConfig(steps=8, batch_size=8, warmup_steps=2)
-    losses: dict[str, list[float]] = {"a": [], "b": []}
-    for name, seen in losses.items():
-
-        def record(_: int, loss: float, seen: list[float] = seen) -> None:
-            seen.append(loss)
-
-        sft(tmp_path / "base", tmp_path / "t", tmp_path / name, config, record)
-    assert losses["a"][-1] < losses["a"][0]
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-    assert Renderer.from_folder(tmp_path / "a").encode("x = 1\n")
-
-
-def test_fine_tuning_on_nothing_is_refused(tmp_path: Path) -> None:
-    make_tokenizer(tmp_path / "base")
-    (tmp_path / "t").write_text("")
-    with pytest.raises(ConfigError, match="it is empty"):
-        sft(tmp_path / "base", tmp_path / "t", tmp_path / "out", SftConfig(steps=1))
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_bundled_policy_fits_the_wheel_and_has_the_vocabulary_of_this_code(renderer: Renderer) -> None:

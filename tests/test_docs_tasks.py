@@ -17,7 +17,7 @@ from repl_rl.trajectory import Observed
 from tests.worlds import world
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("tasks", "judges", "evaluation", "coldstart")
+PAGES = ("tasks", "judges", "evaluation", "coldstart", "training")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -47,7 +47,8 @@ def test_the_sampler_of_several_turns_asks_all_of_them_and_rewards_each_line() -
 
 
 def commands() -> list[str]:
-    found = [line.partition("  #")[0] for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    joined = [block.replace("\\\n", " ") for page in PAGES for block in blocks(page, "sh")]
+    found = [line.partition("  #")[0] for block in joined for line in block.splitlines()]
     return [line for line in found if line.strip()]
 
 

@@ -1,6 +1,7 @@
 """What ends how when something breaks in the middle of a step."""
 
 import asyncio
+import gc
 import itertools
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from repl_rl.assets import asset
 from repl_rl.engine import Chunk, EngineSession, Sampling, ScriptedEngine, Watch, open_engine
+from repl_rl.engine.ahead import Guess, Tally, ahead
 from repl_rl.episode import Episode
 from repl_rl.errors import EngineDied
 from repl_rl.record import RolloutLimits
@@ -69,6 +71,31 @@ def test_an_engine_that_dies_in_the_middle_of_a_step_ends_the_step_with_its_erro
     with pytest.raises(EngineDied, match="gone"):
         asyncio.run(rollouts.collect([TASK] * 64))
     assert engine.open_sessions == 0
+
+
+class Gone(Dying):
+    """Nothing can be taken back either: as with vLLM, whose process would have to answer."""
+
+    async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        raise EngineDied("the process is gone")
+
+
+def test_an_engine_that_dies_while_it_samples_ahead_leaves_no_error_to_asyncio() -> None:
+    noise: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context["message"]))
+        async with (
+            ScriptedEngine([[1, 2, 3]]).session((1,), Sampling()) as inner,
+            ahead(Gone(inner, itertools.count(20)), Tally()) as session,
+        ):
+            session.guess(Guess((), 1, frozenset()))
+            await asyncio.sleep(0)
+
+    with pytest.raises(EngineDied, match="gone"):
+        asyncio.run(work())
+    gc.collect()
+    assert noise == []
 
 
 @pytest.mark.heavy

@@ -1,6 +1,9 @@
 """Promises of fine-tuning: what is learned from, and that the mask reaches TRL's loss exactly."""
 
 import asyncio
+import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from repl_rl.trajectory import Failure, Stop, Trajectory
 from tests.worlds import TASK, world
 
 POLICY = Path(__file__).parent.parent / "repl_rl" / "policies" / "quickstart"
+PAGE = Path(__file__).parent.parent / "docs" / "coldstart.md"
 RENDERER = Renderer.from_folder(POLICY)
 
 
@@ -174,3 +178,28 @@ def test_trajectories_of_another_tokenizer_are_refused(tmp_path: Path, capsys: p
     assert "they were made with another tokenizer" in capsys.readouterr().err
     assert main(["sft"]) == 2
     assert "name --data FOLDER, or let the policy play with --samples 8" in capsys.readouterr().err
+
+
+def recipe() -> list[list[str]]:
+    """The commands by which the bundled policy is made, as the page has them."""
+    page = PAGE.read_text().partition("## The bundled policy")[2]
+    (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    return [shlex.split(line)[1:] for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def test_the_recipe_of_the_bundled_policy_runs_as_the_page_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own commands, with few demonstrations and few steps."""
+    monkeypatch.chdir(tmp_path)
+    fewer = {"--count": "40", "--learning.steps": "6", "--learning.warmup-steps": "1"}
+    for words in recipe():
+        tiny = [fewer.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+        assert main(tiny) == 0, capsys.readouterr().err
+    assert json.loads(Path("cold/transcripts.json").read_text())["kept"] == 40
+    assert len(list(read(Path("warm/trajectories")))) == 40
+    losses = [float(loss) for loss in re.findall(r"loss (\S+) nats", capsys.readouterr().out)]
+    assert losses[5] < losses[0]
+    made = {file.name: file.stat().st_size for file in Path("policy").iterdir()}
+    shipped = {file.name: file.stat().st_size for file in POLICY.iterdir()}
+    assert made == shipped

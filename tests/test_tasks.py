@@ -26,6 +26,7 @@ from repl_rl.tasks import (
     FollowUp,
     Split,
     Task,
+    assigned,
     generate,
     load_tasks,
     sketch,
@@ -308,6 +309,26 @@ def test_a_curriculum_repeats_exactly_and_takes_every_task_before_one_comes_agai
         mine = [task_id for task_id in play(1) if task_id[0] == family]
         for start in range(0, len(mine) - 4, 5):
             assert len(set(mine[start : start + 5])) == 5
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_processes_share_a_step_of_the_curriculum_though_a_group_may_straddle_them(processes: int) -> None:
+    groups, size = 6, 4
+    whole = assigned(Curriculum(two_families()), ["slot"] * (groups * size), size)
+    parts = [
+        assigned(Curriculum(two_families()), ["slot"] * (groups * size // processes), size, process, processes)
+        for process in range(processes)
+    ]
+    assert [task_id for part in parts for task_id in part] == list(whole)
+    assert [len(set(whole[start : start + size])) for start in range(0, len(whole), size)] == [1] * groups
+
+
+def test_the_mean_level_is_that_of_the_families_and_0_without_levels() -> None:
+    tasks = load_tasks("builtin:dates", count=30)
+    level = Curriculum(tasks).levels
+    assert level(task.id for task in tasks if task.family == "dates/3") == 3.0
+    assert level(task.id for task in tasks) == 2.0
+    assert Curriculum(two_families()).levels(["a0", "b1"]) == 0.0
 
 
 def test_a_curriculum_refuses_strangers_and_bad_settings() -> None:

@@ -1,10 +1,13 @@
-"""`repl-rl bench sandbox | update | rollout`: our figures beside the usual way's, measured in the same run."""
+"""`repl-rl bench sandbox | update | rollout | credit`: figures beside the usual way's, measured in the same run."""
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from repl_rl.bench.credit.experiment import Experiment, run_experiment
+from repl_rl.bench.credit.settings import Settings
 from repl_rl.cli.arguments import parse
 from repl_rl.errors import ConfigError
 from repl_rl.sandbox.bench import run_bench as bench_sandbox
@@ -51,6 +54,26 @@ class RolloutBenchConfig(BenchConfig):
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
 
 
+@dataclass(frozen=True)
+class CreditBenchConfig(Settings, BenchConfig):
+    """Does credit a line learn faster than the outcome alone? The bundled policy, at equal sampled tokens."""
+
+    out: Path = Path("runs/credit")
+    """Folder of the runs; those that it holds are not repeated."""
+    conditions: tuple[str, ...] = ()
+    """What is compared, such as outcome/none two_stream/gated fenced; none: everything."""
+    seeds: int = 4
+    """Runs of each condition, >= 1."""
+    workers: int = 2
+    """Processes of one core each, >= 1."""
+
+
+def _bench_credit(config: CreditBenchConfig) -> object:
+    settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
+    experiment = Experiment(config.out, settings, config.conditions, config.seeds, config.workers)
+    return run_experiment(experiment, lambda line: print(line, file=sys.stderr, flush=True))
+
+
 def _bench_rollout(config: RolloutBenchConfig) -> object:
     # imported here: vllm and trl take seconds, and vllm is not always installed
     from repl_rl.bench.rollout import Effort, run_bench
@@ -72,11 +95,14 @@ def main(argv: Sequence[str]) -> int:
     elif what == "rollout":
         config = parse(RolloutBenchConfig, "bench rollout", rest)
         figures = _bench_rollout(config)
+    elif what == "credit":
+        config = parse(CreditBenchConfig, "bench credit", rest)
+        figures = _bench_credit(config)
     elif what in ("-h", "--help"):
-        print("usage: repl-rl bench sandbox|update|rollout [options]    (--help after either lists them)")
+        print("usage: repl-rl bench sandbox|update|rollout|credit [options]    (--help after either lists them)")
         return 0
     else:
-        raise ConfigError("benchmark", what, "choose sandbox, update or rollout")
+        raise ConfigError("benchmark", what, "choose sandbox, update, rollout or credit")
     text = json.dumps(figures, indent=2)
     print(text)
     if config.json is not None:

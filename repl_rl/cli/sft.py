@@ -1,5 +1,6 @@
 """`repl-rl sft`: fine-tune a policy on demonstrations and on its own best rollouts."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ class SftConfig(Setup):
     """Rollouts of a task that are learned, the best right ones, >= 1."""
     learn_errors: bool = False
     """Learn lines that ended in an error too; otherwise they are context."""
+    fresh: bool = False
+    """Learn nothing: write a new small policy with random weights, drawn by --seed, from which a cold start begins."""
     out: Path = Path("policy")
     """New folder for the fine-tuned policy; its rollouts are kept in OUT/rollouts."""
     overwrite: bool = False
@@ -45,7 +48,9 @@ class SftConfig(Setup):
         for name, floor in (("samples", 0), ("train_tasks", 1), ("per_task", 1)):
             if getattr(self, name) < floor:
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
-        if not self.data and not self.samples:
+        if self.fresh and (self.data or self.samples):
+            raise ConfigError("fresh", True, "a new policy learns nothing; give it as --model to a further sft")
+        if not self.data and not self.samples and not self.fresh:
             raise ConfigError("data", (), "name --data FOLDER, or let the policy play with --samples 8")
 
 
@@ -55,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
     console = Console(highlight=False)
     if config.out.exists() and not config.overwrite:
         raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
+    if config.fresh:
+        return _begin(config, console)
     renderer = Renderer.from_folder(config.model_folder, config.overshoot)
     stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
     played = _play(config, console) if config.samples else []
@@ -64,6 +71,15 @@ def main(argv: Sequence[str]) -> int:
     if played:
         write_step(config.out / _ROLLOUTS, 0, played)
     console.print(f"fine-tuned policy {config.out}")
+    return 0
+
+
+def _begin(config: SftConfig, console: Console) -> int:
+    from repl_rl.coldstart.fresh import write_fresh_policy  # torch: slow to import
+
+    shutil.rmtree(config.out, ignore_errors=True)
+    write_fresh_policy(config.out, config.seed)
+    console.print(f"new policy {config.out}, random weights")
     return 0
 
 

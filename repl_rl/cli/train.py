@@ -18,7 +18,7 @@ from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
 from repl_rl.metrics import draw_curves
 from repl_rl.samplers import RolloutThread
-from repl_rl.tasks import Split, load_tasks
+from repl_rl.tasks import Curriculum, Split, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, train
 from repl_rl.trajectory import Trajectory
 
@@ -37,6 +37,8 @@ class TrainConfig(Setup):
     """Tasks to draw from, >= 1."""
     eval_tasks: int = 240
     """Held-out tasks of the evaluation before and after, >= 1."""
+    curriculum: bool = False
+    """Choose each step's tasks by the solve rates so far: mostly of families that are solved now and then."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,8 @@ class Run:
         self.summary: dict[str, Json] = {}
         # Refuse what would fail later before anything slow starts, and before anything is written.
         check_judges([*self.training, *self.held_out])
+        if config.curriculum and len({task.family for task in self.training}) < 2:
+            raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
         credit_of(config.trainer)
         config.trainer.grpo_args(folder.checkpoints)
         config.model_folder  # noqa: B018
@@ -128,6 +132,7 @@ class Run:
                 replace(config.trainer, seed=config.seed),
                 self.folder.checkpoints,
                 on_step,
+                Curriculum(self.training, config.seed) if config.curriculum else None,
             )
         self.summary["train_s"] = round(time.monotonic() - begun, 3)
         source.load_weights(final, config.trainer.steps)

@@ -5,7 +5,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,12 +16,15 @@ from rich.table import Table
 
 from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.setup import QUICKSTART, Setup
+from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
+from repl_rl.coldstart.played import Course, demonstrations
 from repl_rl.coldstart.verified import Recipe, Tally, verified
 from repl_rl.errors import ConfigError
 from repl_rl.renderer import Renderer
-from repl_rl.sandbox import Limits, open_sandbox
+from repl_rl.sandbox import InProcessSandbox, Limits, Sandbox, open_sandbox
 from repl_rl.store import write_step
+from repl_rl.tasks import families_of
 from repl_rl.trajectory import Trajectory
 
 _TOLD_EVERY = 250
@@ -28,10 +32,20 @@ _TOLD_EVERY = 250
 
 @dataclass(frozen=True)
 class TranscriptsConfig:
-    """Turn the doctests of installed packages into trajectories, each executed and compared with what it says."""
+    """Make trajectories to learn from, all executed: doctests of installed packages, or plans of built-in tasks."""
 
     from_doctests: tuple[str, ...] = ()
-    """Packages, or parts of one such as sympy.core; stdlib is the standard library."""
+    """Packages, or parts of one such as sympy.core; stdlib is the standard library. Kept: what prints what they say."""
+    from_tasks: tuple[str, ...] = ()
+    """Built-in tasks, such as builtin:quickstart: only questions of their training part are demonstrated."""
+    mix: Literal["clean", "warm", "cold"] = "clean"
+    """Of built-in tasks: all good; 45 % guesses, mistakes with what follows, and surprises; or 81 % of them."""
+    protocol: Literal["line", "fenced"] = "line"
+    """Of built-in tasks: for the sampler repl, line by line, or fenced, blocks of code."""
+    count: int = 1000
+    """Demonstrations of built-in tasks, >= 1; the families take turns."""
+    seed: int = 0
+    """Draws the built-in tasks and their demonstrations, >= 0."""
     model: str = QUICKSTART
     """Folder of the policy that will learn from them: its tokenizer is used; builtin:quickstart is the bundled one."""
     out: Path = Path("transcripts")
@@ -45,9 +59,9 @@ class TranscriptsConfig:
     max_tokens: int = 1024
     """Longest trajectory, prompt included, tokens, >= 64; what is longer is cut between two statements."""
     max_lines: int = 32
-    """Most lines of one trajectory, >= 1."""
-    sandbox: Literal["local", "docker", "gateway", "unsafe"] = "local"
-    """Where they are executed."""
+    """Most lines of one doctest's trajectory, >= 1."""
+    sandbox: Literal["local", "docker", "gateway", "unsafe", "inprocess"] = "local"
+    """Where they are executed. inprocess, in this very process, is for built-in tasks: their lines are our own."""
     concurrency: int = 8
     """Consoles at once, >= 1."""
     preload: bool = True
@@ -55,9 +69,14 @@ class TranscriptsConfig:
     limits: Limits = field(default_factory=lambda: Limits(memory_mb=1024))
 
     def __post_init__(self) -> None:
-        if not self.from_doctests:
-            raise ConfigError("from_doctests", (), f"name packages, such as --from-doctests sympy {STDLIB}")
-        for name, floor in (("max_tokens", 64), ("max_lines", 1), ("concurrency", 1)):
+        if not self.from_doctests and not self.from_tasks:
+            remedy = f"name packages, such as --from-doctests sympy {STDLIB}, or --from-tasks {QUICKSTART}"
+            raise ConfigError("from_doctests", (), remedy)
+        if self.from_doctests and self.sandbox == "inprocess":
+            raise ConfigError("sandbox", self.sandbox, "a doctest is foreign code; use local, or docker")
+        for source in self.from_tasks:
+            families_of(source)
+        for name, floor in (("max_tokens", 64), ("max_lines", 1), ("concurrency", 1), ("count", 1), ("seed", 0)):
             if getattr(self, name) < floor:
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
 
@@ -77,43 +96,81 @@ def main(argv: Sequence[str]) -> int:
     config.out.mkdir(parents=True)
     (config.out / "config.toml").write_text(dump(config))
     tallies: dict[str, Tally] = {}
-    for number, (package, specimens) in enumerate(harvests.items()):
+    for package, specimens in harvests.items():
         print(f"{package}: {len(specimens)} doctests to execute ...", flush=True)
-        tallies[package] = asyncio.run(_package(config, recipe, number, package, specimens))
+        asyncio.run(_package(config, recipe, package, specimens, tallies))
+    if config.from_tasks:
+        print(f"{' '.join(config.from_tasks)}: {config.count} demonstrations to execute ...", flush=True)
+        asyncio.run(_demonstrations(config, renderer, tallies))
     _keep_counts(config.out / "transcripts.json", tallies)
     Console(highlight=False).print(_table(tallies))
     return 0
 
 
 async def _package(
-    config: TranscriptsConfig, recipe: Recipe, number: int, package: str, specimens: Sequence[Specimen]
-) -> Tally:
+    config: TranscriptsConfig,
+    recipe: Recipe,
+    package: str,
+    specimens: Sequence[Specimen],
+    tallies: dict[str, Tally],
+) -> None:
     tally = Tally()
     imported = (package.replace("-", "_").partition(".")[0],) if config.preload and package != STDLIB else ()
     opening = open_sandbox(config.sandbox, limits=config.limits, preload=imported, warm=config.concurrency)
-    kept: list[Trajectory] = []
     async with opening as sandbox:
-        async for trajectory in verified(specimens, sandbox, recipe, tally):
-            kept.append(trajectory)
-            if len(kept) % _TOLD_EVERY == 0:
-                print(f"  {len(kept)} kept, {tally.dropped.total()} dropped", flush=True)
-    folder = config.out / "trajectories"
+        kept = await _kept(verified(specimens, sandbox, recipe, tally), tally, _TOLD_EVERY)
+    _write(config.out, len(tallies), kept)
+    tallies[package] = tally
+
+
+async def _demonstrations(config: TranscriptsConfig, renderer: Renderer, tallies: dict[str, Tally]) -> None:
+    families = tuple(family for source in config.from_tasks for family in families_of(source))
+    course = Course(families, MIXES[config.mix], config.count, config.seed, config.protocol, config.prompt)
+    tally = Tally()
+    async with _sandbox(config) as sandbox:
+        kept = await _kept(
+            demonstrations(course, sandbox, renderer, tally, config.concurrency), tally, config.count // 10 or 1
+        )
+    fitting = [t for t in kept if len(t.prompt.token_ids) + len(t.completion_ids) <= config.max_tokens]
+    tally.whole = len(fitting)
+    if len(fitting) < len(kept):
+        tally.dropped["is too long"] = len(kept) - len(fitting)
+    _write(config.out, len(tallies), fitting)
+    tallies[" ".join(config.from_tasks)] = tally
+
+
+def _sandbox(config: TranscriptsConfig) -> AbstractAsyncContextManager[Sandbox]:
+    if config.sandbox == "inprocess":
+        return nullcontext(InProcessSandbox())
+    return open_sandbox(config.sandbox, limits=config.limits, warm=config.concurrency)
+
+
+async def _kept(trajectories: AsyncIterator[Trajectory], tally: Tally, told_every: int) -> Sequence[Trajectory]:
+    kept: list[Trajectory] = []
+    async for trajectory in trajectories:
+        kept.append(trajectory)
+        if len(kept) % told_every == 0:
+            print(f"  {len(kept)} kept, {tally.dropped.total()} dropped", flush=True)
+    return kept
+
+
+def _write(out: Path, number: int, kept: Sequence[Trajectory]) -> None:
+    """Whole or not at all."""
+    folder = out / "trajectories"
     folder.mkdir(exist_ok=True)
-    # Whole or not at all.
-    torn = write_step(config.out / "unfinished", number, kept)
+    torn = write_step(out / "unfinished", number, kept)
     os.replace(torn, folder / torn.name)
     torn.parent.rmdir()
-    return tally
 
 
 def _keep_counts(path: Path, tallies: dict[str, Tally]) -> None:
     total = sum(tally.kept for tally in tallies.values())
-    record = {"kept": total, "packages": {package: tally.as_record() for package, tally in tallies.items()}}
+    record = {"kept": total, "packages": {name: tally.as_record() for name, tally in tallies.items()}}
     path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _table(tallies: dict[str, Tally]) -> Table:
-    table = Table("package", "what became of its doctests", "trajectories", title="executed and checked")
+    table = Table("source", "what became of it", "trajectories", title="executed and checked")
     for package, tally in tallies.items():
         table.add_row(package, "kept whole", str(tally.whole))
         for reason, count in tally.cut.most_common():

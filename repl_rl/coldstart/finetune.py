@@ -31,6 +31,7 @@ from repl_rl.trajectory import Observed, Trajectory
 
 IGNORED = -100
 """The label of a token that is context and not learned."""
+_TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 OnStep = Callable[[int, float], None]
 """Told the optimizer step, from 1, and its loss, nats a learned token."""
 
@@ -44,7 +45,8 @@ def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=config.batch_size // micro_batch,
         learning_rate=config.learning_rate,
-        lr_scheduler_type="cosine",
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.1},
         warmup_steps=config.warmup_steps,
         adam_beta2=0.95,
         weight_decay=0.01,
@@ -132,8 +134,10 @@ def finetune(
     torn = out.with_name(out.name + ".unfinished")
     made = trainer(model, tokenizer, examples, sft_args(config, torn, seed), [_telling(on_step)])
     made.train()
+    model.config.use_cache = True  # TRL turns it off for the training
     model.save_pretrained(torn)
-    tokenizer.save_pretrained(torn)
+    for file in (file for pattern in _TOKENIZER_FILES for file in base.glob(pattern)):
+        shutil.copy(file, torn)
     shutil.rmtree(out, ignore_errors=True)
     torn.rename(out)
     return [float(entry["loss"]) for entry in made.state.log_history if "loss" in entry][-1]

@@ -20,7 +20,7 @@ class FinetuneConfig:
     micro_batch: int = 0
     """Trajectories that pass through the model together, >= 0; 0: the whole batch."""
     learning_rate: float = 5e-4
-    """Peak of a cosine schedule, > 0."""
+    """Peak of a cosine schedule that falls to a tenth of it, > 0."""
     warmup_steps: int = 10
     """Steps over which the learning rate rises, >= 0."""
     dtype: Literal["float32", "bfloat16"] = "float32"

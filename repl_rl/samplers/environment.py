@@ -36,6 +36,9 @@ class Environment(Protocol):
 Make = Callable[[Task], Environment]
 """Makes the environment of one rollout, from the task alone: all rollouts of a task start from the same state."""
 
+Start = Callable[[Environment, Task], object]
+"""Resets an environment for a task, such as by a seed; returns what `reset` returns, or an awaitable of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -61,6 +64,7 @@ class EnvironmentSampler(RolloutSampler):
         chat: bool = True,
         solved_at: float = 1.0,
         system: str = "",
+        start: Start = lambda environment, task: environment.reset(),
     ) -> None:
         """Args:
         make: see `Make`.
@@ -69,8 +73,10 @@ class EnvironmentSampler(RolloutSampler):
         chat: turns and user messages in the model's chat format; False: one line an action, one an observation.
         solved_at: sum of rewards that counts as solved.
         system: what the policy is told first; "" for nothing.
+        start: see `Start`; for environments whose `reset` takes what `make` cannot give.
         """
         self.make = make
+        self.start = start
         self.action = action
         self.show = show
         self.chat = chat
@@ -97,9 +103,10 @@ class EnvironmentSampler(RolloutSampler):
         found = []
         for i in range(count):
             name = str(i)
-            environment = self.make(Task(name, "", SOLVED))
+            named = Task(name, "", SOLVED)
+            environment = self.make(named)
             try:
-                text = self.show(_first(await _call(environment.reset)))
+                text = self.show(_first(await _call(self.start, environment, named)))
             finally:
                 await _close(environment)
             if not text.strip():
@@ -110,7 +117,7 @@ class EnvironmentSampler(RolloutSampler):
     async def rollout(self, episode: Episode) -> None:
         environment = self.make(episode.task)
         try:
-            first = self.show(_first(await _call(environment.reset)))
+            first = self.show(_first(await _call(self.start, environment, episode.task)))
             if episode.task.family == FAMILY and first != episode.task.question:
                 message = f"environment {episode.task.id} starts with {first!r:.80}, its task says otherwise"
                 raise UserCodeError(f"{message}; make() must give the same one for the same task")

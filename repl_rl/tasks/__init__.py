@@ -1,9 +1,9 @@
 """Tasks: what they are, seeded families of them, loaders for files and data sets, and a curriculum."""
 
-from repl_rl.tasks.curriculum import Curriculum, CurriculumConfig
+from repl_rl.tasks.curriculum import Curriculum, CurriculumConfig, assigned
 from repl_rl.tasks.drawing import Family, Sketch
 from repl_rl.tasks.families import EASY, FAMILIES, HARD
-from repl_rl.tasks.generate import BUILTIN, generate, sketch
+from repl_rl.tasks.generate import BUILTIN, families_of, generate, sketch, task_of
 from repl_rl.tasks.graded import GRADED, LEVELS, TOPICS
 from repl_rl.tasks.loaders import load_tasks
 from repl_rl.tasks.model import FollowUp, Split, Task, split_of
@@ -23,8 +23,11 @@ __all__ = [
     "Sketch",
     "Split",
     "Task",
+    "assigned",
+    "families_of",
     "generate",
     "load_tasks",
     "sketch",
     "split_of",
+    "task_of",
 ]

@@ -57,6 +57,11 @@ class Curriculum:
         total, floor = sum(spread.values()), self._config.floor
         return {family: floor / len(spread) + (1 - floor) * value / total for family, value in spread.items()}
 
+    def levels(self, task_ids: Iterable[str]) -> float:
+        """Mean level of difficulty of tasks of this curriculum: the number in `dates/2`; 0 where there is none."""
+        levels = [_level(self._family_of[task_id]) for task_id in task_ids]
+        return sum(levels) / max(len(levels), 1)
+
     def draw(self, count: int) -> tuple[Task, ...]:
         """The next `count` (>= 1) tasks. No task of a family comes again before all others of it have come."""
         if count < 1:
@@ -83,3 +88,21 @@ class Curriculum:
         if not self._left[family]:
             self._left[family] = self._rng.sample(self._tasks[family], len(self._tasks[family]))
         return self._left[family].pop()
+
+
+def _level(family: str) -> int:
+    _, _, level = family.rpartition("/")
+    return int(level) if level.isdecimal() else 0
+
+
+def assigned(
+    curriculum: Curriculum, slots: Sequence[str], group_size: int, process: int = 0, processes: int = 1
+) -> Sequence[str]:
+    """Task ids for the rollouts of this process, in place of `slots`: one drawn task a group of the whole step.
+
+    Rollouts of all processes stand in one row, process by process, and a group may straddle two. Every process draws
+    for the whole step, so curricula that were made and told alike stay alike.
+    """
+    drawn = curriculum.draw(processes * len(slots) // group_size)
+    first = process * len(slots)
+    return [drawn[(first + place) // group_size].id for place in range(len(slots))]

@@ -26,6 +26,20 @@ BUILTIN: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
 """Names after `builtin:`, and the families that each stands for."""
 
 
+def families_of(source: str) -> tuple[str, ...]:
+    """The families that `builtin:NAME` stands for.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    kind, _, name = source.partition(":")
+    if kind != "builtin" or name not in BUILTIN:
+        names = [name for name in BUILTIN if "/" not in name]
+        remedy = f"choose among {', '.join(names)}; graded and {', '.join(TOPICS)} also with a level: dates/2"
+        raise ConfigError("built-in tasks", name if kind == "builtin" else source, remedy)
+    return BUILTIN[name]
+
+
 def sketch(family: str, rng: random.Random, split: Split = Split.ALL) -> Sketch:
     """Draw one problem of `family` whose question lies in `split`.
 
@@ -60,6 +74,11 @@ def generate(families: Sequence[str], split: Split | str, count: int, seed: int)
                 break
         else:
             raise ConfigError("number of tasks", count, f"family {family!r} has too few different questions")
-        name = f"{family.replace('/', '-')}-{fingerprint(drawn.question)[:12]}"
-        tasks[drawn.question] = Task(id=name, question=drawn.question, answer=drawn.answer, family=family)
+        tasks[drawn.question] = task_of(family, drawn)
     return tuple(tasks.values())
+
+
+def task_of(family: str, drawn: Sketch) -> Task:
+    """The task that asks what was drawn of `family`. Equal questions of a family have equal ids."""
+    name = f"{family.replace('/', '-')}-{fingerprint(drawn.question)[:12]}"
+    return Task(id=name, question=drawn.question, answer=drawn.answer, family=family)

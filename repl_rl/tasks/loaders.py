@@ -7,8 +7,7 @@ from types import MappingProxyType
 from urllib.parse import parse_qsl
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.generate import BUILTIN, generate
-from repl_rl.tasks.graded import TOPICS
+from repl_rl.tasks.generate import families_of, generate
 from repl_rl.tasks.model import FollowUp, Split, Task, parse_split, split_of
 from repl_rl.tasks.rows import Row, rows
 
@@ -49,11 +48,7 @@ def load_tasks(
     side = parse_split(split)
     kind, _, rest = source.partition(":")
     if kind == "builtin":
-        if rest not in BUILTIN:
-            names = [name for name in BUILTIN if "/" not in name]
-            remedy = f"choose among {', '.join(names)}; graded and {', '.join(TOPICS)} also with a level: dates/2"
-            raise ConfigError("built-in tasks", rest, remedy)
-        return generate(BUILTIN[rest], side, count or _DEFAULT_COUNT, seed)
+        return generate(families_of(source), side, count or _DEFAULT_COUNT, seed)
     adapter, place = (_ADAPTERS[kind], rest) if kind in _ADAPTERS else (_plain, source)
     # Read to the end, so that a complaint does not depend on how many tasks are wanted.
     tasks = tuple(_distinct(_read(adapter, place)))

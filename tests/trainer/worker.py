@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer import StepRecord, TrainerConfig, train
 from repl_rl.trajectory import Trajectory
 from tests.trainer.policies import (
@@ -47,7 +48,10 @@ def main(estimator: str, fast: str, out: Path) -> None:
         records.append(record.metrics)
 
     source = SharedSource(copy.deepcopy(model))
-    train(model, tiny_tokenizer(), [f"task {i}" for i in range(6)], source, config, out, on_step)
+    tasks = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
+    # In one of the two ways a curriculum chooses: its draws must not depend on the number of processes either.
+    curriculum = Curriculum(tasks) if config.fast else None
+    train(model, tiny_tokenizer(), [task.id for task in tasks], source, config, out, on_step, curriculum)
     if os.environ.get("RANK", "0") == "0":
         (out / "records.json").write_text(json.dumps(records))
 

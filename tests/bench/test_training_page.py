@@ -1,0 +1,43 @@
+"""docs/training.md shows published runs and no others, and how they were made."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from repl_rl.cli.arguments import dump, parse
+from repl_rl.cli.train import TrainConfig
+from repl_rl.trainer import TrainerConfig
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "training.md").read_text()
+SCRIPT = ROOT / "benchmarks" / "training.py"
+
+
+def script() -> SimpleNamespace:
+    namespace: dict[str, object] = {"__file__": str(SCRIPT), "__name__": "training"}
+    exec(SCRIPT.read_text(), namespace)
+    return SimpleNamespace(**namespace)
+
+
+def test_every_share_stands_in_the_generated_block() -> None:
+    marks = script()
+    head, _, rest = PAGE.partition(marks.BEGIN)
+    _, _, tail = rest.partition(marks.END)
+    assert not re.search(r"\d+(\.\d+)? ?%", head + tail)
+
+
+def test_a_command_gives_the_settings_of_its_run_again(tmp_path: Path) -> None:
+    config = TrainConfig(name="a", tasks="builtin:lists", curriculum=True, trainer=TrainerConfig(steps=7))
+    (tmp_path / "config.toml").write_text(dump(replace(config, overwrite=True)))
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "finished"}))
+    made = script()
+    words = made.command(made.record(tmp_path)).split()
+    assert words[:2] == ["repl-rl", "train"]
+    assert parse(TrainConfig, "train", words[2:]) == config
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "interrupted"}))
+    with pytest.raises(SystemExit, match="the run is interrupted"):
+        made.record(tmp_path)
