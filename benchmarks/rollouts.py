@@ -36,6 +36,13 @@ def block(report: Mapping[str, dict[str, object]]) -> str:
     text += "|---|" + "---|---|" * len(sizes) + "\n"
     for key, label in WAYS.items():
         text += f"| {label} |" + "".join(_cells(report[name], key) for name in sizes) + "\n"
+    text += "\nThe ways that compute a line's prefix again depend on the engine's block size, up to which a prefix is "
+    text += "cached. The table above has ours for all of them; with that of vLLM as it comes on CPU, "
+    text += f"{report[sizes[0]]['stock']['block_size']} ids, they are:\n\n"
+    text += "| |" + "".join(f" {name} | ours is |" for name in sizes) + "\n"
+    text += "|---|" + "---|---|" * len(sizes) + "\n"
+    for key in ("request_a_line", "text_loop"):
+        text += f"| {WAYS[key]} |" + "".join(_cells(report[name]["stock"], key) for name in sizes) + "\n"
     text += "\nMilliseconds of a line of ours, as the profile splits them:\n\n"
     text += _profiles({name: report[name]["profile"] for name in sizes} | {"bundled tasks": bundled["profile"]})
     text += "\nSampling ahead where every line takes 20 ms in its console: "

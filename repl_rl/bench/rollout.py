@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from repl_rl.bench.bundled import bundled
@@ -24,8 +24,13 @@ from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import Sandbox
 
 Json = dict[str, object]
+_STOCK = "stock "
 KEYS = ("uninterrupted", "bound", "ours", "optimistic", "request_a_line", "lockstep", "text_loop", "trl")
 """The ways, in the order in which each repeat plays them."""
+STOCK_BLOCK = 128
+"""Block size of vLLM as it comes, on CPU; ours is smaller, which makes a request a line cheaper for everybody."""
+STOCK_WAYS = ("request_a_line", "text_loop")
+"""Ways that are also played on vLLM as it comes: what one has without this package."""
 SLOW_S = 0.02
 
 
@@ -45,7 +50,8 @@ def run_bench(effort: Effort | None = None) -> Json:
     """Measure, and return what `bench rollout --json` writes.
 
     `small` and `medium` have sampled tokens a second of each way, null where it cannot run (`reasons` says why);
-    `ratios` of each say how many times as fast ours is.
+    `ratios` of each say how many times as fast ours is. `stock` has the same of the ways that compute a line's prefix
+    again, on an engine with the block size of vLLM as it comes.
 
     Raises:
         SandboxUnavailable: `local` cannot be had here.
@@ -77,18 +83,22 @@ async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
         ways = dict(WAYS)
         ways["text_loop"] = await stack.enter_async_context(text_loop(folder, options))
         ways["trl"] = TrlLoop(folder, plan)
+        ways |= await _stock(stack, folder, replace(options, block_size=STOCK_BLOCK))
         renderer = ForcedRenderer(folder, plan)
         await _rates(ways, Stage(Plan(effort.rollouts, 1), engine, sandbox, renderer), 1)  # nothing cold is measured
         rates = await _rates(ways, Stage(plan, engine, sandbox, renderer), effort.repeats[name])
         profiled = await _profile(Stage(plan, engine, sandbox, renderer))
         slow_plan = Plan(effort.rollouts, min(effort.lines, 4), SLOW_S)
         slow = await _slow(Stage(slow_plan, engine, sandbox, ForcedRenderer(folder, slow_plan)))
-    medians = {key: statistics.median(rates[key]) if key in rates else None for key in KEYS}
-    ours = statistics.median(rates["ours"])
+    medians = {key: statistics.median(found) for key, found in rates.items()}
+    ratios = {key: medians["ours"] / rate for key, rate in medians.items() if key != "ours"}
+    stock = {key: _STOCK + key for key in STOCK_WAYS}
     return {
-        **medians,
+        **{key: medians[key] for key in KEYS},
         "reasons": {},
-        "ratios": {key: ours / rate for key, rate in medians.items() if key != "ours" and rate is not None},
+        "ratios": {key: ratios[key] for key in KEYS if key != "ours"},
+        "stock": {key: medians[name] for key, name in stock.items()}
+        | {"block_size": STOCK_BLOCK, "ratios": {key: ratios[name] for key, name in stock.items()}},
         "raw": rates,
         "profile": profiled,
         "slow_lines": slow,
@@ -97,9 +107,21 @@ async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
     }
 
 
+async def _stock(stack: AsyncExitStack, folder: Path, options: EngineOptions) -> dict[str, Way]:
+    """The stock ways, on engines of their own."""
+    engine = await stack.enter_async_context(open_engine("vllm", model=folder, options=options))
+    assert isinstance(engine, VllmEngine)
+
+    def on_stock(way: Way) -> Way:
+        return lambda stage: way(replace(stage, engine=engine))
+
+    loop = await stack.enter_async_context(text_loop(folder, options))
+    return {_STOCK + key: on_stock(WAYS[key]) if key in WAYS else loop for key in STOCK_WAYS}
+
+
 async def _rates(ways: Mapping[str, Way], stage: Stage, repeats: int) -> dict[str, list[float]]:
     """Sampled tokens a second of each way, each repeat; a way after the other in each repeat."""
-    rates: dict[str, list[float]] = {key: [] for key in KEYS if key in ways}
+    rates: dict[str, list[float]] = {key: [] for key in ways}
     for _ in range(repeats):
         for key, found in rates.items():
             async with leased(stage.sandbox, stage.plan.rollouts) as consoles:

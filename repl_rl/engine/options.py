@@ -31,10 +31,15 @@ class EngineOptions:
     """Most sessions open at once (>= 1); opening one more waits until one is closed."""
     kv_cache_gib: int | None = None
     """vllm: memory for keys and values, in GiB. None: 1 on CPU, what vLLM takes by default on a GPU."""
+    block_size: int | None = None
+    """vllm: ids that share a block of keys and values, a power of two >= 16. None: 32 on CPU, where vLLM's own 128 is
+    longer than most prompts, so that nothing of them is shared; vLLM's choice on a GPU."""
     threads: int | None = None
     """vllm on CPU: threads of the engine's process. None: all cores but one, at least 1."""
     drive: Drive = Drive.SESSION
     """vllm: how it is driven."""
+    sleep: bool = False
+    """vllm on a GPU that it shares with the trainer: leave its memory to the update, from rollouts to weight sync."""
     verbose: bool = False
     """vllm: show its log from INFO upwards; otherwise only errors."""
 
@@ -43,6 +48,8 @@ class EngineOptions:
             raise ConfigError("max_sessions", self.max_sessions, "give at least 1")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError("dtype", self.dtype, "choose auto, float32, bfloat16 or float16")
+        if self.block_size is not None and (self.block_size < 16 or self.block_size & (self.block_size - 1)):
+            raise ConfigError("block_size", self.block_size, "give a power of two, at least 16")
         if self.context_tokens is not None and self.context_tokens < 2:
             raise ConfigError("context_tokens", self.context_tokens, "give at least 2: a prompt id and a sampled one")
 

@@ -12,6 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from repl_rl.engine.environment import environment, log_level
 from repl_rl.engine.options import EngineOptions, ModelFacts
+from repl_rl.errors import ConfigError
 
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model inside the engine's process. Given as a path because vLLM replaces the short name `uni` on CPU."""
@@ -56,10 +57,20 @@ def arguments(folder: Path, facts: ModelFacts, options: EngineOptions) -> dict[s
         "generation_config": "vllm",
         "worker_extension_cls": "repl_rl.engine.vllm_worker.PolicyWorker",
         "kv_cache_memory_bytes": None if gib is None else gib << 30,
-        # two prompts share keys and values in whole blocks; vLLM's default of 128 ids on CPU is longer than prompts
-        "block_size": 32 if on_cpu else None,
+        "block_size": options.block_size or (32 if on_cpu else None),
         "distributed_executor_backend": IN_CORE if on_cpu else None,
+        "enable_sleep_mode": options.sleep,
     }
+
+
+def refuse_unfit(options: EngineOptions) -> None:
+    """Refuse options that have no effect on this machine.
+
+    Raises:
+        ConfigError: `sleep` without a GPU.
+    """
+    if options.sleep and not current_platform.is_sleep_mode_available():
+        raise ConfigError("sleep", options.sleep, "there is no GPU whose memory the update could use; leave it out")
 
 
 def start(folder: Path, facts: ModelFacts, options: EngineOptions) -> AsyncLLM:

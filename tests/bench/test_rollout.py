@@ -67,5 +67,7 @@ def test_the_bench_reports_every_way_a_reason_for_each_null_and_a_profile() -> N
         *("engine_ms", "kernel_ms", "queue_ms", "splice_ms", "host_ms", "vllm_host_ms", "engine_share"),
     }
     assert small["fallback"] is None
+    assert set(small["stock"]) == {"request_a_line", "text_loop", "block_size", "ratios"}
+    assert all(ratio > 0 for ratio in small["stock"]["ratios"].values())
     assert set(small["slow_lines"]) == {"ours", "optimistic", "line_s"}
     assert 0 <= bundled["wasted_share"] < 1
