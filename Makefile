@@ -1,5 +1,5 @@
 # `make train` and `make test` do all of their own set-up.
-.PHONY: train test test-heavy check clean
+.PHONY: train test test-heavy test-soak check clean
 
 train:
 	scripts/setup train
@@ -7,11 +7,15 @@ train:
 
 test:
 	scripts/setup test
-	.venv/bin/python -m pytest -m "not heavy" -n auto --maxprocesses 4 --dist loadfile
+	.venv/bin/python -m pytest -m "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
 
 test-heavy:
 	scripts/setup test
 	.venv/bin/python -m pytest -m heavy
+
+test-soak:
+	scripts/setup test
+	.venv/bin/python -m pytest -m soak
 
 check:
 	scripts/setup test

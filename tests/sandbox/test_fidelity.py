@@ -46,7 +46,8 @@ def test_the_same_lines_in_blocks_and_joined_print_what_the_reference_prints() -
     _check([variant for case in cases for variant in (in_blocks(case), joined(case)) if variant.lines])
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_every_harvested_doctest_prints_what_the_reference_prints() -> None:
     cases = doctest_transcripts()
     _check(cases)
