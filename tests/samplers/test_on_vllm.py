@@ -18,7 +18,7 @@ from repl_rl.samplers import Rollouts, RolloutSampler
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.sandbox.lines import push_lines
 from repl_rl.tasks import Task, load_tasks
-from repl_rl.trajectory import Trajectory
+from repl_rl.trajectory import Observed, Trajectory
 
 POLICY = asset("policies/quickstart")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "samplers" / "line_console.md"
@@ -64,6 +64,8 @@ def test_on_vllm_the_bundled_policys_lines_are_sampled_and_what_they_print_is_ma
     assert sum(t.observed_tokens > 0 for t in found) >= 5
     model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).eval()
     for t in found:
+        if any(" at 0x" in segment.text for segment in t.segments if isinstance(segment, Observed)):
+            continue  # an address is another one in every console
         assert list(zip(t.completion_ids, t.loss_mask, strict=True)) == asyncio.run(typed_again(t))
         ids = [*t.prompt.token_ids, *t.completion_ids]
         with torch.no_grad():
