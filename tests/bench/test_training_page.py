@@ -41,3 +41,15 @@ def test_a_command_gives_the_settings_of_its_run_again(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"status": "interrupted"}))
     with pytest.raises(SystemExit, match="the run is interrupted"):
         made.record(tmp_path)
+
+
+def test_the_table_of_the_page_is_that_of_the_published_runs() -> None:
+    block = script().block
+    assert block(json.loads((ROOT / "docs" / "training.json").read_text())) in PAGE
+
+
+def test_two_task_families_and_two_samplers_were_learned_in_published_runs() -> None:
+    runs = json.loads((ROOT / "docs" / "training.json").read_text())
+    learned = [run for run in runs if run["summary"]["solve_rate_last"] > run["summary"]["solve_rate_first"]]
+    assert len({run["config"]["tasks"] for run in learned}) >= 2
+    assert len({run["config"].get("sampler", "repl") for run in learned}) >= 2

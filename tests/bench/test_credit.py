@@ -1,0 +1,190 @@
+"""The credit experiment: what is compared, in which order it is played, and that nothing is played twice."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import pytest
+
+from repl_rl.advantages import GroupRewards, estimator
+from repl_rl.bench.credit.conditions import BASELINE, CONDITIONS, ESTIMATORS, SAME_AS, SHAPINGS, conditions
+from repl_rl.bench.credit.experiment import Experiment, run_experiment
+from repl_rl.bench.credit.jobs import Job, jobs, play_all
+from repl_rl.bench.credit.processes import Processes
+from repl_rl.bench.credit.rows import Row, RowFile, Run, Start, parse, record
+from repl_rl.bench.credit.settings import Settings, header
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.rewards import line_rewards
+from tests.worlds import TASK, world
+
+START = Start("lines", {"solve_rate": 0.2, "greedy": 0.1}, 1.0)
+AFTER = {"solve_rate": 0.9, "greedy": 1.0}
+
+
+def row(condition: str = BASELINE, seed: int = 0) -> Run:
+    return Run(condition, seed, [60, 120], [0.5, 0.7], [0.1, 0.0], [2.0, 2.0], AFTER, 1e-6, 1.0, 1.0, 2.0)
+
+
+class Played:
+    """Plays every job at once, two at a time, the one that was given last first."""
+
+    def __init__(self, fail: str = "") -> None:
+        self.places = 2
+        self.given: list[Job] = []
+        self._under_way: list[Job] = []
+        self._fail = fail
+
+    def give(self, job: Job) -> None:
+        self.given.append(job)
+        self._under_way.append(job)
+        assert len(self._under_way) <= self.places
+
+    def take(self) -> Row:
+        job = self._under_way.pop()
+        if job.condition is None:
+            return replace(START, way=job.way)
+        if job.condition.name == self._fail:
+            raise ReplRLError("a worker failed")
+        return row(job.condition.name, job.seed)
+
+    @contextmanager
+    def opened(self, count: int, settings: Settings, out: Path) -> Iterator["Played"]:
+        yield self
+
+
+def test_every_cell_is_there_or_is_the_same_as_another_one() -> None:
+    cells = {f"{estimator}/{shaping}" for estimator in ESTIMATORS for shaping in SHAPINGS}
+    assert {c.name for c in CONDITIONS} == cells - set(SAME_AS) | {"fenced"}
+    assert len(CONDITIONS) == 13
+
+
+@pytest.mark.parametrize("name", sorted(SAME_AS))
+def test_a_cell_that_is_left_out_gives_the_advantages_of_the_one_that_stands_for_it(name: str) -> None:
+    # Two rollouts with an error and a line that ran each, one of which solved its task.
+    group = (0.0, 1.0)
+
+    def advantages(cell: str) -> object:
+        method, shaping = cell.split("/")
+        penalty, bonus = SHAPINGS[shaping].exception, SHAPINGS[shaping].ok
+        rows = tuple((penalty, bonus * outcome, 0.0) for outcome in group)
+        return estimator(method)(GroupRewards(group, rows))
+
+    assert advantages(name) == advantages(SAME_AS[name])
+
+
+@pytest.mark.parametrize(("answer", "paid"), [("42", True), ("41", False)])
+def test_gated_shaping_pays_lines_that_ran_in_rollouts_that_solved_and_in_no_others(answer: str, paid: bool) -> None:
+    played = asyncio.run(world(["6 * 7\n", "1 / 0\n", f"submit_final_answer({answer})\n"]).collect([TASK]))
+    ran, failed, submitted = line_rewards(played[0], SHAPINGS["gated"])
+    assert (ran > 0) is paid
+    assert failed < 0
+    assert submitted == 0
+    assert line_rewards(played[0], SHAPINGS["none"]) == (0.0, 0.0, 0.0)
+    assert line_rewards(played[0], SHAPINGS["penalty"]) == (0.0, failed, 0.0)
+
+
+def test_conditions_are_chosen_by_name_in_their_own_order() -> None:
+    assert [c.name for c in conditions(["fenced", "process/gated", BASELINE])] == [BASELINE, "process/gated", "fenced"]
+    assert conditions() == CONDITIONS
+    with pytest.raises(ConfigError, match="choose among"):
+        conditions(["nonsense"])
+    with pytest.raises(ConfigError, match=f"same as {BASELINE}"):
+        conditions(["outcome/gated"])
+
+
+def test_seeds_are_played_one_after_the_other_and_starts_first() -> None:
+    chosen = conditions([BASELINE, "fenced"])
+    order = [(job.way, job.condition and job.condition.name, job.seed) for job in jobs(chosen, 2, [])]
+    runs = [(way, name, seed) for seed in (0, 1) for way, name in (("lines", BASELINE), ("fenced", "fenced"))]
+    assert order == [("fenced", None, 0), ("lines", None, 0), *runs]
+
+
+def test_what_is_done_is_not_played_again() -> None:
+    done: list[Row] = [START, row(seed=0), row("process/none", 1)]
+    left = jobs(conditions([BASELINE, "process/none"]), 2, done)
+    assert [(job.condition and job.condition.name, job.seed) for job in left] == [("process/none", 0), (BASELINE, 1)]
+
+
+def test_fenced_runs_wait_for_their_policy_while_others_overtake_them() -> None:
+    players, kept = Played(), list[Row]()
+    play_all(jobs(conditions(["fenced", BASELINE]), 1, []), players, kept.append)
+    order = [(job.way, job.condition is not None) for job in players.given]
+    assert order == [("fenced", False), ("lines", False), ("lines", True), ("fenced", True)]
+    assert len(kept) == 4
+    alone = Played()
+    play_all(jobs(conditions(["fenced"]), 2, []), alone, kept.append)
+    assert [job.condition is None for job in alone.given] == [True, False, False]
+
+
+def test_an_experiment_that_broke_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "process/none", "process/gated"], seeds=2)
+    with pytest.raises(ReplRLError):
+        run_experiment(experiment, lambda _: None, Played(fail="process/gated").opened)
+    before = len((tmp_path / "rows.jsonl").read_text().splitlines())
+    again, told = Played(), list[str]()
+    report = run_experiment(experiment, told.append, again.opened)
+    assert before + len(again.given) == 1 + 1 + 6
+    assert "left" in told[-1]
+    assert told[-1].startswith(f"  {len(again.given)}/{len(again.given)}")
+    nobody = Played()
+    assert run_experiment(experiment, told.append, nobody.opened) == report
+    assert nobody.given == []
+
+
+def test_a_report_is_about_what_was_asked_for_although_more_was_played(tmp_path: Path) -> None:
+    settings = Settings(tokens=100)
+    run_experiment(Experiment(tmp_path, settings, [BASELINE, "process/none"], seeds=2), lambda _: None, Played().opened)
+    report = run_experiment(Experiment(tmp_path, settings, [BASELINE], seeds=1), lambda _: None, Played().opened)
+    rows = report["rows"]
+    assert isinstance(rows, list)
+    assert [r.get("condition") for r in rows] == [None, BASELINE]
+
+
+def test_runs_with_other_settings_are_never_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    file = RowFile(path, header(Settings()))
+    file.add(START)
+    file.add(row())
+    assert RowFile(path, header(Settings())).rows == [START, row()]
+    with pytest.raises(ConfigError, match="another fingerprint and settings"):
+        RowFile(path, header(Settings(tokens=1)))
+    with pytest.raises(ConfigError, match="another policy"):
+        RowFile(path, {**header(Settings()), "policy": "other"})
+    path.write_text("hello\n")
+    with pytest.raises(ConfigError, match="something else"):
+        RowFile(path, header(Settings()))
+
+
+def test_a_row_survives_json_and_nonsense_is_named() -> None:
+    assert [parse(json.dumps(record(r))) for r in (START, row())] == [START, row()]
+    for text in ("{", "[]", '{"kind": "other"}', '{"kind": "run"}'):
+        with pytest.raises(ConfigError, match="each row is"):
+            parse(text)
+
+
+def test_what_cannot_be_played_is_refused() -> None:
+    with pytest.raises(ConfigError, match="group_size"):
+        Settings(group_size=1)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        Settings(learning_rate=0.0)
+    with pytest.raises(ConfigError, match="seeds"):
+        Experiment(Path("out"), seeds=0)
+
+
+def test_a_worker_that_failed_or_is_gone_ends_the_experiment_with_its_reason() -> None:
+    context = get_context("spawn")
+    given: Queue[Job | None] = context.Queue()
+    made: Queue[Row | str] = context.Queue()
+    players = Processes([context.Process()], given, made)
+    made.put(row())
+    made.put("no memory is left")
+    assert players.take() == row()
+    with pytest.raises(ReplRLError, match="no memory is left"):
+        players.take()
+    with pytest.raises(ReplRLError, match="process is gone"):
+        players.take()
