@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import update
 from repl_rl.cli import VERBS
 from repl_rl.cli.arguments import parse
 from repl_rl.cli.train import TrainConfig
@@ -17,7 +18,6 @@ from tests.test_rewards import ran, rollout
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "update.md").read_text()
-SCRIPT = ROOT / "benchmarks" / "update.py"
 
 
 def blocks(language: str) -> list[str]:
@@ -46,18 +46,13 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
 
 def test_the_commands_of_the_page_exist() -> None:
     for line in "".join(blocks("sh")).splitlines():
-        program, what = line.split()[:2]
-        assert what in VERBS if program == "repl-rl" else (ROOT / what).is_file()
+        program, *words = line.split()
+        assert words[0] in VERBS if program == "repl-rl" else words[:2] == ["-m", update.__name__]
 
 
 def test_the_figures_of_the_page_are_those_of_the_published_run_and_stand_nowhere_else() -> None:
-    names: dict[str, object] = {"__file__": str(SCRIPT), "__name__": "update"}
-    exec(SCRIPT.read_text(), names)
-    block, rows = names["block"], json.loads((ROOT / "docs" / "update.json").read_text())
-    assert callable(block)
-    generated = f"{names['BEGIN']}{block(rows)}{names['END']}"
-    assert generated in PAGE
-    assert not re.search(r"\d+(\.\d+)?(x|%| ?s| ?MiB)\b", PAGE.replace(generated, ""))
+    assert update.PAGE.text == update.block(json.loads(update.FIGURES.read_text()))
+    assert not re.search(r"\d+(\.\d+)?(x|%| ?s| ?MiB)\b", update.PAGE.around)
 
 
 def test_the_published_update_keeps_its_promise() -> None:

@@ -5,11 +5,12 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks import publish
+from benchmarks.pages import Block
 from repl_rl.cli import VERBS
 from repl_rl.samplers import load_sampler
 from repl_rl.trajectory import Stop
@@ -46,16 +47,10 @@ def test_every_command_in_the_readme_is_a_verb_or_a_make_target() -> None:
         assert words[1] in known, command
 
 
-def published() -> dict[str, Callable[..., str]]:
-    namespace: dict[str, object] = {"__file__": str(ROOT / "benchmarks" / "publish.py"), "__name__": "publish"}
-    exec((ROOT / "benchmarks" / "publish.py").read_text(), namespace)
-    return {name: value for name, value in namespace.items() if callable(value)}
-
-
 def test_the_figures_are_those_of_the_published_run() -> None:
-    assert published()["block"](ROOT / "docs" / "quickstart") in README
+    assert Block(ROOT / "README.md", "publish").text == publish.block(publish.FOLDER)
 
 
 def test_the_figures_of_the_sandbox_are_those_of_the_published_measurement() -> None:
     figures = json.loads((ROOT / "benchmarks" / "sandbox.json").read_text())
-    assert published()["sandbox_block"](figures) in (ROOT / "benchmarks" / "sandbox.md").read_text()
+    assert Block(ROOT / "benchmarks" / "sandbox.md", "publish").text == publish.sandbox_block(figures)

@@ -6,24 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import credit
+from benchmarks.credit import block
 from repl_rl.bench.credit.conditions import BASELINE
 from repl_rl.bench.credit.experiment import Experiment, report
 from repl_rl.bench.credit.rows import Run, Start
 from repl_rl.bench.credit.settings import Settings, header
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "credit.md").read_text()
-SCRIPT = ROOT / "benchmarks" / "credit.py"
 FIGURES = (
     *("solve_rate", "greedy", "line_error_rate", "lines_per_rollout", "rollout_tokens", "void_line_rate"),
     *("print_rate", "try_rate", "repeat_rate"),
 )
-
-
-def names() -> dict[str, object]:
-    namespace: dict[str, object] = {"__file__": str(SCRIPT), "__name__": "credit"}
-    exec(SCRIPT.read_text(), namespace)
-    return namespace
 
 
 def run(condition: str, seed: int, level: float) -> Run:
@@ -43,32 +36,23 @@ def written(levels: dict[str, float], seeds: int) -> dict[str, object]:
     return copied
 
 
-def block(found: dict[str, object]) -> str:
-    make = names()["block"]
-    assert callable(make)
-    return str(make(found))
-
-
 def test_the_figures_of_the_page_are_those_of_the_published_experiment() -> None:
-    assert block(json.loads((ROOT / "docs" / "credit.json").read_text())) in PAGE
+    assert credit.PAGE.text == block(json.loads(credit.FIGURES.read_text()))
 
 
 def test_no_number_was_typed_into_the_page_by_hand() -> None:
-    marks = names()
-    head, _, rest = PAGE.partition(str(marks["BEGIN"]))
-    _, _, tail = rest.partition(str(marks["END"]))
-    assert not re.search(r"\d", head + tail)
+    assert not re.search(r"\d", credit.PAGE.around)
 
 
 def test_every_command_of_the_page_is_one() -> None:
     from repl_rl.cli.arguments import parse
     from repl_rl.cli.bench import CreditBenchConfig
 
-    first, second = re.findall(r"^(?:repl-rl|python) .*$", PAGE, re.MULTILINE)
+    first, second = re.findall(r"^(?:repl-rl|python) .*$", credit.PAGE.around, re.MULTILINE)
     words = first.split()
     assert words[:3] == ["repl-rl", "bench", "credit"]
     assert parse(CreditBenchConfig, "bench credit", words[3:]).json == Path("figures.json")
-    assert second.split()[1] == str(SCRIPT.relative_to(ROOT))
+    assert second.split()[1:3] == ["-m", credit.__name__]
 
 
 def test_sentences_name_what_is_certainly_above_and_below_the_baseline_and_nothing_else() -> None:
@@ -92,9 +76,7 @@ def test_cells_that_are_the_same_by_definition_say_so() -> None:
 
 
 def test_the_plot_is_drawn_of_whatever_there_is(tmp_path: Path) -> None:
-    draw = names()["draw"]
-    assert callable(draw)
-    draw(written({BASELINE: 0.4, "fenced": 0.6}, seeds=2), tmp_path / "plot.png")
+    credit.draw(written({BASELINE: 0.4, "fenced": 0.6}, seeds=2), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
