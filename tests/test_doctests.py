@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import doctests
 from repl_rl.cli import main
 from repl_rl.cli.arguments import parse
 from repl_rl.cli.transcripts import TranscriptsConfig
@@ -248,6 +249,10 @@ def test_the_verb_writes_trajectories_and_counts_that_can_be_read_again(
     assert "it exists" in capsys.readouterr().err
     assert main(["transcripts"]) == 2
     assert "name packages, such as --from-doctests sympy stdlib" in capsys.readouterr().err
+
+
+def test_the_counts_on_the_page_are_those_of_the_published_command() -> None:
+    assert doctests.PAGE.text == doctests.block(json.loads(doctests.FIGURES.read_text()))
 
 
 @pytest.mark.heavy

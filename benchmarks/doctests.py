@@ -1,0 +1,55 @@
+"""Copy what `repl-rl transcripts --from-doctests` counted into docs/coldstart.md.
+
+    python -m benchmarks.doctests transcripts/transcripts.json
+
+Every count of that page stands between the two markers below and comes from that file.
+"""
+
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.pages import ROOT, Block
+
+PAGE = Block(ROOT / "docs" / "coldstart.md", "doctests")
+FIGURES = ROOT / "docs" / "doctests.json"
+_REASONS = 3
+"""The most frequent ones that are named."""
+
+
+def block(report: Mapping[str, object]) -> str:
+    """The generated block of docs/coldstart.md."""
+    text = f"{report['kept']:,} trajectories were kept, with {', '.join(report['versions'])}:\n\n"
+    text += "| package | doctests | kept whole | kept in part | dropped | most frequent reasons to drop |\n"
+    text += "|---|---|---|---|---|---|\n"
+    for name, counts in report["packages"].items():
+        part, dropped = sum(counts["kept_in_part"].values()), sum(counts["dropped"].values())
+        reasons = list(counts["dropped"].items())[:_REASONS]
+        cells = (name, f"{counts['kept'] + dropped:,}", f"{counts['kept_whole']:,}", f"{part:,}", f"{dropped:,}")
+        text += f"| {' | '.join(cells)} | {', '.join(f'{reason} {count}' for reason, count in reasons)} |\n"
+    return text
+
+
+def versions(packages: Mapping[str, object]) -> list[str]:
+    """Of Python and of the packages, as far as they are distributions."""
+    found = [f"Python {platform.python_version()}"]
+    for name in packages:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # the standard library, or a part of a package
+            continue
+    return found
+
+
+def main(file: Path) -> None:
+    """Publish the counts in `file`."""
+    report = json.loads(file.read_text())
+    FIGURES.write_text(json.dumps(report | {"versions": versions(report["packages"])}, indent=2) + "\n")
+    PAGE.write(block(json.loads(FIGURES.read_text())))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
