@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,6 +60,12 @@ class ForcedRenderer(Renderer):
         self._plain = Renderer.from_folder(folder)
         self._plan = plan
         super().__init__(self._plain.tokenizer)
+
+    def planned(self, plan: Plan) -> "ForcedRenderer":
+        """The same for another plan."""
+        other = copy(self)
+        other._plan = plan
+        return other
 
     @property
     def eos_ids(self) -> frozenset[int]:

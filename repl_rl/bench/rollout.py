@@ -4,7 +4,6 @@ import asyncio
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -15,10 +14,12 @@ from repl_rl.bench.forced import ForcedRenderer, Plan, leased
 from repl_rl.bench.many import many
 from repl_rl.bench.policies import SIZES, write_policy
 from repl_rl.bench.profile import profile, watched
+from repl_rl.bench.rates import rates
+from repl_rl.bench.slow import slow_lines
 from repl_rl.bench.text_loop import text_loop
 from repl_rl.bench.trl_loop import TrlLoop
 from repl_rl.bench.ways import WAYS, Stage, Way, play
-from repl_rl.engine import Drive, EngineOptions, open_engine
+from repl_rl.engine import EngineOptions, open_engine
 from repl_rl.engine.vllm import VllmEngine
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import Sandbox
@@ -29,9 +30,8 @@ KEYS = ("uninterrupted", "bound", "ours", "optimistic", "request_a_line", "locks
 """The ways, in the order in which each repeat plays them."""
 STOCK_BLOCK = 128
 """Block size of vLLM as it comes, on CPU; ours is smaller, which makes a request a line cheaper for everybody."""
-STOCK_WAYS = ("request_a_line", "text_loop")
+STOCK_WAYS = ("request_a_line", "lockstep", "text_loop")
 """Ways that are also played on vLLM as it comes: what one has without this package."""
-SLOW_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,12 @@ async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
         ways["text_loop"] = await stack.enter_async_context(text_loop(folder, options))
         ways["trl"] = TrlLoop(folder, plan)
         ways |= await _stock(stack, folder, replace(options, block_size=STOCK_BLOCK))
-        renderer = ForcedRenderer(folder, plan)
-        await _rates(ways, Stage(Plan(effort.rollouts, 1), engine, sandbox, renderer), 1)  # nothing cold is measured
-        rates = await _rates(ways, Stage(plan, engine, sandbox, renderer), effort.repeats[name])
-        profiled = await _profile(Stage(plan, engine, sandbox, renderer))
-        slow_plan = Plan(effort.rollouts, min(effort.lines, 4), SLOW_S)
-        slow = await _slow(Stage(slow_plan, engine, sandbox, ForcedRenderer(folder, slow_plan)))
-    medians = {key: statistics.median(found) for key, found in rates.items()}
+        stage, repeats = Stage(plan, engine, sandbox, ForcedRenderer(folder, plan)), effort.repeats[name]
+        await rates(ways, replace(stage, plan=Plan(effort.rollouts, 1)), 1)  # nothing cold is measured
+        raw = await rates(ways, stage, repeats)
+        profiled = await _profile(stage)
+        slow = await slow_lines(stage, repeats)
+    medians = {key: statistics.median(found) for key, found in raw.items()}
     ratios = {key: medians["ours"] / rate for key, rate in medians.items() if key != "ours"}
     stock = {key: _STOCK + key for key in STOCK_WAYS}
     return {
@@ -99,7 +98,7 @@ async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
         "ratios": {key: ratios[key] for key in KEYS if key != "ours"},
         "stock": {key: medians[name] for key, name in stock.items()}
         | {"block_size": STOCK_BLOCK, "ratios": {key: ratios[name] for key, name in stock.items()}},
-        "raw": rates,
+        "raw": raw,
         "profile": profiled,
         "slow_lines": slow,
         "parameters": parameters,
@@ -119,31 +118,13 @@ async def _stock(stack: AsyncExitStack, folder: Path, options: EngineOptions) ->
     return {_STOCK + key: on_stock(WAYS[key]) if key in WAYS else loop for key in STOCK_WAYS}
 
 
-async def _rates(ways: Mapping[str, Way], stage: Stage, repeats: int) -> dict[str, list[float]]:
-    """Sampled tokens a second of each way, each repeat; a way after the other in each repeat."""
-    rates: dict[str, list[float]] = {key: [] for key in ways}
-    for _ in range(repeats):
-        for key, found in rates.items():
-            async with leased(stage.sandbox, stage.plan.rollouts) as consoles:
-                started = time.perf_counter()
-                sampled = await ways[key](Stage(stage.plan, stage.engine, consoles, stage.renderer))
-                found.append(sampled / (time.perf_counter() - started))
-    return rates
-
-
-async def _slow(stage: Stage) -> dict[str, float]:
-    """Ours and optimistic where each line takes 20 ms in its console; sampled tokens a second."""
-    rates = await _rates({"ours": WAYS["ours"], "optimistic": WAYS["optimistic"]}, stage, 3)
-    return {key: statistics.median(found) for key, found in rates.items()} | {"line_s": SLOW_S}
-
-
 async def _profile(stage: Stage) -> dict[str, float]:
-    """Parts of a line of ours; `vllm_host` is what vLLM's front end takes for as many tokens of plain generation."""
-    async with watched() as plain:
-        await WAYS["uninterrupted"](stage)
-    stage.engine.use(Drive.SESSION)
+    """Parts of a line of ours; `vllm_host` is what `bound` takes, which is vLLM's front end for chunks like ours."""
+    async with watched() as engine_alone:
+        await WAYS["bound"](stage)
     async with leased(stage.sandbox, stage.plan.rollouts) as consoles:
         async with watched() as watch:
-            played = await play(Stage(stage.plan, stage.engine, consoles, stage.renderer))
+            played = await play(replace(stage, sandbox=consoles))
         parts = profile(played, watch)
-    return parts | {"vllm_host_ms": 1000 * plain.cpu_s / (stage.plan.rollouts * stage.plan.lines)}
+    vllm_host_ms = 1000 * engine_alone.cpu_s / (stage.plan.rollouts * stage.plan.lines)
+    return parts | {"vllm_host_ms": vllm_host_ms, "own_host_ms": parts["host_ms"] - vllm_host_ms}

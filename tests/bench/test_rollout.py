@@ -64,10 +64,12 @@ def test_the_bench_reports_every_way_a_reason_for_each_null_and_a_profile() -> N
         assert small[key] or small["reasons"][key]
         assert key == "ours" or small["ratios"].get(key, 0) > 0 or small[key] is None
     assert set(small["profile"]) == {
-        *("engine_ms", "kernel_ms", "queue_ms", "splice_ms", "host_ms", "vllm_host_ms", "engine_share"),
+        *("engine_ms", "kernel_ms", "queue_ms", "splice_ms", "host_ms", "vllm_host_ms", "own_host_ms"),
+        "engine_share",
     }
     assert small["fallback"] is None
-    assert set(small["stock"]) == {"request_a_line", "text_loop", "block_size", "ratios"}
+    assert set(small["stock"]) == {"request_a_line", "lockstep", "text_loop", "block_size", "ratios"}
     assert all(ratio > 0 for ratio in small["stock"]["ratios"].values())
-    assert set(small["slow_lines"]) == {"ours", "optimistic", "line_s"}
+    assert [(row["rollouts"], row["line_s"]) for row in small["slow_lines"]] == [(8, 0.02), (8, 0.2)]
+    assert all(row["ours"] > 0 and row["optimistic"] > 0 for row in small["slow_lines"])
     assert 0 <= bundled["wasted_share"] < 1
