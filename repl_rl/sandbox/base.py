@@ -78,6 +78,18 @@ class SandboxSession(Protocol):
         """
 
 
+def refuse_unfit(line: str, *, ended: bool) -> None:
+    """Refuse what no console takes.
+
+    Raises:
+        ConfigError: `line` holds a newline, or the session has ended.
+    """
+    if "\n" in line:
+        raise ConfigError("line", line, "push one physical line, without its newline")
+    if ended:
+        raise ConfigError("session", "ended", "take a fresh session; look at `ended` before each push")
+
+
 class Sandbox(Protocol):
     """A source of fresh consoles. Closing it is the business of `open_sandbox`."""
 

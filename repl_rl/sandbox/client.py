@@ -7,8 +7,7 @@ from collections.abc import Callable
 import zmq
 
 from repl_rl.console import CellBuffer, Verdict
-from repl_rl.errors import ConfigError
-from repl_rl.sandbox.base import Limits, PushResult
+from repl_rl.sandbox.base import Limits, PushResult, refuse_unfit
 from repl_rl.sandbox.keeper import Death, KeeperLink
 from repl_rl.sandbox.wire import MalformedReply, Reply, Wire
 from repl_rl.trajectory import LineStatus
@@ -59,10 +58,7 @@ class ConsoleSession:
 
     async def push(self, line: str) -> PushResult:
         """As `SandboxSession.push`."""
-        if "\n" in line:
-            raise ConfigError("line", line, "push one physical line, without its newline")
-        if self._ended:
-            raise ConfigError("session", "ended", "take a fresh session; look at `ended` before each push")
+        refuse_unfit(line, ended=self._ended)
         started = time.perf_counter()
         verdict = self._cell.add(line)
         if verdict is Verdict.VOID:

@@ -9,8 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from repl_rl.errors import ConfigError
-from repl_rl.sandbox.base import Limits, PushResult
+from repl_rl.sandbox.base import Limits, PushResult, refuse_unfit
 from repl_rl.trajectory import LineStatus
 
 
@@ -62,10 +61,7 @@ class InProcessSession:
 
     async def push(self, line: str) -> PushResult:
         """As `SandboxSession.push`, except that no deadline is kept: the line runs on the caller's own thread."""
-        if "\n" in line:
-            raise ConfigError("line", line, "push one physical line, without its newline")
-        if self._ended:
-            raise ConfigError("session", "ended", "take a fresh session; look at `ended` before each push")
+        refuse_unfit(line, ended=self._ended)
         started = time.perf_counter()
         console, output, more = self._console, io.StringIO(), False
         console.outcome = LineStatus.OK
