@@ -8,7 +8,6 @@ no part in any baseline; a group of one, or without variance, gives zeros. (Wher
 exact in float32, as for three outcomes of 0.1, `outcome` gives TRL's rounding error in place of 0; 0 and 1 are exact.)
 """
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.plugins import imported
 
 EPSILON = 1e-4
 """Added to a standard deviation before dividing by it; reward units. TRL's value."""
@@ -208,8 +208,9 @@ def estimator(name: str, **options: float | None) -> Estimator:
 
     Raises:
         ConfigError: there is no such estimator, or an option has no effect on it.
+        UserCodeError: its module raised while it was imported.
     """
-    function = ESTIMATORS.get(name) or _imported(name)
+    function = ESTIMATORS.get(name) or _of_the_user(name)
     given = {key: value for key, value in options.items() if value is not None}
     accepted = inspect.signature(function).parameters
     for key, value in given.items():
@@ -226,20 +227,17 @@ def discount_of(name: str, discount: float | None) -> float:
     """
     if discount is not None:
         return discount
-    parameter = inspect.signature(ESTIMATORS.get(name) or _imported(name)).parameters.get("discount")
+    parameter = inspect.signature(ESTIMATORS.get(name) or _of_the_user(name)).parameters.get("discount")
     return 1.0 if parameter is None or parameter.default is parameter.empty else float(parameter.default)
 
 
-def _imported(name: str) -> Callable[..., Advantages]:
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+def _of_the_user(name: str) -> Callable[..., Advantages]:
+    if ":" not in name:
         raise ConfigError("estimator", name, f"choose one of {', '.join(ESTIMATORS)}, or give module:function")
-    try:
-        function: Callable[..., Advantages] = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("estimator", name, f"it cannot be imported: {error}") from error
-    if not callable(function):
+    found = imported("estimator", name)
+    if not callable(found):
         raise ConfigError("estimator", name, "it is not a function")
+    function: Callable[..., Advantages] = found
     return function
 
 

@@ -7,13 +7,13 @@ whole rollout and is `Trajectory.outcome`.
 
 import ast
 import hashlib
-import importlib
 import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.plugins import imported
 from repl_rl.trajectory import LineStatus, Trajectory
 
 
@@ -156,16 +156,19 @@ def line_reward(name: str) -> Weighted:
 
     Raises:
         ConfigError: there is no such function, or the weight is no finite number.
+        UserCodeError: its module raised while it was imported.
     """
     path, equals, weight = name.partition("=")
-    module_name, _, attribute = path.partition(":")
     try:
-        function: LineReward = getattr(importlib.import_module(module_name), attribute)
         factor = float(weight) if equals else 1.0
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError("line reward", name, f"give module:function, or module:function=weight; {error}") from error
+    except ValueError:
+        factor = math.nan
     if not math.isfinite(factor):
-        raise ConfigError("line reward", name, "its weight is a finite number")
+        raise ConfigError("line reward", name, "its weight is a finite number: module:function=weight")
+    found = imported("line reward", path)
+    if not callable(found):
+        raise ConfigError("line reward", name, "it is not a function")
+    function: LineReward = found
     return Weighted(function, factor)
 
 

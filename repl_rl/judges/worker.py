@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import TypedDict
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.plugins import imported
 from repl_rl.tasks import Task
 
 Inner = Callable[[Task, str], object]
@@ -103,18 +104,15 @@ def load(name: str) -> Inner:
 
     Raises:
         ConfigError: it cannot be imported, or is no function.
+        UserCodeError: its module raised while it was imported.
     """
     if name in SHIPPED:
         if name == "math":
             _math_verify()
         return SHIPPED[name]
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError("judge", name, f"it cannot be imported: {error}") from error
+    found = imported("judge", name)
     if not callable(found):
-        raise ConfigError("judge", name, f"{function!r} is not a function")
+        raise ConfigError("judge", name, "it is not a function")
     judge: Inner = found
     return judge
 
@@ -131,21 +129,22 @@ def _math_verify() -> ModuleType:
 def answer_to(request: Request) -> Reply:
     """Grade one answer, or say what is wrong with the judge."""
     name, texts = request["judge"], request["task"]
-    doing = "importing it"
+    who = f"judge {name}: on task {texts['id'] if texts else None} it"
     try:
         judge = load(name)
         if texts is None:
             return Reply(value=0.0)
-        doing = f"on task {texts['id']} it"
         value = judge(Task(**texts), request["answer"])
     except ConfigError as error:
         return Reply(refused=(error.thing, str(error.value), error.remedy))
     except MemoryError:
         return Reply(overran="it ran out of memory")
+    except UserCodeError as error:
+        return Reply(raised=str(error))
     except Exception as error:
-        return Reply(raised=f"judge {name}: {doing} raised {error!r}; mend it")
+        return Reply(raised=f"{who} raised {error!r}; mend it")
     if not isinstance(value, int | float) or not math.isfinite(value):
-        return Reply(raised=f"judge {name}: {doing} returned {value!r:.200}; return a finite number")
+        return Reply(raised=f"{who} returned {value!r:.200}; return a finite number")
     return Reply(value=float(value))
 
 

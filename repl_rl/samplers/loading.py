@@ -1,11 +1,9 @@
 """Finds a sampler by the name that a person gave."""
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.plugins import imported
 from repl_rl.samplers.base import API_VERSION, ReplSampler, RolloutSampler
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
@@ -32,10 +30,9 @@ def load_sampler(name: str) -> RolloutSampler:
     """
     if name in SHIPPED:
         return SHIPPED[name]()
-    module_name, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ConfigError("sampler", name, f"choose one of {', '.join(SHIPPED)}, or give module:name")
-    found = _import(name, module_name, attribute)
+    found = imported("sampler", name)
     if isinstance(found, RolloutSampler):
         return _current(name, found)
     if isinstance(found, type) and not issubclass(found, RolloutSampler):
@@ -61,18 +58,3 @@ def _current(name: str, sampler: RolloutSampler) -> RolloutSampler:
         remedy = f"this is version {API_VERSION}; see the changelog, then adapt the sampler"
         raise ConfigError(f"api_version of sampler {name}", sampler.api_version, remedy)
     return sampler
-
-
-def _import(name: str, module_name: str, attribute: str) -> object:
-    # A program that was installed does not look into the folder that it is started from; `python -m` does.
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: object = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError("sampler", name, f"it cannot be imported: {error}") from error
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise UserCodeError(f"sampler {name}: importing {module_name!r} raised {error!r}") from error
-    return found

@@ -82,9 +82,3 @@ def test_what_a_users_module_raises_is_attributed_to_it(module: str) -> None:
         load_sampler(f"{module}:raises")
     with pytest.raises(UserCodeError, match="importing 'their_broken_samplers' raised ZeroDivisionError"):
         load_sampler("their_broken_samplers:x")
-
-
-def test_modules_in_the_folder_that_one_works_in_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "local_samplers.py").write_text("from repl_rl import ReplSampler as Mine\n")
-    monkeypatch.chdir(tmp_path)
-    assert isinstance(load_sampler("local_samplers:Mine"), ReplSampler)

@@ -1,0 +1,50 @@
+"""Code of the user by name: one way to find it, and to say why it cannot be had, whatever it is for."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from repl_rl.advantages import estimator
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.rewards import line_reward
+from repl_rl.samplers import load_sampler
+
+USERS: dict[str, Callable[[str], object]] = {
+    "sampler": load_sampler,
+    "estimator": estimator,
+    "line reward": line_reward,
+}
+
+
+@pytest.mark.parametrize("thing", USERS)
+@pytest.mark.parametrize("name", ["nowhere:f", "json:nothing", "json:", ":f"])
+def test_what_is_not_there_is_named_with_a_remedy(thing: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{thing} is '{name}'; it cannot be imported: .*; give module:name"):
+        USERS[thing](name)
+
+
+@pytest.mark.parametrize("thing", USERS)
+def test_what_a_module_raises_while_it_is_imported_is_its_users(
+    thing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_broken_module.py").write_text("1/0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserCodeError, match=f"{thing} their_broken_module:f: importing .* raised ZeroDivisionError"):
+        USERS[thing]("their_broken_module:f")
+
+
+@pytest.mark.parametrize("thing", ["estimator", "line reward"])
+def test_what_cannot_be_called_is_no_function(thing: str) -> None:
+    with pytest.raises(ConfigError, match=f"{thing} is 'math:pi'; it is not a function"):
+        USERS[thing]("math:pi")
+
+
+def test_a_program_finds_modules_in_the_folder_that_one_works_in_and_hides_none_by_them(tmp_path: Path) -> None:
+    (tmp_path / "their_local_module.py").write_text("here = True\n")
+    (tmp_path / "colorsys.py").write_text("1/0\n")
+    code = "import sys; sys.path.remove(''); from repl_rl.cli import main; main([])"
+    code += "; import colorsys, their_local_module"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=True)
