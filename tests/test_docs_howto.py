@@ -1,0 +1,152 @@
+"""The commands of all pages are accepted, and so are settings and scripts of docs/howto.md; links lead somewhere."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import is_dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from transformers.utils import is_torch_bf16_gpu_available
+
+from repl_rl.cli import VERBS
+from repl_rl.cli.arguments import parse
+from repl_rl.cli.train import TrainConfig
+from repl_rl.errors import ConfigError
+from repl_rl.player import TrajectoryPlayer
+from repl_rl.player.widget import MOST
+from repl_rl.store import write_step
+from repl_rl.tasks import load_tasks
+from repl_rl.trainer import TrainerConfig
+from tests.test_replay import played
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "howto.md").read_text()
+README = (ROOT / "README.md").read_text()
+ACTIONS = {
+    "sandbox check": "CheckConfig",
+    "sandbox build": "BuildConfig",
+    "sampler check": "CheckConfig",
+    "bench sandbox": "SandboxBenchConfig",
+    "bench update": "UpdateBenchConfig",
+    "bench rollout": "RolloutBenchConfig",
+    "bench credit": "CreditBenchConfig",
+}
+
+
+def blocks(language: str, text: str = PAGE) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def script(containing: str) -> str:
+    (found,) = [source for source in blocks("python") if containing in source]
+    return found
+
+
+def commands() -> list[str]:
+    """Of the README and every page, in blocks and in sentences, once each."""
+    pages = [README, *(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))]
+    lines = "".join(block for page in pages for block in blocks("sh", page)).replace("\\\n", " ").splitlines()
+    quoted = [command for page in pages for command in re.findall(r"`(repl-rl [a-z]+ [^`]*--[^`]+)`", page)]
+    found = dict.fromkeys(" ".join(line.split()) for line in lines + quoted if line.startswith("repl-rl"))
+    return [line for line in found if "--help" not in line]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_is_accepted(command: str) -> None:
+    _, verb, *words = shlex.split(command, comments=True)
+    assert verb in VERBS
+    module = import_module(f"repl_rl.cli.{verb}")
+    kinds = {
+        name: kind
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
+    }
+    action = f"{verb} {words[0]}" if words else ""
+    if action in ACTIONS:
+        name, words = ACTIONS[action], words[2:] if verb == "sampler" else words[1:]
+    else:
+        (name,) = [name for name in kinds if name.lower() == f"{verb}config"]
+    if "--config" not in words:
+        assert parse(kinds[name], verb, words)
+
+
+def test_the_tasks_and_the_settings_of_the_page_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problems.jsonl").write_text(blocks("json")[0])
+    assert [task.judge for task in load_tasks("problems.jsonl")] == ["exact", "numeric"]
+    Path("mine.toml").write_text(blocks("toml")[0])
+    config = parse(TrainConfig, "train", ["--config", "mine.toml"])
+    assert (config.model, config.rollout.max_lines, config.trainer.save_every) == ("qwen", 32, 20)
+    unfit: AbstractContextManager[object] = pytest.raises(ConfigError, match="leave it at float32")
+    with nullcontext() if is_torch_bf16_gpu_available() else unfit:
+        assert config.trainer.grpo_args(tmp_path).per_device_train_batch_size == 8
+    assert replace(config.trainer, dtype="float32").grpo_args(tmp_path).per_device_train_batch_size == 8
+
+
+def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train_mine.py").write_text(
+        script("async def opened").replace('open_sandbox("local"', 'open_sandbox("unsafe"')
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = import_module("train_mine")
+    final = module.main(TrainerConfig(steps=1, prompts_per_step=1, group_size=2), tmp_path / "checkpoints")
+    sys.modules.pop("train_mine")
+    assert (final / "model.safetensors").is_file()
+
+
+@pytest.mark.heavy
+def test_the_page_trains_in_two_processes(tmp_path: Path) -> None:
+    (tmp_path / "train_mine.py").write_text(script("async def opened"))
+    (command,) = [line for block in blocks("text") for line in block.splitlines() if line.startswith("accelerate")]
+    program, *words = shlex.split(command)
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(program)), words[0], "--cpu", *words[1:]],
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [line.split()[:2] for line in done.stdout.splitlines()][-2:] == [["1", "12"], ["2", "12"]]
+
+
+def test_the_player_and_the_kernel_of_the_page_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_step(Path("runs/quickstart"), 1, [played(["x = 6\n", "x\n", "exit()\n"])])
+    namespace: dict[str, object] = {}
+    exec(script("TrajectoryPlayer"), namespace)
+    assert isinstance(namespace["player"], TrajectoryPlayer)
+    exec(script("jupyter").replace("sys.prefix", repr(str(tmp_path))), {})
+    (spec,) = tmp_path.glob("share/jupyter/kernels/*/kernel.json")
+    assert f"`{json.loads(spec.read_text())['display_name']}`" in PAGE
+
+
+def test_the_page_about_replay_says_how_many_trajectories_the_player_takes() -> None:
+    assert f"({MOST:,} at most)" in " ".join((ROOT / "docs" / "replay.md").read_text().split())
+
+
+def test_every_page_can_be_reached_from_the_readme_and_no_link_is_broken() -> None:
+    seen: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        if page.suffix != ".md":
+            continue
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if not target.startswith("http"):
+                linked = (page.parent / target).resolve()
+                assert linked.exists(), f"{page.name}: {target}"
+                waiting.append(linked)
+    pages = {
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("notebooks/*.ipynb"),
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+    }
+    assert pages <= seen
