@@ -98,6 +98,12 @@ def likely_silent(line: str) -> bool:
     return bool(body) and all(isinstance(statement, _SILENT) for statement in body)
 
 
+def is_void(line: str) -> bool:
+    """True for a line that computes nothing where a cell would start: blank, a comment, or `pass`."""
+    text = line.strip()
+    return not text or text.startswith("#") or text == "pass"
+
+
 def prompt(more: bool) -> str:
     """The prompt that the console prints next."""
     return PS2 if more else PS1

@@ -169,9 +169,11 @@ class Episode:
         """Run physical lines in this rollout's console, on behalf of the line sampled last, and splice nothing.
 
         Raises:
-            ConfigError: nothing was sampled yet, or the console has ended.
+            ConfigError: nothing was sampled yet, there is no line to run, or the console has ended.
             SandboxFault: our console failed; the rollout is dropped.
         """
+        if not lines or not self._record.line_count:
+            raise ConfigError("episode.execute()", lines, "sample a line first, then give at least one to run")
         console = await self._open()
         result = await push_lines(console, lines)
         self._more = result.more
@@ -195,7 +197,7 @@ class Episode:
 
         Raises:
             ConfigError: something was sampled already.
-            SandboxFault: the console failed, or ended before all of `texts` ran.
+            SandboxFault: the console failed, or ended while `texts` ran.
         """
         if self._record.line_count:
             raise ConfigError("episode.restore()", "after a sampled line", "call it first")
@@ -209,9 +211,10 @@ class Episode:
             self._context_left -= len(segment.token_ids)
         for text in texts:
             console = await self._open()
+            result = await push_lines(console, self._buffer.feed(text))
             if console.ended:
                 raise SandboxFault("the console ended while its state was rebuilt")
-            await push_lines(console, self._buffer.feed(text))
+            self._more = result.more
 
     def executed(self, execution: Execution) -> None:
         """Say what became of the line sampled last, where something other than the console ran it.

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
+from repl_rl.console import is_void
+from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.trajectory import Failure, Line, LineStatus, Stop, Trajectory
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "observed_tokens": float(sum(t.observed_tokens for t in sound)),
         "sandbox_fault_rate": _share(trajectories, lambda t: t.failure is not None and not _users(t.failure)),
         "user_error_rate": _share(trajectories, lambda t: t.failure is not None and _users(t.failure)),
-        "void_line_rate": _share(lines, _is_void),
+        "void_line_rate": _share(lines, lambda line: is_void(line.text)),
         "print_rate": _share(lines, lambda line: _PRINT.search(line.text) is not None),
         "print_spam_rate": sum(map(_print_spam, sound)) / max(len(lines), 1),
         "try_rate": _share(lines, lambda line: _TRY.match(line.text) is not None),
@@ -57,7 +59,7 @@ def families(trajectories: Sequence[Trajectory], family_of: Mapping[str, str]) -
 
 
 def draw_curves(rows: Sequence[Row], held_out: Sequence[tuple[int, float]], path: Path) -> None:
-    """Draw solve rate, line error rate and log-probability gap over steps into a PNG.
+    """Draw solve rate, line error rate and the seconds of a step, over steps, into a PNG.
 
     `held_out` are (step, solve rate) points of the evaluations.
     """
@@ -90,18 +92,13 @@ def _share(items: Sequence[T], test: Callable[[T], bool]) -> float:
 
 def _users(failure: Failure) -> bool:
     """True where the sampler or the task is to blame, and no part of ours."""
-    return failure.kind in ("UserCodeError", "ConfigError")
-
-
-def _is_void(line: Line) -> bool:
-    text = line.text.strip()
-    return not text or text.startswith("#") or text == "pass"
+    return failure.kind in (UserCodeError.__name__, ConfigError.__name__)
 
 
 def _print_spam(trajectory: Trajectory) -> int:
     """Lines that print without showing anything new."""
     printed = [line.text.strip() for line in trajectory.lines if _PRINT.search(line.text)]
-    return sum(text in printed[:at] or _prints_literals(text) for at, text in enumerate(printed))
+    return len(printed) - sum(not _prints_literals(text) for text in set(printed))
 
 
 def _prints_literals(text: str) -> bool:

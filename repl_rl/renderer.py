@@ -1,7 +1,7 @@
 """The sole owner of a tokenizer: prompts, observations and captions.
 
 Ids are the truth and text is the caption. A prompt is encoded once; each observation is encoded alone, once, with
-special tokens disabled (a program that prints `<|im_end|>` prints eight characters of text, not a control token);
+special tokens disabled (a program that prints `<|im_end|>` prints ten characters of text, not a control token);
 sampled ids are decoded for the console and never encoded again.
 """
 
@@ -15,6 +15,7 @@ from typing import Literal
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from repl_rl.assets import asset
+from repl_rl.console import PS1
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Observed, Prompt
 
@@ -24,6 +25,9 @@ Overshoot = Literal["refuse", "carry"]
 `refuse`: the audit is an error. `carry`: such a token ends the line like any other that holds a newline, and the text
 after it begins the next line. Nothing is forbidden to the policy, so sampler and trainer keep the same distribution.
 """
+
+TEMPLATES = ("bare", "base", "few_shot", "chat", "chat_few_shot")
+"""Prompt templates: a file each in `prompts/`."""
 
 _ANCHOR = "a"
 _OBSERVED_CHARS = 65_536
@@ -101,14 +105,19 @@ class Renderer:
     def prompt(self, question: str, template: str = "base", version: str = "3") -> Prompt:
         """The prompt of a task, up to and including the first console prompt.
 
-        `template` is `chat` or `chat_few_shot` (the model's chat template with that system text, then the banner as
-        the beginning of the assistant's text), or the name of a file in `prompts/` with `{question}` and optionally
-        `{banner}`.
+        `template` is one of `TEMPLATES`: `chat` and `chat_few_shot` are the model's chat template with that system
+        text, then the banner as the beginning of the assistant's text; the others are plain text.
+
+        Raises:
+            ConfigError: there is no such template, or the model has no chat template.
         """
+        if template not in TEMPLATES:
+            raise ConfigError("prompt", template, f"choose one of {', '.join(TEMPLATES)}")
         banner = asset("prompts/banner.txt").read_text().replace("{version}", version)
+        written = asset(f"prompts/{template}.txt").read_text()
         if template in ("chat", "chat_few_shot"):
-            return self._chat_prompt(question, asset(f"prompts/{template}.txt").read_text(), banner + ">>> ")
-        text = asset(f"prompts/{template}.txt").read_text().replace("{banner}", banner).replace("{question}", question)
+            return self._chat_prompt(question, written, banner + PS1)
+        text = written.replace("{banner}", banner).replace("{question}", question)
         return Prompt(text, self.encode(text))
 
     def _chat_prompt(self, question: str, system: str, prefill: str) -> Prompt:

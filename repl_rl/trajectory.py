@@ -43,7 +43,7 @@ class Stop(StrEnum):
     """Given up: see `RolloutLimits.give_up_after`."""
     WALL_CLOCK = "wall_clock"
     FAULT = "fault"
-    """Our failure: see `Trajectory.failure`."""
+    """Dropped: see `Trajectory.failure`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Our failure in this rollout: the class of the `RolloutFailure` and its message."""
+    """Why a rollout was dropped: the class of the `RolloutFailure`, or of what user code raised, and its message."""
 
     kind: str
     message: str

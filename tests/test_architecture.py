@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent / "repl_rl"
 
 FLOORS = [
     {"errors"},
-    {"trajectory", "line", "assets"},
+    {"trajectory", "line", "assets", "plugins"},
     {"console", "engine", "store", "advantages", "batch", "tasks", "record"},
     {"sandbox", "renderer", "judges", "metrics", "report"},
     {"episode", "rewards"},

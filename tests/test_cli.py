@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--trainer.group-size", "1"), ["group_size is 1", "at least 2 rollouts"]),
         (("--learning-rat", "1"), ["unknown option", "learning_rat", "did you mean"]),
         (("--sampler", "nope"), ["sampler is 'nope'", "repl"]),
+        (("--prompt", "nope"), ["prompt is 'nope'", "choose one of bare, base"]),
         (("--sampler", "json:JSONDecoder"), ["json:JSONDecoder", "subclass of repl_rl.RolloutSampler"]),
         (("--rollout.max-lines", "0"), ["max_lines is 0", "at least 1"]),
         (("--concurrency", "0"), ["concurrency is 0"]),
@@ -43,6 +45,11 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--docker.runtime", "runsc"), ["runsc", "no effect without --sandbox docker"]),
         (("--sandbox", "docker", "--docker.memory-mb", "1"), ["docker.memory_mb is 1", "at least 256"]),
         (("--config", "/no/such.toml"), ["config file", "/no/such.toml"]),
+        (("--seed", "x"), ["'--out", "--seed x'", "invalid literal", "repl-rl train --help"]),
+        (("--engine", "server"), ["invalid choice 'server'", "'vllm', 'transformers'"]),
+        (("--engine-options.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
+        (("--engine-options.seed", "1"), ["engine_options.seed is 1", "give --seed"]),
+        (("--model", "owner/name"), ["owner/name", "hf download"]),
         (("--trainer.line-weight", "0.5", "--trainer.estimator", "outcome"), ["line_weight", "0.5"]),
     ],
 )
@@ -52,6 +59,36 @@ def test_bad_values_are_named_with_a_remedy(
     error = refused(capsys, tmp_path, *flags)
     for part in parts:
         assert part in error, error
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("view", ["Missing", "Run folder", "repl-rl view --help"]),
+        ("replay /no/such --to-line -1", ["to_line is -1", "0 or more"]),
+        ("replay /no/such --branch x", ["--branch x", "invalid literal"]),
+        ("sft --data /no/such --out {}/policy", ["data is '/no/such'", "no such folder or file"]),
+        ("sampler check repl --model /no/such", ["model folder is '/no/such'", "with a tokenizer"]),
+        ("sampler check repl --prompt nope", ["prompt is 'nope'", "few_shot"]),
+        ("bench update --json /no/such/figures.json", ["/no/such/figures.json", "no such folder"]),
+        ("transcripts --from-tasks builtin:dates --sandbox inprocess --out /dev/null/x", ["'/dev/null/x'", "another"]),
+    ],
+)
+def test_every_verb_answers_a_mistake_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, parts: list[str]
+) -> None:
+    assert main(shlex.split(command.format(tmp_path))) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("repl-rl: error: ")
+    assert not [part for part in parts if part not in error], error
+    assert not [*tmp_path.iterdir()]
+
+
+def test_training_is_refused_in_several_processes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "docs/howto.md" in refused(capsys, tmp_path)
 
 
 def tasks_file(tmp_path: Path, *lines: str) -> str:
@@ -69,6 +106,8 @@ GOOD = json.dumps({"id": "a", "question": "What is 1 + 1?", "answer": "2"})
         ((GOOD, "{nonsense"), ["tasks.jsonl:2", "JSON"]),
         ((GOOD, json.dumps({"id": "b", "question": "q"})), ["tasks.jsonl:2", "answer"]),
         ((GOOD, GOOD), ["tasks.jsonl:2", "'a'"]),
+        ((GOOD,), ["tasks.jsonl", "held_out", "1 questions all fall into the other part"]),
+        ((GOOD, GOOD.replace('"a"', '"b"').replace("+ 1", "+ 3")), ["training tasks is 1", "prompts-per-step"]),
         ((), ["tasks.jsonl"]),
     ],
 )
@@ -141,7 +180,8 @@ def test_an_existing_run_is_kept_unless_it_may_be_overwritten(
 
 
 def test_a_written_config_reads_back_equal(tmp_path: Path) -> None:
-    flags = ["--name", 'a "b"', "--trainer.steps", "7", "--overwrite", "--limits.line-timeout-s", "1.5"]
+    flags = ["--preload", "a\\b\n\té\x7f"]
+    flags += ["--name", 'a "b"', "--trainer.steps", "7", "--overwrite", "--limits.line-timeout-s", "1.5"]
     config = parse(TrainConfig, "train", flags)
     file = tmp_path / "c.toml"
     file.write_text(dump(config))

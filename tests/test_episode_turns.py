@@ -8,7 +8,7 @@ import pytest
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.episode import Episode
-from repl_rl.errors import UserCodeError
+from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record import RolloutLimits
 from repl_rl.samplers import RolloutSampler
 from repl_rl.trajectory import Execution, LineEnd, LineStatus, Observed, Stop, Trajectory
@@ -87,6 +87,17 @@ def test_code_runs_in_the_console_and_nothing_is_spliced() -> None:
     t = play(act, "one", "two")
     assert all(t.loss_mask)
     assert (t.stop, t.outcome) == (Stop.ANSWERED, 1.0)
+
+
+def test_code_that_no_line_stands_for_is_not_run() -> None:
+    async def act(episode: Episode) -> None:
+        with pytest.raises(ConfigError, match="sample a line first"):
+            await episode.execute("submit_final_answer(42)")
+        await episode.turn()
+        with pytest.raises(ConfigError, match="give at least one to run"):
+            await episode.execute()
+
+    assert play(act, "one").answer is None
 
 
 def test_the_judge_can_be_asked_before_the_end() -> None:

@@ -33,7 +33,7 @@ from repl_rl.evaluation import (
 )
 from repl_rl.metrics import describe, families
 from repl_rl.samplers import Rollouts, RolloutThread
-from repl_rl.tasks import Task
+from repl_rl.tasks import Split, Task, split_of
 from repl_rl.trajectory import Failure, Stop, Trajectory
 from tests.worlds import TASK, world
 
@@ -261,6 +261,16 @@ def test_rollouts_that_failed_on_our_side_count_nowhere_but_are_told() -> None:
 
 
 EVAL = ("eval", "--engine", "transformers", "--sandbox", "unsafe", "--tasks", "builtin:count", "--concurrency", "4")
+
+
+def test_a_file_that_is_a_test_set_is_played_as_a_whole(tmp_path: Path) -> None:
+    questions = [{"id": str(n), "question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(6)]
+    file = tmp_path / "test.jsonl"
+    file.write_text("".join(json.dumps(question) + "\n" for question in questions))
+    assert {split_of(str(question["question"])) for question in questions} == {Split.TRAIN, Split.HELD_OUT}
+    flags = ("--tasks", str(file), "--split", "all", "--no-greedy", "--json", str(tmp_path / "figures.json"))
+    assert main(["eval", "--engine", "transformers", "--sandbox", "unsafe", "--concurrency", "4", *flags]) == 0
+    assert json.loads((tmp_path / "figures.json").read_text())["tasks"] == 6
 
 
 def test_the_verb_keeps_resumes_compares_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

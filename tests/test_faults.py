@@ -68,9 +68,43 @@ def test_an_engine_that_dies_in_the_middle_of_a_step_ends_the_step_with_its_erro
     engine = Mortal([[i for line in LINES for i in RENDERER.encode(line)]], seed=1 + optimistic)
     limits = RolloutLimits(optimistic=optimistic)
     rollouts = replace(world(LINES), engine=engine, limits=limits, concurrency=8)
+    noise: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context["message"]))
+        await rollouts.collect([TASK] * 64)
+
     with pytest.raises(EngineDied, match="gone"):
-        asyncio.run(rollouts.collect([TASK] * 64))
+        asyncio.run(work())
     assert engine.open_sessions == 0
+    gc.collect()
+    assert noise == []
+
+
+class CutOff(Dying):
+    """Never returns from its second chunk, of which one id was sampled."""
+
+    async def sample(
+        self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
+    ) -> Chunk:
+        if next(self._chunks):
+            assert isinstance(self.ids, list)
+            self.ids.extend((*observed, 7))
+            await asyncio.Event().wait()
+        return await self._inner.sample(observed, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
+
+
+class Slow(Mortal):
+    @asynccontextmanager
+    async def _mortal(self, opening: AbstractAsyncContextManager[EngineSession]) -> AsyncIterator[EngineSession]:
+        async with opening as session:
+            yield CutOff(session, itertools.count())
+
+
+def test_what_a_call_sampled_that_the_wall_clock_cut_off_is_not_recorded() -> None:
+    engine = Slow([[i for line in LINES for i in RENDERER.encode(line)]])
+    (t,) = asyncio.run(replace(world(LINES), engine=engine, limits=RolloutLimits(max_wall_s=0.2)).collect([TASK]))
+    assert (t.stop, t.failure, [line.text for line in t.lines]) == (Stop.WALL_CLOCK, None, LINES[:1])
 
 
 class Gone(Dying):

@@ -103,7 +103,7 @@ def test_an_unknown_judge_is_refused_by_name() -> None:
     for name in ("nowhere_at_all:f", "math:absent"):
         with pytest.raises(ConfigError, match="it cannot be imported"):
             find_judge(name)
-    with pytest.raises(ConfigError, match="'pi' is not a function"):
+    with pytest.raises(ConfigError, match="'math:pi'; it is not a function"):
         find_judge("math:pi")
 
 
@@ -126,7 +126,7 @@ def test_a_judge_of_the_user_is_called_and_its_errors_are_its_own(
     for name in ("vague", "endless"):
         with pytest.raises(UserCodeError, match=f"judge users_judges:{name}: on task t it returned .* return a finite"):
             grade(task("a", f"users_judges:{name}"), "a")
-    with pytest.raises(UserCodeError, match="judge users_bad_module:f: importing it raised ZeroDivisionError"):
+    with pytest.raises(UserCodeError, match=r"judge users_bad_module:f: importing .* raised ZeroDivisionError"):
         find_judge("users_bad_module:f")
 
 

@@ -83,6 +83,20 @@ def test_without_a_policy_nothing_is_branched() -> None:
     live.close()
 
 
+def children() -> set[str]:
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+def test_a_sandbox_in_which_nothing_could_be_rebuilt_is_let_go_too() -> None:
+    (t,) = asyncio.run(world(LINES).collect([TASK]))
+    before = children()
+    live = Live([Credited(t)], "unsafe", None, [])
+    assert "give 0 to 3" in str(ask(live, "type", line=9)["error"])
+    assert children() - before
+    live.close()
+    assert not children() - before
+
+
 def test_the_player_takes_a_run_a_store_or_trajectories(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run")
     player = TrajectoryPlayer(run, sandbox="")

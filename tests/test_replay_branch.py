@@ -167,9 +167,10 @@ def test_a_replay_without_edits_branches_as_recorded_and_an_ended_one_not() -> N
     replayed(t, act, to_line=2)
 
 
-def test_a_console_that_ends_while_it_is_rebuilt_is_our_failure() -> None:
+@pytest.mark.parametrize("texts", [("exit()\n", "x = 1\n"), ("x = 1\n", "exit()\n")])
+def test_a_console_that_ends_while_it_is_rebuilt_is_our_failure(texts: tuple[str, ...]) -> None:
     t = played(LINES)
-    start = replace(start_at(t, 4), texts=("exit()\n", "x = 1\n"))
+    start = replace(start_at(t, 4), texts=texts)
     (found,) = asyncio.run(branch(world(LINES[4:]), start, TASK, 1)).trajectories
     assert found.failure is not None
     assert found.failure.kind == SandboxFault.__name__

@@ -145,6 +145,17 @@ def test_a_trajectory_is_exported_and_replayed_from_its_notebook_and_read_from_i
     assert [turn.source + "\n" for turn in from_text(text.read_text())] == LINES
 
 
+@pytest.mark.parametrize("flags", [
+    ("--model", "policy"), ("--engine", "vllm"), ("--temperature", "0"), ("--to-line", "1", "--export", "x.txt"),
+])  # fmt: skip
+def test_an_option_without_effect_is_refused(
+    flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = run_cli(capsys, str(tmp_path), *flags)
+    assert code == 2
+    assert "it has no effect with" in out
+
+
 def test_bad_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_step(tmp_path, 1, [played(LINES)])
     assert run_cli(capsys, str(path), "--id", "0-t1-1")[0] == 2

@@ -34,7 +34,10 @@ def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "flags",
-    [("--engine", "transformers", "--sandbox", "unsafe"), ("--engine", "vllm", "--sandbox", "local")],
+    [
+        ("--engine", "transformers", "--sandbox", "unsafe", "--rollout.optimistic", "--rollout.give-up-after", "6"),
+        ("--engine", "vllm", "--sandbox", "local"),
+    ],
     ids=" ".join,
 )
 def test_a_run_leaves_the_promised_folder(tmp_path: Path, flags: tuple[str, ...]) -> None:
@@ -49,6 +52,8 @@ def test_a_run_leaves_the_promised_folder(tmp_path: Path, flags: tuple[str, ...]
     assert summary.keys() >= SUMMARY
     assert (summary["status"], summary["stopped_at_step"]) == ("finished", 2)
     assert (summary["engine"], summary["sandbox"]) == (flags[1], flags[3])
+    assert ("sampled_ahead" in summary) == ("--rollout.optimistic" in flags)
+    assert ["lines_saved" in row for row in rows] == ["--rollout.give-up-after" in flags] * 2
     stored = list(read(folder / "trajectories"))
     assert len(stored) == 16
     assert {t.policy_step for t in stored} == {0, 1}

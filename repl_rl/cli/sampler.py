@@ -10,7 +10,7 @@ from rich.table import Table
 
 from repl_rl.cli.arguments import parse
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
+from repl_rl.renderer import TEMPLATES, Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.conformance import TIMEOUT_S, check
 
@@ -24,11 +24,13 @@ class CheckConfig:
     overshoot: Literal["refuse", "carry"] = "refuse"
     """What to do with a vocabulary whose tokens have text after a newline."""
     prompt: str = "bare"
-    """Prompt template: bare, base, or chat."""
+    """Prompt template: bare, base, few_shot, chat or chat_few_shot."""
     timeout_s: float = TIMEOUT_S
     """Wall clock of one check, seconds, > 0."""
 
     def __post_init__(self) -> None:
+        if self.prompt not in TEMPLATES:
+            raise ConfigError("prompt", self.prompt, f"choose one of {', '.join(TEMPLATES)}")
         if not self.timeout_s > 0:
             raise ConfigError("timeout_s", self.timeout_s, "give a positive number of seconds")
 
@@ -49,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(name: str, config: CheckConfig) -> int:
     sampler = load_sampler(name)
+    if config.model is not None and not config.model.is_dir():
+        raise ConfigError("model folder", str(config.model), "give a folder with a tokenizer")
     renderer = Renderer.from_folder(config.model, config.overshoot) if config.model is not None else None
     rows = check(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")

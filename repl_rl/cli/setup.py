@@ -1,7 +1,7 @@
 """What every verb that plays rollouts needs: a policy, tasks, an engine, a sandbox."""
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,19 +21,20 @@ class Setup:
     """The policy and the world that it acts in."""
 
     model: str = QUICKSTART
-    """Folder of the policy (weights, config, tokenizer); builtin:quickstart is the bundled tiny one."""
+    """Folder of the policy (weights, config, tokenizer), not a hub name; builtin:quickstart is the bundled tiny one."""
     tasks: str = QUICKSTART
     """Where tasks come from: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE or math:FILE."""
     engine: Literal["vllm", "transformers"] = "vllm"
     """What samples: vllm, or transformers, which needs no vLLM."""
     sandbox: Literal["local", "docker", "gateway", "unsafe"] = "local"
-    """Where lines run. `unsafe` isolates nothing: use it only for a policy whose every line you would run yourself."""
+    """Where lines run. `unsafe` isolates nothing: use it only for a policy whose every line you would run yourself.
+    `gateway` is not in this version."""
     preload: str = ""
     """Modules that every console has imported already, so that they cost it nothing: names with commas between."""
     sampler: str = "repl"
     """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments."""
     prompt: str = "bare"
-    """Prompt template: bare, base, or chat."""
+    """Prompt template: bare, base, few_shot, chat or chat_few_shot."""
     overshoot: Literal["refuse", "carry"] = "refuse"
     """What to do with a vocabulary whose tokens have text after a newline."""
     concurrency: int = 128
@@ -43,6 +44,7 @@ class Setup:
     rollout: RolloutLimits = field(default_factory=RolloutLimits)
     limits: Limits = field(default_factory=Limits)
     docker: DockerOptions = field(default_factory=DockerOptions)
+    engine_options: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -51,6 +53,9 @@ class Setup:
             raise ConfigError("seed", self.seed, "give 0 or more")
         if self.sandbox != "docker" and self.docker != DockerOptions():
             raise ConfigError("docker", self.docker, "it has no effect without --sandbox docker; leave it out")
+        for name, instead in (("seed", "--seed"), ("max_sessions", "--concurrency")):
+            if getattr(self.engine_options, name) != getattr(EngineOptions(), name):
+                raise ConfigError(f"engine_options.{name}", getattr(self.engine_options, name), f"give {instead}")
 
     @property
     def model_folder(self) -> Path:
@@ -61,13 +66,15 @@ class Setup:
         """
         folder = asset("policies/quickstart") if self.model == QUICKSTART else Path(self.model)
         if not folder.is_dir():
-            raise ConfigError("model folder", self.model, "give a folder with weights, config and tokenizer")
+            remedy = "give a folder with weights, config and tokenizer; `hf download NAME --local-dir FOLDER` makes one"
+            raise ConfigError("model folder", self.model, remedy)
         return folder
 
     async def open(self, stack: AsyncExitStack) -> Rollouts:
         """Open engine and sandbox on `stack`. Whatever a person can mend is refused before the slow parts start."""
         sampler = load_sampler(self.sampler)
         renderer = Renderer.from_folder(self.model_folder, self.overshoot)
+        renderer.prompt("", self.prompt)
         containers = self.docker if self.sandbox == "docker" else None
         sandbox = await stack.enter_async_context(
             open_sandbox(
@@ -78,7 +85,7 @@ class Setup:
                 containers=containers,
             )
         )
-        options = EngineOptions(seed=self.seed, max_sessions=self.concurrency)
+        options = replace(self.engine_options, seed=self.seed, max_sessions=self.concurrency)
         engine = await stack.enter_async_context(open_engine(self.engine, model=self.model_folder, options=options))
         return Rollouts(
             engine, sandbox, renderer, sampler, self.rollout, self.prompt, seed=self.seed, concurrency=self.concurrency

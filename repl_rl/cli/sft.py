@@ -87,10 +87,11 @@ def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
     """The trajectories of a folder that this policy's tokenizer wrote.
 
     Raises:
-        ConfigError: they are another tokenizer's: their ids mean something else here.
+        ConfigError: there is nothing there, or they are another tokenizer's: their ids mean something else here.
     """
-    folder = source / "trajectories" if (source / "trajectories").is_dir() else source
-    for number, trajectory in enumerate(read(folder)):
+    if not source.exists():
+        raise ConfigError("data", str(source), "there is no such folder or file; give one with trajectories")
+    for number, trajectory in enumerate(read(source)):
         if number == 0 and renderer.decode(trajectory.prompt.token_ids) != trajectory.prompt.text:
             remedy = "they were made with another tokenizer; make them with this policy's --model"
             raise ConfigError("trajectories", str(source), remedy)

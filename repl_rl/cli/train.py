@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -11,12 +11,13 @@ from rich.table import Table
 
 from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.progress import Progress
-from repl_rl.cli.run_folder import Json, RunFolder
+from repl_rl.cli.run_folder import RunFolder
 from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
 from repl_rl.metrics import draw_curves
+from repl_rl.report import Json
 from repl_rl.samplers import RolloutThread
 from repl_rl.tasks import Curriculum, Split, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, train
@@ -53,6 +54,9 @@ class TrainConfig(Setup):
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(TrainConfig, "train", argv)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        remedy = "this verb runs in one process; start `repl_rl.trainer.train` in several (docs/howto.md)"
+        raise ConfigError("WORLD_SIZE", os.environ["WORLD_SIZE"], remedy)
     run = RunFolder(config.out / config.name, config.overwrite)
     Run(config, run).execute()
     return 0
@@ -73,6 +77,9 @@ class Run:
         check_judges([*self.training, *self.held_out])
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
+        if len(self.training) < config.trainer.prompts_per_step:
+            remedy = f"a step takes {config.trainer.prompts_per_step} different ones; give more tasks, or lower it"
+            raise ConfigError("training tasks", len(self.training), f"{remedy} (--trainer.prompts-per-step)")
         credit_of(config.trainer)
         config.trainer.grpo_args(folder.checkpoints)
         config.model_folder  # noqa: B018
@@ -108,6 +115,8 @@ class Run:
                 raise
             finally:
                 self.summary["stopped_at_step"] = len(self.folder.rows)
+                if config.rollout.optimistic:
+                    self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
                 self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
                 self.folder.summarise(self.summary)
                 self.folder.report()
@@ -120,7 +129,7 @@ class Run:
         with Progress(self.console, config.trainer.steps) as progress:
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-                metrics = {**record.metrics, **source.rollouts.sampler.metrics(trajectories)}
+                metrics = {**record.metrics, **source.rollouts.metrics(trajectories)}
                 self.folder.step(record.step, metrics, trajectories, record.credit)
                 progress.advance(metrics)
 

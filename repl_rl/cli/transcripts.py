@@ -53,7 +53,7 @@ class TranscriptsConfig:
     overwrite: bool = False
     """Replace an older folder of that name."""
     prompt: str = "bare"
-    """Prompt template, the one that the policy is trained with: bare, base, or chat."""
+    """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat or chat_few_shot."""
     overshoot: Literal["refuse", "carry"] = "refuse"
     """What to do with a vocabulary whose tokens have text after a newline."""
     max_tokens: int = 1024

@@ -22,6 +22,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.utils import is_torch_bf16_gpu_available
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig, SFTTrainer
 
@@ -37,7 +38,13 @@ OnStep = Callable[[int, float], None]
 
 
 def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
-    """TRL's configuration for this one."""
+    """TRL's configuration for this one.
+
+    Raises:
+        ConfigError: this machine cannot compute in `config.dtype`.
+    """
+    if config.dtype == "bfloat16" and not is_torch_bf16_gpu_available():
+        raise ConfigError("dtype", config.dtype, "it needs a GPU that computes in it; leave it at float32")
     micro_batch = config.micro_batch or config.batch_size
     return SFTConfig(
         output_dir=str(out),

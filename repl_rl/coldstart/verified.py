@@ -105,8 +105,7 @@ async def _play(specimen: Specimen, sandbox: Sandbox, recipe: Recipe) -> tuple[T
     version = ".".join(map(str, sandbox.python_version))
     start = recipe.renderer.prompt(specimen.question, recipe.template, version)
     segments: list[Segment] = []
-    right = 0
-    """Segments up to the last example that printed what it should, something at all."""
+    right = 0  # segments up to the last example that printed what it should, something at all
     wrong = ""
     async with sandbox.session() as console:
         for example in (*(Example((line,), "", None, 0) for line in specimen.setup), *specimen.examples):

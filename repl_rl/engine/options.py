@@ -30,12 +30,12 @@ class EngineOptions:
     max_sessions: int = 256
     """Most sessions open at once (>= 1); opening one more waits until one is closed."""
     kv_cache_gib: int | None = None
-    """vllm: memory for keys and values, in GiB. None: 1 on CPU, what vLLM takes by default on a GPU."""
+    """vllm: memory for keys and values, in GiB (>= 1). None: 1 on CPU, what vLLM takes by default on a GPU."""
     block_size: int | None = None
     """vllm: ids that share a block of keys and values, a power of two >= 16. None: 32 on CPU, where vLLM's own 128 is
     longer than most prompts, so that nothing of them is shared; vLLM's choice on a GPU."""
     threads: int | None = None
-    """vllm on CPU: threads of the engine's process. None: all cores but one, at least 1."""
+    """vllm on CPU: threads of the engine's process (>= 1). None: all cores but one, at least 1."""
     drive: Drive = Drive.SESSION
     """vllm: how it is driven."""
     sleep: bool = False
@@ -44,8 +44,10 @@ class EngineOptions:
     """vllm: show its log from INFO upwards; otherwise only errors."""
 
     def __post_init__(self) -> None:
-        if self.max_sessions < 1:
-            raise ConfigError("max_sessions", self.max_sessions, "give at least 1")
+        for name in ("max_sessions", "kv_cache_gib", "threads"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(name, value, "give at least 1")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ConfigError("dtype", self.dtype, "choose auto, float32, bfloat16 or float16")
         if self.block_size is not None and (self.block_size < 16 or self.block_size & (self.block_size - 1)):

@@ -118,7 +118,9 @@ class TransformersEngine:
             try:
                 draws = await self._in_thread(self._decoder.step, [job.row for job in jobs])
             except Exception as error:
-                self.fail(EngineError(f"the model failed in the middle of a step: {error}"), jobs)
+                failure = EngineError(f"the model failed in the middle of a step: {error}")
+                failure.__cause__ = error
+                self.fail(failure, jobs)
                 continue
             for job, draw in zip(jobs, draws, strict=True):
                 if not job.done.done() and job.accept(draw):

@@ -50,7 +50,7 @@ class Live:
 
     def close(self) -> None:
         """Let the console go."""
-        if self._replay is not None:
+        if self._sandbox is not None:
             self._run(self._stack.aclose())
             self._run(self._opened.aclose())
             self._replay = self._sandbox = None

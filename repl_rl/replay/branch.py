@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from repl_rl.console import PS1, PS2
 from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError
 from repl_rl.renderer import Renderer
@@ -84,7 +85,7 @@ def start_of(replay: Replay, encode: Encode) -> Start:
     typed = next((i for i, step in enumerate(replay.steps) if step.recorded is None), None)
     if typed is None:
         return start_at(replay.trajectory, replay.position)
-    if replay.steps[-1].result.answer is not None or not replay.steps[-1].shown.text.endswith((">>> ", "... ")):
+    if replay.steps[-1].result.answer is not None or not replay.steps[-1].shown.text.endswith((PS1, PS2)):
         raise ConfigError("console", "ended", "nothing can follow; open a fresh replay")
     first = next((step.line for step in replay.steps[typed:] if step.line is not None), replay.position)
     start = start_at(replay.trajectory, first)

@@ -8,6 +8,7 @@ which rollouts are seen, as `max_lines` does: use it where such rollouts are kno
 
 from collections.abc import Sequence
 
+from repl_rl.console import is_void
 from repl_rl.sandbox.base import PushResult
 from repl_rl.trajectory import LineStatus, Stop, Trajectory
 
@@ -24,7 +25,7 @@ class Streak:
 
     def dooms(self, text: str, result: PushResult) -> bool:
         """Take the next line and what the console made of it; True when the rollout should end."""
-        kind = self._kind_of(text.strip(), result)
+        kind = self._kind_of(text, result)
         self._in_block = result.more
         self._count = self._count + 1 if kind is not None and kind == self._kind else int(kind is not None)
         self._kind = kind
@@ -35,8 +36,7 @@ class Streak:
             return "timeout"
         if result.status.is_error:
             return result.text.rstrip("\n").rpartition("\n")[2]
-        void = not text or text.startswith("#") or text == "pass"
-        return "void" if void and not self._in_block and not result.more else None
+        return "void" if is_void(text) and not self._in_block and not result.more else None
 
 
 def lines_saved(trajectories: Sequence[Trajectory], max_lines: int) -> int:

@@ -13,7 +13,7 @@ from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.renderer import Renderer
 from repl_rl.samplers.base import RolloutSampler
-from repl_rl.samplers.chat import ChatFormat, conversation
+from repl_rl.samplers.chat import ChatFormat, opening
 from repl_rl.samplers.tools import InThread
 from repl_rl.tasks import Task
 from repl_rl.trajectory import LineEnd, Prompt
@@ -85,10 +85,7 @@ class EnvironmentSampler(RolloutSampler):
         self.rehearsals = (("1", "2", "3", "4"),) if chat else (("1\n2\n3\n4\n",),)
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        if self.chat:
-            return ChatFormat(renderer).prompt(conversation(self.system, task.question))
-        text = "".join(f"{part}\n" for part in (self.system, task.question) if part)
-        return Prompt(text, renderer.encode(text))
+        return opening(renderer, self.system, task.question, "chat" if self.chat else "bare")
 
     async def tasks(self, count: int) -> list[Task]:
         """`count` tasks (>= 1) whose questions are the first observations of environments made for them.

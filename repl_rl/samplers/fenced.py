@@ -23,9 +23,8 @@ class FencedCodeSampler(RolloutSampler):
     """Lets the policy write text with code between fences (```` ```python ````), as ToRL and ReTool do.
 
     A block is executed when its fence closes, in this rollout's console, so names live on in later blocks; what it
-    printed is spliced in. An expression is not echoed, and a block stops at its
-    first error. The rollout ends at an end token, where the last boxed answer of the text counts, or with
-    `submit_final_answer(...)` inside a block.
+    printed is spliced in. An expression is not echoed, and a block stops at its first error. The rollout ends at an end
+    token, where the last boxed answer of the text counts, or with `submit_final_answer(...)` inside a block.
     """
 
     rehearsals = (

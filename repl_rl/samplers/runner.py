@@ -15,6 +15,7 @@ from repl_rl.judges import graded
 from repl_rl.record import Origin, Record, RolloutLimits
 from repl_rl.renderer import Renderer
 from repl_rl.samplers.base import RolloutSampler
+from repl_rl.samplers.doomed import lines_saved
 from repl_rl.samplers.refill import Lengths
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
@@ -41,7 +42,6 @@ class Rollouts:
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
     tally: Tally = field(default_factory=Tally, compare=False)
     """What `RolloutLimits.optimistic` brought so far; figures only."""
-
     lengths: Lengths = field(default_factory=Lengths, compare=False)
     """Of rollouts so far, by family of tasks: the longest begin first."""
 
@@ -63,14 +63,17 @@ class Rollouts:
             index = counts[task.id] = counts.get(task.id, -1) + 1
             origins.append(self._origin(task, index))
         errors: list[ReplRLError] = []
+        failures: Sequence[Exception] = ()
         try:
             async with asyncio.TaskGroup() as rollouts:
                 running = {
                     index: rollouts.create_task(self._one(origins[index], temperature, places, errors))
                     for index in self.lengths.longest_first(tasks)
                 }
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
+        except ExceptionGroup as group:
+            failures = group.exceptions
+        if failures:
+            raise failures[0]  # not inside the block above: it keeps its own cause
         if 2 * len(errors) > len(tasks):
             raise errors[0]
         if errors:
@@ -79,6 +82,13 @@ class Rollouts:
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
         return played
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """What the sampler counts in a step's rollouts, and what giving up early saved, where that is on."""
+        counted = dict(self.sampler.metrics(trajectories))
+        if self.limits.give_up_after:
+            counted["lines_saved"] = lines_saved(trajectories, self.limits.max_lines)
+        return counted
 
     def _origin(self, task: Task, index: int) -> Origin:
         step = self.engine.policy_step
@@ -98,7 +108,7 @@ class Rollouts:
     ) -> Trajectory:
         if len(origin.prompt.token_ids) >= self.engine.context_tokens:
             errors.append(_too_long(origin, self.engine.context_tokens))
-            return Record(origin).trajectory(Stop.FAULT, 0.0, Failure("ConfigError", str(errors[-1])), None)
+            return Record(origin).trajectory(Stop.FAULT, 0.0, Failure(ConfigError.__name__, str(errors[-1])), None)
         async with (
             places,
             self.engine.session(origin.prompt.token_ids, Sampling(temperature, origin.seed)) as plain,
@@ -129,6 +139,7 @@ class Rollouts:
         """
         name = f"{type(self.sampler).__name__}.rollout"
         rollout = asyncio.create_task(self.sampler.rollout(episode), name=name)
+        rollout.add_done_callback(lambda done: done.cancelled() or done.exception())  # who is cancelled does not ask
         try:
             await asyncio.wait({rollout}, timeout=self.limits.max_wall_s)
             if not rollout.done():

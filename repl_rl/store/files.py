@@ -41,9 +41,10 @@ def append(path: Path, entries: Iterable[Credited]) -> None:
         last = next((found for found in scan(path) if isinstance(found, Damage)), None)
         if last is not None:
             raise StoreError(f"{last}; nothing can be appended behind it")
-    with path.open("ab", buffering=0) as file:
+    with path.open("ab") as file:
         for entry in entries:
             file.write(pack(entry.trajectory.id, dump(entry)))
+            file.flush()  # an unbuffered file may write a part and call that success
         os.fsync(file.fileno())
 
 
@@ -95,7 +96,8 @@ class Store:
         """
         if id not in self._by_id:
             near = difflib.get_close_matches(id, self._by_id, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            known = "did you mean" if near else "the first one is"
+            hint = "".join(f"; {known} {name!r}" for name in (near or self.ids)[:1])
             raise StoreError(f"no trajectory {id!r} in {self.source}{hint}")
         return _load(self._by_id[id])
 
@@ -111,7 +113,9 @@ class Store:
             try:
                 yield _load(place)
             except StoreError as error:
-                self.damage.append(Damage(place.path, place.offset, str(error)))
+                found = Damage(place.path, place.offset, str(error))
+                if found not in self.damage:
+                    self.damage.append(found)
 
     def tokens(self) -> tuple[str, ...]:
         """The text of each token id; () where the run did not store it."""
@@ -120,7 +124,7 @@ class Store:
 
 
 def read(source: Path) -> Iterator[Trajectory]:
-    """Trajectories of a step's file, or of all steps of a `trajectories/` folder, in order.
+    """Trajectories of a step's file, or of all steps of a run folder or a `trajectories/` folder, in order.
 
     Raises:
         StoreError: the file is missing; or, after all that can be read, a part is damaged.

@@ -54,7 +54,10 @@ def load_tasks(
     tasks = tuple(_distinct(_read(adapter, place)))
     wanted = tuple(islice((t for t in tasks if side is Split.ALL or split_of(t.question) is side), count))
     if not wanted:
-        raise ConfigError(f"number of tasks in {source} (split {side!s})", 0, "give a file with at least one")
+        remedy = "give a file with at least one"
+        if tasks:
+            remedy = f"its {len(tasks)} questions all fall into the other part (one in five is held out); give more"
+        raise ConfigError(f"number of tasks in {source} (split {side!s})", 0, remedy)
     return wanted
 
 

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from repl_rl.advantages import estimator
 from repl_rl.batch import columns
+from repl_rl.errors import ReplRLError
 from repl_rl.trainer.config import GRPOTrainer, TrainerConfig
 from repl_rl.trainer.credit import Credit
 from repl_rl.trainer.grpo import ReplGRPOTrainer
@@ -102,6 +103,8 @@ def _apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gr
     far.close()
     try:
         cost = near.recv()
+    except EOFError as error:
+        raise ReplRLError(f"the process that measured {side!r} ended without figures; see what it printed") from error
     finally:
         process.join()
     return cost, load_file(folder / f"{side}.safetensors")

@@ -3,9 +3,10 @@
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
+from transformers.utils import is_torch_bf16_gpu_available
 
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
@@ -84,7 +85,7 @@ class TrainerConfig:
     lora_rank: int = 0
     """Rank, >= 1, of low-rank adapters (PEFT) that are trained in place of the weights; 0: none."""
     save_every: int = 0
-    """Steps between checkpoints to resume from, >= 0, one more at the end; 0: none."""
+    """Steps between checkpoints of weights (or adapters) and optimizer, >= 0, one more at the end; 0: none."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
     """Where figures and a table of rollouts go besides the run folder, each step; none: nowhere."""
     seed: int = 0
@@ -101,6 +102,10 @@ class TrainerConfig:
         for name in ("learning_rate", "max_grad_norm", "clip_low", "clip_high"):
             if not getattr(self, name) > 0:
                 raise ConfigError(name, getattr(self, name), "it must be above 0")
+        if not self.clip_low < 1:
+            raise ConfigError("clip_low", self.clip_low, "it must be below 1")
+        if self.importance not in get_args(Importance):
+            raise ConfigError("importance", self.importance, f"choose one of {', '.join(get_args(Importance))}")
         if self.group_size < 2:
             raise ConfigError("group_size", self.group_size, "a group needs at least 2 rollouts to have an advantage")
         if self.loss not in LOSSES:
@@ -133,8 +138,10 @@ class TrainerConfig:
         """TRL's configuration for this one; checkpoints go to `out`.
 
         Raises:
-            ConfigError: the rollouts of a step cannot be shared evenly.
+            ConfigError: the rollouts of a step cannot be shared evenly, or this machine cannot compute in `dtype`.
         """
+        if self.dtype == "bfloat16" and not is_torch_bf16_gpu_available():
+            raise ConfigError("dtype", self.dtype, "it needs a GPU that computes in it; leave it at float32")
         rollouts = self.prompts_per_step * self.group_size
         micro_batch = self.micro_batch or rollouts // processes
         if rollouts % processes or (rollouts // processes) % micro_batch:

@@ -236,9 +236,8 @@ class ReplGRPOTrainer(GRPOTrainer):
         learning = self._advantages.any(dim=1)
         # A loss needs some row with gradients, and each process needs one, or the others wait for it.
         learning[sampled.sum(dim=1).argmin()] = True
-        score = partial(
-            score_rows, tokens_per_pass=TOKENS_PER_PASS[input_ids.device.type == "cpu"], packed=self._packed
-        )
+        tokens = TOKENS_PER_PASS_CPU if input_ids.device.type == "cpu" else TOKENS_PER_PASS_GPU
+        score = partial(score_rows, tokens_per_pass=tokens, packed=self._packed)
         if self._rows is None:
             model = self.model_wrapped
             scores = score(model, input_ids, attention, sampled, (~learning).nonzero()[:, 0])
@@ -269,8 +268,9 @@ class ReplGRPOTrainer(GRPOTrainer):
         )
 
 
-TOKENS_PER_PASS = {True: 2048, False: 16384}
-"""Tokens that rows of like length share a forward pass up to: on CPU (True), where small passes stay in cache."""
+TOKENS_PER_PASS_CPU = 2048
+"""Tokens that rows of like length share a forward pass up to: on CPU small passes stay in cache."""
+TOKENS_PER_PASS_GPU = 16384
 
 
 def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:

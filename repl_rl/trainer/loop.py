@@ -48,8 +48,8 @@ def train(
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
     `model` is a folder or a loaded model, which is then trained in place. With a `curriculum` of the tasks, it chooses
-    those of each step by the outcomes so far; else they come in TRL's random order. Checkpoints to resume from are
-    `out/checkpoint-<step>`, at every `config.save_every` steps and at the last. Whatever `on_step` or `source` raises
+    those of each step by the outcomes so far; else they come in TRL's random order. Checkpoints are
+    `out/checkpoint-<step>`, every `config.save_every` steps and at the last. Whatever `on_step` or `source` raises
     ends training and rises from here. With `config.lora_rank`, `out/final` has the adapters merged into its weights,
     `out/adapter` holds them alone, and so do checkpoints.
 

@@ -1,5 +1,6 @@
 """Where rollouts come from, and how the trainer's weights get there."""
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -52,16 +53,34 @@ OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]
 def weights_folder() -> Iterator[Path]:
     """A private folder for weights on their way to the engine, in memory where the system offers that.
 
-    It is removed at the end. One that a killed process left behind is removed at the next start.
+    It is removed at the end. One that a killed process left behind is removed at the next start: that process is gone,
+    and so is its lock. A process of another container that shares this memory has no number here, but it has its lock.
     """
     shared = Path("/dev/shm")
     root = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     for left in root.glob(f"{_PREFIX}*"):
         pid = left.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=root) as folder:
+            with suppress(OSError), _locked(left):
+                shutil.rmtree(left, ignore_errors=True)
+    prefix = f"{_PREFIX}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=root) as folder, _locked(Path(folder)):
         yield Path(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with this process, however it ends.
+
+    Raises:
+        OSError: another process holds it, or the folder is another user's.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _alive(pid: int) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Stop, Trajectory
@@ -27,6 +27,9 @@ class StopPolicy:
     """What a penalised stop costs, > 0, in reward units."""
 
     def __post_init__(self) -> None:
+        for name in (*self.mask, *self.penalise):
+            if name not in get_args(Name):
+                raise ConfigError("stops.mask or stops.penalise", name, f"choose among {', '.join(get_args(Name))}")
         for name in self.mask:
             if name in self.penalise:
                 raise ConfigError("stops.mask and stops.penalise", name, "a stop has one policy; leave it out of one")

@@ -73,7 +73,9 @@ def test_a_context_longer_than_the_model_is_refused(tmp_path: Path) -> None:
         read_model_folder(tmp_path, EngineOptions(context_tokens=65))
 
 
-@pytest.mark.parametrize("wrong", [{"max_sessions": 0}, {"dtype": "int3"}, {"context_tokens": 1}])
+@pytest.mark.parametrize("wrong", [
+    {"max_sessions": 0}, {"dtype": "int3"}, {"context_tokens": 1}, {"kv_cache_gib": 0}, {"threads": 0},
+])  # fmt: skip
 def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         EngineOptions(**wrong)  # type: ignore[arg-type]

@@ -68,15 +68,16 @@ def test_an_error_in_one_rollout_cancels_the_others_and_rises_as_itself() -> Non
     class Fragile(RolloutSampler):
         async def rollout(self, episode: Episode) -> None:
             if episode.task.id == "bad":
-                raise EngineDied("the engine's process is gone")
+                raise EngineDied("the engine's process is gone") from ConnectionError("lost")
             try:
                 await asyncio.Event().wait()
             finally:
                 ended.append(episode.task.id)
 
     tasks = [replace(TASK, id="a"), replace(TASK, id="b"), replace(TASK, id="bad")]
-    with pytest.raises(EngineDied):
+    with pytest.raises(EngineDied) as raised:
         asyncio.run(world(["x\n"], Fragile()).collect(tasks))
+    assert isinstance(raised.value.__cause__, ConnectionError)
     assert sorted(ended) == ["a", "b"]
 
 

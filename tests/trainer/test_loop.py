@@ -1,6 +1,7 @@
 """The entry: what it reports, what it leaves behind, and what it refuses before it writes anything."""
 
 import copy
+import fcntl
 import json
 import os
 import re
@@ -79,17 +80,23 @@ def test_weights_that_a_killed_process_left_are_swept_and_those_of_a_living_one_
         os._exit(0)
     os.waitpid(child, 0)
     dead, alive = SHARED / f"repl_rl-weights-{child}-x", SHARED / f"repl_rl-weights-{os.getpid()}-y"
-    dead.mkdir()
-    alive.mkdir()
+    elsewhere = SHARED / f"repl_rl-weights-{child}-z"  # of another container, where that number lives
+    for each in (dead, alive, elsewhere):
+        each.mkdir()
+    lock = os.open(elsewhere, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         with weights_folder() as folder:
             assert folder.is_dir()
             assert folder.stat().st_mode & 0o077 == 0, "nobody else may read the weights"
             assert not dead.exists()
             assert alive.exists()
+            assert elsewhere.exists()
         assert not folder.exists()
     finally:
+        os.close(lock)
         alive.rmdir()
+        elsewhere.rmdir()
 
 
 def test_tied_weights_are_written_once_under_their_first_name(tmp_path: Path) -> None:
@@ -111,6 +118,8 @@ def test_tied_weights_are_written_once_under_their_first_name(tmp_path: Path) ->
     (lambda: replace(SMALL, line_rewards=("a:b",)), r"line_rewards with estimator 'outcome' is \('a:b',\)"),
     (lambda: replace(SMALL, potential="a:b"), "potential with estimator 'outcome' is 'a:b'"),
     (lambda: replace(SMALL, fade_steps=9), "fade_steps with estimator 'outcome' is 9"),
+    (lambda: replace(SMALL, clip_low=1.0), "clip_low is 1.0; it must be below 1"),
+    (lambda: replace(SMALL, importance="word_mask"), "importance is 'word_mask'; choose one of"),  # type: ignore[arg-type]
     (lambda: replace(SMALL, estimator="process", discount=1.5), "discount is 1.5"),
 ])  # fmt: skip
 def test_a_setting_out_of_range_is_refused_with_its_name_and_value(

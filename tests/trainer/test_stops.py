@@ -83,6 +83,7 @@ def test_a_step_tells_of_the_rollouts_as_they_were_played_and_of_what_was_masked
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: StopPolicy(mask=("doomed",), penalise=("doomed",)), "stops.mask and stops.penalise is 'doomed'"),
     (lambda: StopPolicy(penalty=0.0), "stops.penalty is 0.0"),
+    (lambda: StopPolicy(mask=("answered",)), "stops.mask or stops.penalise is 'answered'; choose among eos"),  # type: ignore[arg-type]
 ])  # fmt: skip
 def test_a_policy_that_contradicts_itself_is_refused(make: Callable[[], StopPolicy], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
