@@ -17,6 +17,8 @@ from repl_rl.sandbox.keeper import KeeperLink
 
 _START_TIMEOUT_S = 120.0
 _READY_TIMEOUT_S = 30.0
+_OWN_WORDS = "repl_kernel: "
+"""Begins what the fork server itself says of its end, remedy included."""
 _FIRST_UID = 1_600_000_000
 _UIDS = 1_000_000
 _uids = itertools.count(os.getpid() * 4096 % _UIDS)
@@ -100,7 +102,10 @@ class ForkServer:
         except (TimeoutError, OSError):
             packet = b""
         if not packet:
-            raise SandboxUnavailable(f"the sandbox did not start: {self._running.last_words()}")
+            words = self._running.last_words().splitlines()[-1]  # of a traceback, what was raised
+            reason = words.removeprefix(_OWN_WORDS)
+            remedy = "" if reason != words else f"; {self._launch.remedy}"
+            raise SandboxUnavailable(f"the sandbox did not start: {reason}{remedy}")
         major, minor, micro = json.loads(packet)["python"]
         self.python_version = (int(major), int(minor), int(micro))
 
@@ -130,6 +135,9 @@ class ForkServer:
         except TimeoutError:
             link.close()
             raise SandboxFault(f"a console was not ready after {_READY_TIMEOUT_S:g} s") from None
+        except BlockingIOError:  # it is alive, with more requests before it than its socket holds
+            link.close()
+            raise SandboxFault("the fork server takes no further request now") from None
         except OSError as error:
             self._broken = True
             link.close()

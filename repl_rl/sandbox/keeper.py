@@ -22,16 +22,14 @@ class Death:
     """Exit code; minus the signal's number; None: its supervisor is gone as well."""
     text: str = ""
     """What it had printed and nobody had read."""
-    cut: bool = False
 
 
 def _parse_death(packet: bytes, text: str) -> Death:
     try:
-        report = json.loads(packet)
-        code, cut = report["code"], report["cut"]
+        code = json.loads(packet)["code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return Death(None, text)
-    return Death(code if isinstance(code, int) else None, text, cut is True)
+    return Death(code if isinstance(code, int) else None, text)
 
 
 class KeeperLink:

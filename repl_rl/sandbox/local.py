@@ -15,7 +15,6 @@ _REMEDY = "install bubblewrap (apt-get install bubblewrap), or use --sandbox doc
 INSIDE = "/opt/repl_kernel"
 """Where the kernel's package is, inside."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache")
-_PASSWD = "console:x:1000:1000:console:/tmp:/bin/sh\n"
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",

@@ -76,16 +76,20 @@ class Pool:
 
     def _started(self, task: "asyncio.Task[None]") -> None:
         self._starting.discard(task)
-        if not task.cancelled() and task.exception() is None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
             self.fill()
+        else:
+            self._refuse(error)
 
     async def _start(self) -> None:
         for attempt in range(_TRIES):
             try:
                 session = await self._open_console()
-            except SandboxFault as fault:
+            except SandboxFault:
                 if attempt == _TRIES - 1:
-                    self._refuse(fault)
                     raise
                 continue
             self._hand_out(session)
@@ -107,12 +111,14 @@ class Pool:
         else:
             self._ready.append(session)
 
-    def _refuse(self, fault: SandboxFault) -> None:
+    def _refuse(self, error: BaseException) -> None:
         """Everybody who waits learns of it; the next lease tries again."""
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():
-                waiting.set_exception(SandboxFault(str(fault)))
+                fault = SandboxFault(str(error))
+                fault.__cause__ = error
+                waiting.set_exception(fault)
 
     async def close(self) -> None:
         """Kill every console, leased ones too."""

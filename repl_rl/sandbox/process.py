@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from repl_rl.errors import SandboxUnavailable
+
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -55,13 +57,20 @@ class ProcessLaunch:
         """As `Launch.start`. It must be called on the thread that lives as long as the sandbox."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        with theirs:
-            argv = [part.replace("{fd}", str(theirs.fileno())) for part in self.argv]
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        try:
+            with theirs:
+                argv = [part.replace("{fd}", str(theirs.fileno())) for part in self.argv]
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+        except BaseException as error:
+            ours.close()
+            log.close()
+            if isinstance(error, OSError):
+                raise SandboxUnavailable(f"{self.argv[0]} cannot be started: {error}; {self.remedy}") from error
+            raise
         return ours, RunningProcess(process, log, self.isolated)

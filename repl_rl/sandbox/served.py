@@ -27,6 +27,14 @@ class Source(Protocol):
         """End everything that was started for consoles."""
 
 
+async def _another(launch: Launch) -> ForkServer:
+    """A fork server where one could be started before: that it cannot be now is a fault, and the next try may do."""
+    try:
+        return await ForkServer.start(launch)
+    except SandboxUnavailable as error:
+        raise SandboxFault(str(error)) from error
+
+
 class SharedServer:
     """All consoles from one fork server; one that died is replaced."""
 
@@ -42,7 +50,7 @@ class SharedServer:
         async with self._replacing:
             if not self._server.alive:
                 await self._server.stop()
-                self._server = await ForkServer.start(self._launch)
+                self._server = await _another(self._launch)
             server = self._server
         return await server.open_console(self._limits, decide=self._decide)
 
@@ -63,12 +71,7 @@ class ServerEach:
 
     async def open(self) -> ConsoleSession:
         """As `Source.open`."""
-        server, self._spare = self._spare, None
-        if server is None:
-            try:
-                server = await ForkServer.start(self._launch)
-            except SandboxUnavailable as error:  # it could be started before
-                raise SandboxFault(str(error)) from error
+        server, self._spare = self._spare or await _another(self._launch), None
         try:
             session = await server.open_console(self._limits, decide=self._decide)
         except BaseException:

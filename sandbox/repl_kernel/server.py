@@ -89,7 +89,10 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
     """
     host = _connect(address)
     for name in options.preload:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            _leave(f"module {name!r} cannot be preloaded: {error}; install it where the console runs, or leave it out")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _forget_dead_children()
     tempfile.tempdir = None

@@ -1,6 +1,8 @@
 """Where isolation cannot be had, a sandbox refuses and names the fix; nothing weaker is used instead."""
 
 import asyncio
+import json
+import os
 import platform
 import shutil
 import sys
@@ -9,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from repl_rl.assets import asset
-from repl_rl.errors import ConfigError, SandboxUnavailable
+from repl_rl.errors import ConfigError, SandboxFault, SandboxUnavailable
 from repl_rl.sandbox import DockerOptions, Limits, open_sandbox
+from repl_rl.sandbox.forkserver import ForkServer
+from repl_rl.sandbox.pool import Pool
+from repl_rl.sandbox.process import ProcessLaunch
+from repl_rl.sandbox.served import SharedServer
 
 
 def test_without_bubblewrap_local_refuses_and_names_three_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +85,45 @@ def test_a_module_that_cannot_be_preloaded_is_named_at_the_start() -> None:
         async with open_sandbox("local", preload=("no_such_module",)):
             pass
 
-    with pytest.raises(SandboxUnavailable, match="No module named 'no_such_module'"):
+    with pytest.raises(SandboxUnavailable) as refused:
         asyncio.run(main())
+    assert str(refused.value) == (
+        "the sandbox did not start: module 'no_such_module' cannot be preloaded: No module named 'no_such_module'; "
+        "install it where the console runs, or leave it out"
+    )
+
+
+def test_a_program_that_is_not_there_is_refused_with_the_remedy_and_leaves_nothing_open() -> None:
+    launch = ProcessLaunch(("/no/such/program", "{fd}"), isolated=False, own_uids=False, remedy="install it")
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(SandboxUnavailable, match=r"^/no/such/program cannot be started: .*; install it$"):
+        asyncio.run(launch.start())
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_fork_server_that_cannot_be_replaced_is_a_fault_for_who_waits_for_a_console(tmp_path: Path) -> None:
+    program = tmp_path / "server"
+    gone = tmp_path / "gone"
+    program.write_text(f'#!/bin/sh\n[ -e {gone} ] && echo no room left && exit 1\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    options = json.dumps({"isolate": False, "preload": []})
+    command = (str(program), str(asset("sandbox/repl_kernel/zygote.py")), "{fd}", options)
+    launch = ProcessLaunch(command, isolated=False, own_uids=False, remedy="make room")
+
+    async def main() -> None:
+        server = await ForkServer.start(launch)
+        pool = Pool(SharedServer(launch, Limits(), server).open, warm=0, starting=1)
+        async with pool.lease() as session:
+            assert (await session.push("6 * 7")).text == "42\n"
+        gone.touch()
+        await server.stop()
+        async with asyncio.timeout(60):
+            with pytest.raises(SandboxFault, match="did not start: no room left; make room"):
+                async with pool.lease():
+                    pass
+        await pool.close()
+
+    asyncio.run(main())
 
 
 def test_containers_of_another_sandbox_than_docker_are_a_config_error() -> None:

@@ -51,6 +51,8 @@ class Processes:
         for _ in self._processes:
             self._given.put(None)
         for process in self._processes:
+            if process.pid is None:
+                continue  # the start of one before it failed
             process.join(_END_S)
             if process.is_alive():
                 process.terminate()
@@ -64,11 +66,11 @@ def started(count: int, settings: Settings, out: Path) -> Iterator[Processes]:
     given: Queue[Job | None] = context.Queue()
     made: Queue[Row | str] = context.Queue()
     processes = [context.Process(target=_work, args=(given, made, settings, out)) for _ in range(count)]
-    with environment(ONE_CORE):
-        for process in processes:
-            process.start()
     players = Processes(list(processes), given, made)
     try:
+        with environment(ONE_CORE):
+            for process in processes:
+                process.start()
         yield players
     finally:
         players.close()
