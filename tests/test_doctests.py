@@ -255,7 +255,7 @@ def test_the_counts_on_the_page_are_those_of_the_published_command() -> None:
     assert doctests.PAGE.text == doctests.block(json.loads(doctests.FIGURES.read_text()))
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_sympy_more_itertools_and_the_standard_library_give_3000_verified_trajectories(tmp_path: Path) -> None:
     out = tmp_path / "t"

@@ -117,6 +117,13 @@ def test_three_lines_in_a_row_of_one_kind_doom_a_rollout(lines: list[str], playe
     assert rollouts.metrics([t]) == {"lines_saved": 20 - played if doomed else 0}
 
 
+def test_processes_of_one_run_share_no_id_and_no_seed_of_a_rollout() -> None:
+    plain = world(["exit()\n"])
+    played = [t for n in range(3) for t in asyncio.run(replace(plain, replica=n).collect([TASK, TASK]))]
+    assert len({t.id for t in played}) == len({t.seed for t in played}) == 6
+    assert [t.id for t in played[:2]] == [f"0-{TASK.id}-0", f"0-{TASK.id}-1"]
+
+
 def test_nothing_is_given_up_by_default() -> None:
     (t,) = asyncio.run(world(["1/0\n"] * 8, limits=RolloutLimits(max_lines=8)).collect([TASK]))
     assert t.stop is Stop.MAX_LINES

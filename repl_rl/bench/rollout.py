@@ -20,6 +20,7 @@ from repl_rl.bench.text_loop import text_loop
 from repl_rl.bench.trl_loop import TrlLoop
 from repl_rl.bench.ways import WAYS, Stage, Way, play
 from repl_rl.engine import EngineOptions, open_engine
+from repl_rl.engine.environment import cores
 from repl_rl.engine.vllm import VllmEngine
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import Sandbox
@@ -68,7 +69,7 @@ async def _measure(effort: Effort) -> Json:
         report["bundled"] = await bundled(sandbox, effort.rollouts, max(effort.repeats.values()))
     plan = {"rollouts": effort.rollouts, "lines": effort.lines, "repeats": dict(effort.repeats)}
     report["many"] = await many()
-    return report | {"plan": plan, "cpus": os.cpu_count(), "load_average": os.getloadavg()[0]}
+    return report | {"plan": plan, "cpus": cores(), "load_average": os.getloadavg()[0]}
 
 
 async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:

@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from repl_rl.bench.forced import LONGEST, SHORTEST, Plan
 from repl_rl.bench.ways import QUESTION, Stage
-from repl_rl.engine.vllm_setup import cores
+from repl_rl.engine.environment import cores
 from repl_rl.renderer import Renderer
 from repl_rl.sandbox.base import SandboxSession
 

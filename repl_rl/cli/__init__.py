@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from repl_rl.engine.environment import cores
 from repl_rl.errors import ConfigError, ReplRLError
 
 VERBS = {
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _share_cores()
     _look_here()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # TRL imports it before the engine says what it may log
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: repl-rl VERB [options]    (repl-rl VERB --help lists them)\n")
         print("\n".join(f"  {verb:<12}{summary}" for verb, summary in VERBS.items()))
@@ -58,9 +60,7 @@ def _share_cores() -> None:
     OpenMP's threads spin at barriers: with as many threads as cores, an update waits for whichever thread a console
     has displaced (measured: 14 to 28 s instead of 1 s). Read by PyTorch when it is imported, hence set here.
     """
-    # Those that this process may use, not all that the machine has.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores - 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() - 1)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

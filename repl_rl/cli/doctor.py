@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.arguments import parse
+from repl_rl.engine.environment import cores
 from repl_rl.engine.preflight import broken_companions
 
 
@@ -51,7 +52,7 @@ def _version(package: str) -> str | None:
 
 
 def _python() -> Finding:
-    return Finding("Python", f"{platform.python_version()} on {os.cpu_count()} cores ({sys.executable})")
+    return Finding("Python", f"{platform.python_version()} on {cores()} cores ({sys.executable})")
 
 
 def _torch() -> Finding:

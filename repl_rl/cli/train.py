@@ -13,6 +13,7 @@ from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.progress import Progress
 from repl_rl.cli.run_folder import RunFolder
 from repl_rl.cli.setup import Setup
+from repl_rl.engine.environment import cores
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
@@ -103,7 +104,7 @@ class Run:
                 "sandbox": source.rollouts.sandbox.name,
                 "steps": config.trainer.steps,
                 "held_out_tasks": len(self.held_out),
-                "cores": os.cpu_count(),
+                "cores": cores(),
             }
             try:
                 self._train(source)

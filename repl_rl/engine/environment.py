@@ -20,6 +20,11 @@ def log_level(options: EngineOptions) -> Mapping[str, str]:
     }
 
 
+def cores() -> int:
+    """Cores that this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 _ALONE = threading.RLock()
 """Two blocks that overlapped would each restore what the other had set."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,17 +9,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from repl_rl.engine.environment import environment, log_level
+from repl_rl.engine.environment import cores, environment, log_level
 from repl_rl.engine.options import EngineOptions, ModelFacts
 from repl_rl.errors import ConfigError
 
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model inside the engine's process. Given as a path because vLLM replaces the short name `uni` on CPU."""
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def core_environment(options: EngineOptions) -> Mapping[str, str]:

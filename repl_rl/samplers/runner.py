@@ -38,6 +38,8 @@ class Rollouts:
     template: str = "base"
     """Prompt template: see `Renderer.prompt`."""
     seed: int = 0
+    replica: int = 0
+    """Which of several processes this is (>= 0): part of ids and seeds, so that none plays another's rollouts."""
     concurrency: int = 64
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
     tally: Tally = field(default_factory=Tally, compare=False)
@@ -92,7 +94,8 @@ class Rollouts:
 
     def _origin(self, task: Task, index: int) -> Origin:
         step = self.engine.policy_step
-        key = f"{self.seed}/{step}/{task.id}/{index}".encode()
+        number = f"{self.replica}.{index}" if self.replica else str(index)
+        key = f"{self.seed}/{step}/{task.id}/{number}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
         version = ".".join(map(str, self.sandbox.python_version))
         try:
@@ -101,7 +104,7 @@ class Rollouts:
             raise
         except Exception as error:
             raise UserCodeError(f"{type(self.sampler).__name__}.prompt raised {error!r} on task {task.id}") from error
-        return Origin(f"{step}-{task.id}-{index}", task, prompt, seed, step)
+        return Origin(f"{step}-{task.id}-{number}", task, prompt, seed, step)
 
     async def _one(
         self, origin: Origin, temperature: float, places: asyncio.Semaphore, errors: list[ReplRLError]

@@ -1,6 +1,5 @@
 """The experiment from its settings to its report; what was played before is not played again."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from repl_rl.bench.credit.processes import started
 from repl_rl.bench.credit.rows import Row, RowFile, Run, Start, record
 from repl_rl.bench.credit.settings import TARGET, WINDOW, Settings, header
 from repl_rl.bench.credit.statistics import aggregate, tokens_to
+from repl_rl.engine.environment import cores
 from repl_rl.errors import ConfigError
 
 Open = Callable[[int, Settings, Path], AbstractContextManager[Players]]
@@ -77,7 +77,7 @@ def report(
         "same_as": dict(SAME_AS),
         "seeds": experiment.seeds,
         "workers": experiment.workers,
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "busy_s": round(sum(row.wall_s for row in rows), 1),
         "figures": aggregate(runs, starts, experiment.settings.tokens),
         "rows": [record(row) for row in rows],
