@@ -49,6 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--engine", "server"), ["invalid choice 'server'", "'vllm', 'transformers'"]),
         (("--engine-options.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
         (("--engine-options.seed", "1"), ["engine_options.seed is 1", "give --seed"]),
+        (("--engine", "transformers", "--engine-options.sleep"), ["engine_options.sleep is True", "only the engine"]),
         (("--model", "owner/name"), ["owner/name", "hf download"]),
         (("--trainer.line-weight", "0.5", "--trainer.estimator", "outcome"), ["line_weight", "0.5"]),
     ],

@@ -14,6 +14,8 @@ from repl_rl.samplers import Rollouts, load_sampler
 from repl_rl.sandbox import DockerOptions, Limits, open_sandbox
 
 QUICKSTART = "builtin:quickstart"
+_OF_VLLM = ("kv_cache_gib", "block_size", "threads", "drive", "sleep", "verbose")
+"""Engine options that `transformers` does not read."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class Setup:
         for name, instead in (("seed", "--seed"), ("max_sessions", "--concurrency")):
             if getattr(self.engine_options, name) != getattr(EngineOptions(), name):
                 raise ConfigError(f"engine_options.{name}", getattr(self.engine_options, name), f"give {instead}")
+        for name in _OF_VLLM if self.engine != "vllm" else ():
+            value = getattr(self.engine_options, name)
+            if value != getattr(EngineOptions(), name):
+                raise ConfigError(f"engine_options.{name}", value, "only the engine vllm reads it; leave it out")
 
     @property
     def model_folder(self) -> Path:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,16 +33,20 @@ def _descendants() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def _left_behind() -> dict[str, object]:
+def _held() -> Counter[tuple[str, object]]:
+    """What this process and its children hold. A later count less an earlier one is what was left in between."""
     gc.collect()  # what an earlier test dropped is not what this one leaves
-    sockets = Path("/proc/net/unix").read_text().count(tempfile.gettempdir())
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "shared memory": [name for name in os.listdir("/dev/shm") if name == "left" or name.startswith("repl-rl-")],
-        "temporary files": sorted(os.listdir(tempfile.gettempdir())),
-        "sockets": sockets,
-        "processes": sorted(_descendants()),
-    }
+    folder = tempfile.gettempdir()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return Counter(
+        {
+            ("descriptors", ""): descriptors,
+            ("sockets", folder): Path("/proc/net/unix").read_text().count(folder),
+            **{("shared memory", name): 1 for name in os.listdir("/dev/shm") if name.startswith(("left", "repl-rl-"))},
+            **{("temporary files", name): 1 for name in os.listdir(folder)},
+            **{("processes", pid): 1 for pid in _descendants()},
+        }
+    )
 
 
 def _consoles(before: set[int]) -> list[int]:
@@ -118,18 +123,18 @@ def _sessions(count: int) -> None:
 
 def test_sessions_a_fifth_of_them_hostile_leave_nothing_behind() -> None:
     _sessions(2)  # whatever the first use of a library opens for good
-    before = _left_behind()
+    before = _held()
     _sessions(60)
-    assert _left_behind() == before
+    assert _held() - before == Counter()
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 def test_two_thousand_sessions_leave_nothing_behind() -> None:
     _sessions(2)
-    before = _left_behind()
+    before = _held()
     _sessions(2000)
-    assert _left_behind() == before
+    assert _held() - before == Counter()
 
 
 _HOST = """
@@ -152,7 +157,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.parametrize("kind", ["local", "unsafe"])
 def test_a_host_that_is_killed_takes_everything_with_it(kind: str) -> None:
-    before = _left_behind()
+    before = _held()
     host = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(_HOST), kind], stdout=subprocess.PIPE, cwd=ROOT, text=True
     )
@@ -163,7 +168,7 @@ def test_a_host_that_is_killed_takes_everything_with_it(kind: str) -> None:
         assert len(family) >= 4
         host.kill()
     assert psutil.wait_procs(family, timeout=10)[1] == []
-    assert _left_behind() == before
+    assert _held() - before == Counter()
 
 
 def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
@@ -184,9 +189,9 @@ def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
             assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
     asyncio.run(main())
-    before = _left_behind()
+    before = _held()
     asyncio.run(main())
-    assert _left_behind() == before
+    assert _held() - before == Counter()
 
 
 def _splices(lines: int, sessions: int) -> int:
