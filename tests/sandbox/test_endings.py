@@ -37,16 +37,13 @@ def _held() -> Counter[tuple[str, object]]:
     """What this process and its children hold. A later count less an earlier one is what was left in between."""
     gc.collect()  # what an earlier test dropped is not what this one leaves
     folder = tempfile.gettempdir()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    return Counter(
-        {
-            ("descriptors", ""): descriptors,
-            ("sockets", folder): Path("/proc/net/unix").read_text().count(folder),
-            **{("shared memory", name): 1 for name in os.listdir("/dev/shm") if name.startswith(("left", "repl-rl-"))},
-            **{("temporary files", name): 1 for name in os.listdir(folder)},
-            **{("processes", pid): 1 for pid in _descendants()},
-        }
-    )
+    held: Counter[tuple[str, object]] = Counter()
+    held["descriptors", ""] = len(os.listdir("/proc/self/fd"))
+    held["sockets", folder] = Path("/proc/net/unix").read_text().count(folder)
+    held.update(("shared memory", name) for name in os.listdir("/dev/shm") if name.startswith(("left", "repl-rl-")))
+    held.update(("temporary files", name) for name in os.listdir(folder))
+    held.update(("processes", pid) for pid in _descendants())
+    return held
 
 
 def _consoles(before: set[int]) -> list[int]:
