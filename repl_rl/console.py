@@ -7,6 +7,7 @@ certain, to save a trip to the kernel; whatever is sent on is decided again by t
 import ast
 import codeop
 import warnings
+from contextlib import suppress
 from enum import StrEnum
 
 PS1 = ">>> "
@@ -48,13 +49,21 @@ class CellBuffer:
         self._lines.append(line)
         if not self._decide or sum(map(len, self._lines)) > _HOST_COMPILE_CHARS:
             return Verdict.SEND
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Verdict.INCOMPLETE if self._incomplete(self.source) else Verdict.SEND
+
+    def _incomplete(self, source: str) -> bool:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                incomplete = self._compile(self.source, "<stdin>", "single") is None
+            if "__future__" not in source:
+                # What parses is complete, whether or not it compiles. That is most cells, and codeop compiles them
+                # twice; only what it compiles can leave it flags for the cells after it.
+                with suppress(SyntaxError):
+                    compile(source, "<stdin>", "single", self._compile.compiler.flags | ast.PyCF_ONLY_AST, True)
+                    return False
+            return self._compile(source, "<stdin>", "single") is None
         except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
-            return Verdict.SEND
-        return Verdict.INCOMPLETE if incomplete else Verdict.SEND
+            return False
 
     def reset(self) -> None:
         """Start a new cell. Compiler flags set by `from __future__` lines stay, as in the console."""

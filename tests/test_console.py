@@ -3,6 +3,7 @@
 import code
 import contextlib
 import io
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,7 @@ _LINES = st.sampled_from(
 )
 
 
-@given(st.lists(_LINES, max_size=8))
-def test_the_host_says_incomplete_exactly_when_the_reference_does(lines: list[str]) -> None:
+def _agree(lines: Sequence[str]) -> None:
     console, buffer = code.InteractiveConsole({}), CellBuffer()
     for line in lines:
         verdict = buffer.add(line)
@@ -25,6 +25,15 @@ def test_the_host_says_incomplete_exactly_when_the_reference_does(lines: list[st
         assert (verdict is Verdict.INCOMPLETE) == more
         if not more:
             buffer.reset()
+
+
+@given(st.lists(_LINES, max_size=8))
+def test_the_host_says_incomplete_exactly_when_the_reference_does(lines: list[str]) -> None:
+    _agree(lines)
+
+
+def test_a_future_statement_counts_for_the_cells_after_it() -> None:
+    _agree(["x = 1 <> (", "from __future__ import barry_as_FLUFL", "x = 1 <> (", "2)", "x = 1 != ("])
 
 
 def test_comments_and_blank_lines_at_the_start_of_a_cell_are_void() -> None:

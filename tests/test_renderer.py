@@ -3,13 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from repl_rl.errors import ConfigError
 from repl_rl.renderer import Renderer
 from tests.conftest import TOKENIZERS, merged_tokenizer, overshooting_tokenizer, sentencepiece_tokenizer
 
 RENDERERS = {name: Renderer(make(), "carry") for name, make in TOKENIZERS.items()}
+RENDERERS["python"] = Renderer(ByT5Tokenizer())
 _TEXTS = st.text(st.sampled_from("ab1 \n()'>.:[]é€"), max_size=40)
 
 
@@ -27,6 +28,21 @@ def test_printed_control_tokens_stay_text(name: str, printed: str) -> None:
     ids = renderer.observation(printed + "\n>>> ").token_ids
     assert not set(ids) & set(renderer.tokenizer.all_special_ids)
     assert renderer.decode(ids) == printed + "\n>>> "
+
+
+@pytest.mark.parametrize("name", sorted(RENDERERS.keys() - {"sentencepiece"}))  # which would add a space of its own
+@given(text=_TEXTS)
+def test_ids_and_captions_are_those_of_the_tokenizer(name: str, text: str) -> None:
+    renderer = RENDERERS[name]
+    ids = renderer.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert renderer.encode(text) == tuple(ids)
+    assert renderer.decode(ids) == text
+
+
+def test_nobody_elses_truncation_cuts_an_observation() -> None:
+    renderer = Renderer(merged_tokenizer())
+    renderer.tokenizer("some text", truncation=True, max_length=2, padding="max_length")
+    assert renderer.decode(renderer.encode("a longer text\n>>> ")) == "a longer text\n>>> "
 
 
 def test_i12_tokens_with_text_after_their_newline_are_refused_by_default() -> None:

@@ -21,6 +21,12 @@ _MESSAGES_A_WAKE = 64
 _QUEUED_MESSAGES = 64
 _RECONNECT_MS = 1
 
+# Plain numbers: combining and converting the library's enumerations takes longer than sending a frame.
+_DONTWAIT = int(zmq.DONTWAIT)
+_MORE_FOLLOWS = int(zmq.DONTWAIT | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_READABLE = int(zmq.POLLIN)
+
 
 class ConsoleSession:
     """A console that runs in another process. Not for use by two tasks at once."""
@@ -98,7 +104,9 @@ class ConsoleSession:
 
     def _send(self, frames: list[bytes]) -> None:
         try:
-            self._socket.send_multipart(frames, zmq.DONTWAIT)
+            for frame in frames[:-1]:
+                self._socket.send(frame, _MORE_FOLLOWS)
+            self._socket.send(frames[-1], _DONTWAIT)
         except zmq.Again:  # a stopped console takes nothing more; its deadline comes
             return
         self._drain()  # the descriptor tells of changes only, and sending swallows them
@@ -133,10 +141,9 @@ class ConsoleSession:
         if self._socket.closed:
             return
         for _ in range(_MESSAGES_A_WAKE):
-            try:
-                frames = self._socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
+            if not int(self._socket.getsockopt(_EVENTS)) & _READABLE:
                 return
+            frames = self._socket.recv_multipart(_DONTWAIT)
             if self._pending is None or self._pending.done():
                 continue
             try:
