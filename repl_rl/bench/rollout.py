@@ -88,7 +88,7 @@ async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
         stage, repeats = Stage(plan, engine, sandbox, ForcedRenderer(folder, plan)), effort.repeats[name]
         await rates(ways, replace(stage, plan=Plan(effort.rollouts, 1)), 1)  # nothing cold is measured
         raw = await rates(ways, stage, repeats)
-        profiled = await _profile(stage)
+        profiles = [await _profile(stage) for _ in range(repeats)]
         slow = await slow_lines(stage, repeats)
     medians = {key: statistics.median(found) for key, found in raw.items()}
     ratios = {key: medians["ours"] / rate for key, rate in medians.items() if key != "ours"}
@@ -100,7 +100,7 @@ async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
         "stock": {key: medians[name] for key, name in stock.items()}
         | {"block_size": STOCK_BLOCK, "ratios": {key: ratios[name] for key, name in stock.items()}},
         "raw": raw,
-        "profile": profiled,
+        "profile": {part: statistics.median(found[part] for found in profiles) for part in profiles[0]},
         "slow_lines": slow,
         "parameters": parameters,
         "fallback": engine.fallback_reason,
@@ -120,7 +120,7 @@ async def _stock(stack: AsyncExitStack, folder: Path, options: EngineOptions) ->
 
 
 async def _profile(stage: Stage) -> dict[str, float]:
-    """Parts of a line of ours; `vllm_host` is what `bound` takes, which is vLLM's front end for chunks like ours."""
+    """Parts of a line of ours; `vllm_host` is that of `bound`: vLLM's front end for chunks like ours, no more."""
     async with watched() as engine_alone:
         await WAYS["bound"](stage)
     async with leased(stage.sandbox, stage.plan.rollouts) as consoles:

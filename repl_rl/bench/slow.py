@@ -6,22 +6,26 @@ from dataclasses import replace
 from repl_rl.bench.rates import rates
 from repl_rl.bench.ways import WAYS, Stage
 
-LINE_S = (0.02, 0.2)
-"""Seconds that a line takes."""
-FEW = 16
-"""Rollouts at once that leave the engine waiting; with many, others fill the time of a line."""
+ROWS: tuple[tuple[float, int | None], ...] = ((0.02, 4), (0.02, 16), (0.02, None), (0.2, 16), (0.2, None))
+"""Seconds that a line takes, and rollouts at once; None: as many as elsewhere in the bench.
+
+A few leave the engine waiting while a line runs; with many, the others fill that time.
+"""
+FEW_REPEATS = 3
+"""A few rollouts are over soon and gain a few per cent: as many times the repeats as for all of them."""
 
 
 async def slow_lines(stage: Stage, repeats: int) -> list[dict[str, float]]:
-    """Sampled tokens a second of ours with sampling ahead off and on: a row for each length of a line and few or all.
+    """Sampled tokens a second of ours with sampling ahead off and on, a row for each of `ROWS` that fits `stage`.
 
     Rollouts have as many lines as those of `stage`: with few lines the one that prints most often decides.
     """
     rows = []
-    for line_s in LINE_S:
-        for count in sorted({min(FEW, stage.plan.rollouts), stage.plan.rollouts}):
-            plan = replace(stage.plan, rollouts=count, line_s=line_s)
-            rows.append(await _row(replace(stage, plan=plan, renderer=stage.renderer.planned(plan)), repeats))
+    for line_s, few in ROWS:
+        if few is None or few < stage.plan.rollouts:
+            plan = replace(stage.plan, rollouts=few or stage.plan.rollouts, line_s=line_s)
+            there = replace(stage, plan=plan, renderer=stage.renderer.planned(plan))
+            rows.append(await _row(there, repeats * FEW_REPEATS if few else repeats))
     return rows
 
 

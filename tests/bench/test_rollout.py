@@ -70,6 +70,6 @@ def test_the_bench_reports_every_way_a_reason_for_each_null_and_a_profile() -> N
     assert small["fallback"] is None
     assert set(small["stock"]) == {"request_a_line", "lockstep", "text_loop", "block_size", "ratios"}
     assert all(ratio > 0 for ratio in small["stock"]["ratios"].values())
-    assert [(row["rollouts"], row["line_s"]) for row in small["slow_lines"]] == [(8, 0.02), (8, 0.2)]
+    assert [(row["rollouts"], row["line_s"]) for row in small["slow_lines"]] == [(4, 0.02), (8, 0.02), (8, 0.2)]
     assert all(row["ours"] > 0 and row["optimistic"] > 0 for row in small["slow_lines"])
     assert 0 <= bundled["wasted_share"] < 1
