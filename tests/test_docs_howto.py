@@ -1,4 +1,4 @@
-"""The commands of all pages are accepted, and so are settings and scripts of docs/howto.md; links lead somewhere."""
+"""Settings and scripts of docs/howto.md run; links of all pages lead somewhere."""
 
 import json
 import os
@@ -7,14 +7,13 @@ import shlex
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from transformers.utils import is_torch_bf16_gpu_available
 
-from repl_rl.cli import VERBS
 from repl_rl.cli.arguments import parse
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
@@ -23,57 +22,20 @@ from repl_rl.player.widget import MOST
 from repl_rl.store import write_step
 from repl_rl.tasks import load_tasks
 from repl_rl.trainer import TrainerConfig
+from tests import documents
+from tests.documents import ROOT
 from tests.test_replay import played
 
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "howto.md").read_text()
-README = (ROOT / "README.md").read_text()
-ACTIONS = {
-    "sandbox check": "CheckConfig",
-    "sandbox build": "BuildConfig",
-    "sampler check": "CheckConfig",
-    "bench sandbox": "SandboxBenchConfig",
-    "bench update": "UpdateBenchConfig",
-    "bench rollout": "RolloutBenchConfig",
-    "bench credit": "CreditBenchConfig",
-}
+PAGE = documents.PAGES["docs/howto.md"]
 
 
-def blocks(language: str, text: str = PAGE) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+def blocks(language: str) -> list[str]:
+    return documents.blocks(language, "docs/howto.md")
 
 
 def script(containing: str) -> str:
     (found,) = [source for source in blocks("python") if containing in source]
     return found
-
-
-def commands() -> list[str]:
-    """Of the README and every page, in blocks and in sentences, once each."""
-    pages = [README, *(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))]
-    lines = "".join(block for page in pages for block in blocks("sh", page)).replace("\\\n", " ").splitlines()
-    quoted = [command for page in pages for command in re.findall(r"`(repl-rl [a-z]+ [^`]*--[^`]+)`", page)]
-    found = dict.fromkeys(" ".join(line.split()) for line in lines + quoted if line.startswith("repl-rl"))
-    return [line for line in found if "--help" not in line]
-
-
-@pytest.mark.parametrize("command", commands())
-def test_every_command_is_accepted(command: str) -> None:
-    _, verb, *words = shlex.split(command, comments=True)
-    assert verb in VERBS
-    module = import_module(f"repl_rl.cli.{verb}")
-    kinds = {
-        name: kind
-        for name, kind in vars(module).items()
-        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
-    }
-    action = f"{verb} {words[0]}" if words else ""
-    if action in ACTIONS:
-        name, words = ACTIONS[action], words[2:] if verb == "sampler" else words[1:]
-    else:
-        (name,) = [name for name in kinds if name.lower() == f"{verb}config"]
-    if "--config" not in words:
-        assert parse(kinds[name], verb, words)
 
 
 def test_the_tasks_and_the_settings_of_the_page_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +87,7 @@ def test_the_player_and_the_kernel_of_the_page_are_there(tmp_path: Path, monkeyp
 
 
 def test_the_page_about_replay_says_how_many_trajectories_the_player_takes() -> None:
-    assert f"({MOST:,} at most)" in " ".join((ROOT / "docs" / "replay.md").read_text().split())
+    assert f"({MOST:,} at most)" in " ".join(documents.PAGES["docs/replay.md"].split())
 
 
 def test_every_page_can_be_reached_from_the_readme_and_no_link_is_broken() -> None:

@@ -233,29 +233,36 @@ class ReplGRPOTrainer(GRPOTrainer):
     def _fast_scores(self, model: torch.nn.Module, input_ids: Tensor, attention: Tensor) -> Scores:
         """Score a batch, the first time of a step all of it, then only rows that have an advantage to learn from."""
         sampled = (line_numbers(self._learned, self._advantages.size(1)) >= 0).to(input_ids.device)
-        learning = self._advantages.any(dim=1)
-        # A loss needs some row with gradients, and each process needs one, or the others wait for it.
-        learning[sampled.sum(dim=1).argmin()] = True
         tokens = TOKENS_PER_PASS_CPU if input_ids.device.type == "cpu" else TOKENS_PER_PASS_GPU
         score = partial(score_rows, tokens_per_pass=tokens, packed=self._packed)
-        if self._rows is None:
+        rows = self._rows
+        learning = self._learning(sampled, rows)
+        if rows is None:
             model = self.model_wrapped
             scores = score(model, input_ids, attention, sampled, (~learning).nonzero()[:, 0])
             with torch.set_grad_enabled(self._one_pass):
                 learned = score(model, input_ids, attention, sampled, learning.nonzero()[:, 0])
                 self._scores = Scores(scores.logprobs + learned.logprobs, scores.entropies + learned.entropies)
             return Scores(self._scores.logprobs.detach(), self._scores.entropies)
-        rows = self._rows
         known = Scores(self._scores.logprobs[rows], self._scores.entropies[rows])
         if self._one_pass:
             return known
-        fresh_rows = learning[rows].nonzero()[:, 0]
-        fresh = score(model, input_ids, attention, sampled[rows], fresh_rows)
-        again = learning[rows, None]
+        fresh = score(model, input_ids, attention, sampled[rows], learning.nonzero()[:, 0])
         return Scores(
-            torch.where(again, fresh.logprobs, known.logprobs.detach()),
-            torch.where(again, fresh.entropies, known.entropies),
+            torch.where(learning[:, None], fresh.logprobs, known.logprobs.detach()),
+            torch.where(learning[:, None], fresh.entropies, known.entropies),
         )
+
+    def _learning(self, sampled: Tensor, rows: Tensor | None) -> Tensor:
+        """Which of `rows`, or of the whole step, take gradients: those with an advantage, and at least one.
+
+        A loss without a gradient is an error, and each process needs one, or the others wait for it.
+        """
+        learning, lengths = self._advantages.any(dim=1), sampled.sum(dim=1)
+        if rows is not None:
+            learning, lengths = learning[rows], lengths[rows]
+        learning[lengths.argmin()] = True
+        return learning
 
     @property
     def _one_pass(self) -> bool:

@@ -346,13 +346,27 @@ def test_whether_a_rollout_was_cut_is_its_recorded_stop_not_its_last_id(tmp_path
     assert logs[0]["completions/mean_terminated_length"] == 2.0
 
 
-def test_a_step_of_nothing_but_faults_changes_no_weight(tmp_path: Path) -> None:
+@pytest.mark.parametrize("micro_batch", [0, 4])
+def test_a_step_of_nothing_but_faults_changes_no_weight(micro_batch: int, tmp_path: Path) -> None:
     for fast in (False, True):
         model = tiny_model()
         before = copy.deepcopy(model)
         source = SampledSource(copy.deepcopy(model), faulty=frozenset(range(12)))
-        run(make(model, source, replace(SMALL, steps=1, fast=fast), tmp_path / str(fast)))
+        run(make(model, source, replace(SMALL, steps=1, micro_batch=micro_batch, fast=fast), tmp_path / str(fast)))
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
+
+
+def test_a_micro_batch_in_which_nothing_is_to_be_learned_leaves_the_others_their_gradient(tmp_path: Path) -> None:
+    found = []
+    for fast in (False, True):
+        model = tiny_model()
+        source = SampledSource(copy.deepcopy(model), faulty=frozenset(range(2, 12)))
+        config = replace(SMALL, steps=1, micro_batch=2, fast=fast)
+        found += run(make(model, source, config, tmp_path / str(fast))).steps
+    plain, fast_path = found
+    assert any(gradient.any() for gradient in plain.values())
+    for name, gradient in plain.items():
+        torch.testing.assert_close(fast_path[name], gradient, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "value"), [

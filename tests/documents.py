@@ -1,0 +1,24 @@
+"""The README and the pages of docs/, and what stands in their blocks."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+"""Their texts by their paths in the repository."""
+
+
+def blocks(language: str, *pages: str) -> list[str]:
+    """The sources of all blocks of a language, page after page."""
+    return [block for page in pages for block in re.findall(rf"```{language}\n(.*?)```", PAGES[page], re.DOTALL)]
+
+
+def commands() -> list[str]:
+    """Every `repl-rl` command of every page, in blocks and in sentences, once each."""
+    lines = "".join(blocks("sh", *PAGES)).replace("\\\n", " ").splitlines()
+    quoted = [command for page in PAGES.values() for command in re.findall(r"`(repl-rl [a-z]+ [^`]*--[^`]+)`", page)]
+    written = (" ".join(line.partition("  #")[0].split()) for line in lines + quoted if line.startswith("repl-rl"))
+    return [line for line in dict.fromkeys(written) if "--help" not in line]
