@@ -1,6 +1,6 @@
 """Copy the figures of finished training runs into docs/training.md, with the commands that made them.
 
-    python -m benchmarks.training runs/line-chain runs/line-lists runs/fenced-chain runs/fenced-lists
+    python -m benchmarks.training runs/line-chain runs/line-lists runs/fenced
 
 Every number between the two markers below comes from `summary.json`, every command from `config.toml` of those folders.
 """
