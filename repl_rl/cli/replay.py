@@ -2,37 +2,38 @@
 
 import asyncio
 import sys
-import tomllib
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 from rich.control import Control
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
 from repl_rl.cli.arguments import parse
+from repl_rl.cli.recorded import RecordedRun
 from repl_rl.cli.rollout import transcript
 from repl_rl.cli.setup import Setup
 from repl_rl.console import PS1
 from repl_rl.errors import ConfigError
-from repl_rl.record import RolloutLimits
 from repl_rl.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
 from repl_rl.report import clip
 from repl_rl.samplers import RolloutThread
-from repl_rl.sandbox import DockerOptions, Limits, Sandbox, open_sandbox
+from repl_rl.sandbox import Sandbox, open_sandbox
 from repl_rl.store import Credited, Damage, Store, exchanges, guarded, printable, to_text
 from repl_rl.store.notebook import read_notebook, write_notebook
-from repl_rl.tasks import Split, Task, load_tasks
 from repl_rl.trajectory import LineStatus, Trajectory
 
 _COLOURS = {LineStatus.OK: "green", LineStatus.INCOMPLETE: "green", LineStatus.ANSWERED: "cyan"}
 _HELP = "Enter: next recorded line; :b: one line back; :q: leave; anything else is run"
+_AT_ONCE = 8
+"""Trajectories that are executed again at a time."""
 _UP = Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
 """Back to the prompt at which Enter was pressed, and without it: the line will stand there."""
 
@@ -199,12 +200,16 @@ def _tell(step: Step | None, replay: Replay, console: Console) -> None:
 
 
 def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: Console) -> int:
-    async def run() -> Determinism:
-        async with _consoles(_setup(config), 8) as sandbox:
-            return await verify_all(trajectories, sandbox, concurrency=8)
+    async def run(progress: Progress) -> Determinism:
+        bar = progress.add_task("", total=len(trajectories))
+        async with _consoles(_setup(config), _AT_ONCE) as sandbox:
+            return await verify_all(trajectories, sandbox, _AT_ONCE, lambda _: progress.advance(bar))
 
     console.print(f"executing {len(trajectories)} trajectories again ...")
-    found = asyncio.run(run())
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
+    ) as progress:
+        found = asyncio.run(run(progress))
     table = Table("trajectory", "line", "cause", "recorded", "now")
     for v in found.divergent:
         assert v.difference is not None
@@ -227,7 +232,7 @@ def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:
     trajectory = entry.trajectory
     start = start_at(trajectory, config.to_line or 0)
     setup = _setup(config)
-    task = _task(config, trajectory.task_id)
+    task = RecordedRun.of(config.file).task(trajectory.task_id)
     with RolloutThread(replace(setup, concurrency=config.branch).open, {}) as source:
         found: Branches = source.run(branch(source.rollouts, start, task, config.branch, config.temperature))
     for each in found.trajectories:
@@ -240,58 +245,10 @@ def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:
     )
 
 
-def _run_folder(config: ReplayConfig) -> Path | None:
-    """The run folder that the file belongs to; None: it was stored elsewhere."""
-    places = (config.file, *config.file.resolve().parents[:2])
-    return next((place for place in places if (place / "config.toml").is_file()), None)
-
-
-def _settings(config: ReplayConfig) -> dict[str, object]:
-    run = _run_folder(config)
-    return tomllib.loads((run / "config.toml").read_text()) if run else {}
-
-
 def _setup(config: ReplayConfig) -> Setup:
-    """The world that the run was in, with the sandbox, the engine and the policy that were asked for."""
-    given = _settings(config)
-    asked = {"sandbox": config.sandbox, "engine": config.engine}
-    given |= {name: value for name, value in asked.items() if value is not None}
-    tables: dict[str, type] = {"rollout": RolloutLimits, "limits": Limits}
-    if given.get("sandbox") == "docker":
-        tables["docker"] = DockerOptions
-    plain = {f.name: given[f.name] for f in fields(Setup) if f.name in given and not isinstance(given[f.name], dict)}
-    nested = {name: _table(kind, given[name]) for name, kind in tables.items() if name in given}
-    setup = Setup(**plain, **nested)  # type: ignore[arg-type]
-    return replace(setup, model=_model(config, setup))
-
-
-def _table(kind: type, given: object) -> object:
-    assert isinstance(given, dict)
-    known = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in given.items() if name in known})
+    return RecordedRun.of(config.file).setup(config.sandbox, config.engine, config.model)
 
 
 def _consoles(setup: Setup, warm: int) -> AbstractAsyncContextManager[Sandbox]:
     containers = setup.docker if setup.sandbox == "docker" else None
     return open_sandbox(setup.sandbox, limits=setup.limits, warm=warm, containers=containers)
-
-
-def _model(config: ReplayConfig, setup: Setup) -> str:
-    run = _run_folder(config)
-    trained = run / "checkpoints" / "final" if run else None
-    if config.model is not None:
-        return str(config.model)
-    return str(trained) if trained and trained.is_dir() else setup.model
-
-
-def _task(config: ReplayConfig, id: str) -> Task | None:
-    """The task of that id among those that the run drew; None: it is not there."""
-    given = _settings(config)
-    setup = _setup(config)
-    for split, name in ((Split.TRAIN, "train_tasks"), (Split.HELD_OUT, "eval_tasks")):
-        count = given.get(name)
-        drawn = load_tasks(setup.tasks, split=split, count=count if isinstance(count, int) else None, seed=setup.seed)
-        found = next((task for task in drawn if task.id == id), None)
-        if found is not None:
-            return found
-    return None

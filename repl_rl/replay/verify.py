@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from repl_rl.errors import ConfigError, SandboxFault
@@ -86,13 +86,21 @@ async def _played(trajectory: Trajectory, sandbox: Sandbox, most: int | None) ->
         return replay.steps
 
 
-async def verify_all(trajectories: Iterable[Trajectory], sandbox: Sandbox, concurrency: int = 16) -> Determinism:
-    """Execute trajectories again, `concurrency` (>= 1) at once."""
+async def verify_all(
+    trajectories: Iterable[Trajectory],
+    sandbox: Sandbox,
+    concurrency: int = 16,
+    on_each: Callable[[Verification], None] | None = None,
+) -> Determinism:
+    """Execute trajectories again, `concurrency` (>= 1) at once; `on_each` is called with each as it is done."""
     places = asyncio.Semaphore(concurrency)
 
     async def one(trajectory: Trajectory) -> Verification:
         async with places:
-            return await verify(trajectory, sandbox)
+            verification = await verify(trajectory, sandbox)
+        if on_each is not None:
+            on_each(verification)
+        return verification
 
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(one(t)) for t in trajectories]
