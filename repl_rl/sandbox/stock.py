@@ -1,18 +1,15 @@
 """Plain `jupyter_client` with the stock ipykernel, as its documentation uses it: what `bench sandbox` compares with."""
 
 import asyncio
-import logging
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from tempfile import TemporaryFile
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jupyter_client.manager import AsyncKernelManager
 
-log = logging.getLogger(__name__)
-
 _READY_S = 60.0
-_BIRTHS = 3
 _HISTORY_OFF = ("--HistoryManager.enabled=False",)
 
 
@@ -22,6 +19,8 @@ class StockConsole:
 
     manager: AsyncKernelManager
     client: object
+    resources: AsyncExitStack
+    """What it holds: its process, its channels, its sockets."""
 
     @property
     def pid(self) -> int:
@@ -36,42 +35,31 @@ class StockConsole:
 
     async def close(self) -> None:
         """Kill it."""
-        self.client.stop_channels()  # type: ignore[attr-defined]
-        await self.manager.shutdown_kernel(now=True)
+        await self.resources.aclose()
 
 
 async def open_stock(*, history: bool = True) -> StockConsole:
     """Start a kernel and wait until it is ready. `history`: it writes its history to disk, as it does by default.
 
-    jupyter_client chooses the ports and lets go of them before the kernel takes them, so a kernel can be born to find
-    one taken. Such a birth has no state; it is said in the log and tried again.
-
     Raises:
-        RuntimeError: it died at its birth, time after time.
+        RuntimeError: it died before it was ready.
     """
-    for _ in range(_BIRTHS - 1):
-        try:
-            return await _born(history=history)
-        except RuntimeError as error:
-            log.warning("%s; starting another", error)
-    return await _born(history=history)
-
-
-async def _born(*, history: bool) -> StockConsole:
-    manager = AsyncKernelManager(kernel_name="python3")
     async with AsyncExitStack() as undo:
+        # TCP ports are chosen and let go of before the kernel takes them: of several that start at once, two may end up
+        # with one, and the client of the loser blocks for ever. Sockets in a folder cannot collide, and are no slower.
+        folder = Path(undo.enter_context(TemporaryDirectory(prefix="stock-")))
+        manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=str(folder / "kernel"))
         undo.push_async_callback(manager.shutdown_kernel, now=True)
-        with TemporaryFile() as said:
-            await manager.start_kernel(extra_arguments=[] if history else list(_HISTORY_OFF), stdout=said, stderr=said)
-            client = manager.client()
-            client.start_channels()
-            undo.callback(client.stop_channels)
-            try:
-                async with asyncio.timeout(_READY_S):
-                    await client.wait_for_ready()
-            except RuntimeError as error:
-                said.seek(0)
-                last_words = said.read()[-1000:].decode("utf-8", "replace").strip() or "it said nothing"
-                raise RuntimeError(f"a stock kernel died at its birth: {last_words}") from error
-        undo.pop_all()
-    return StockConsole(manager, client)
+        options = [] if history else list(_HISTORY_OFF)
+        with (folder / "said").open("wb") as said:
+            await manager.start_kernel(extra_arguments=options, stdout=said, stderr=said)
+        client = manager.client()
+        client.start_channels()
+        undo.callback(client.stop_channels)
+        try:
+            async with asyncio.timeout(_READY_S):
+                await client.wait_for_ready()
+        except RuntimeError as error:
+            last_words = (folder / "said").read_text("utf-8", "replace")[-1000:].strip() or "it said nothing"
+            raise RuntimeError(f"a stock kernel died at its birth: {last_words}") from error
+        return StockConsole(manager, client, undo.pop_all())

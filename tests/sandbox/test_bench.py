@@ -3,8 +3,10 @@
 import asyncio
 import json
 import sys
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from repl_rl.sandbox.bench import Effort, run_bench
@@ -21,24 +23,6 @@ def test_the_bench_reports_every_ratio_and_the_raw_figures_beside_it() -> None:
     assert set(report) >= {"ratios_history_off", "checkout", "lines", "lines_16_per_s", "rollouts_per_s", "memory_mib"}
 
 
-def _kernel_that_dies(folder: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a kernelspec of the stock kernel's name first on Jupyter's path, whose first `times` births fail."""
-    launch = f"""
-import os, runpy, sys
-births = len(os.listdir({str(folder / "births")!r}))
-open(os.path.join({str(folder / "births")!r}, str(births)), "w").close()
-if births < {times}:
-    sys.exit("address in use")
-runpy.run_module("ipykernel_launcher", run_name="__main__")
-"""
-    (folder / "births").mkdir()
-    spec = folder / "kernels" / "python3"
-    spec.mkdir(parents=True)
-    argv = [sys.executable, "-c", launch, "-f", "{connection_file}"]
-    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "dies", "language": "python"}))
-    monkeypatch.setenv("JUPYTER_PATH", str(folder))
-
-
 async def _one_line() -> float:
     console = await open_stock()
     try:
@@ -47,17 +31,20 @@ async def _one_line() -> float:
         await console.close()
 
 
-def test_a_stock_kernel_that_dies_at_its_birth_is_said_and_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _kernel_that_dies(tmp_path, 1, monkeypatch)
+def test_a_stock_kernel_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert asyncio.run(_one_line()) > 0
-    assert "address in use; starting another" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    assert psutil.Process().children(recursive=True) == []
 
 
-def test_a_stock_kernel_that_always_dies_at_its_birth_ends_the_bench_with_its_last_words(
+def test_a_stock_kernel_that_dies_at_its_birth_ends_the_bench_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _kernel_that_dies(tmp_path, 9, monkeypatch)
-    with pytest.raises(RuntimeError, match="address in use"):
+    spec = tmp_path / "kernels" / "python3"  # first on Jupyter's path
+    spec.mkdir(parents=True)
+    argv = [sys.executable, "-c", "import sys; sys.exit('no room')", "{connection_file}"]
+    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "dies", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="no room"):
         asyncio.run(_one_line())
