@@ -1,4 +1,4 @@
-"""Plain `jupyter_client` with the stock ipykernel, as its documentation uses it: what `bench sandbox` compares with."""
+"""Plain `jupyter_client` with the stock ipykernel, driven as documented: what `bench sandbox` compares with."""
 
 import asyncio
 import time
