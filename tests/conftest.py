@@ -1,6 +1,7 @@
 """What every test can use: tiny tokenizers of different newline habits, made here."""
 
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+# A shell that starts us in the background has Ctrl-C ignored, and the programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines are noisy: a slow example is no failure.
 settings.register_profile("patient", deadline=None)
