@@ -138,8 +138,9 @@ def test_a_killed_vllm_ends_the_step_with_engine_died() -> None:
 
     class Killing(ReplSampler):
         async def rollout(self, episode: Episode) -> None:
-            await episode.push(await episode.sample())
-            os.kill(victims[0], signal.SIGKILL)
+            await episode.sample(until=r"[\s\S]")  # one token: only the end token, as the first one, would be the end
+            if victims:
+                os.kill(victims.pop(), signal.SIGKILL)
             await super().rollout(episode)
 
     victims: list[int] = []
@@ -149,11 +150,12 @@ def test_a_killed_vllm_ends_the_step_with_engine_died() -> None:
             (process,) = engine._llm.engine_core.resources.engine_manager.processes  # type: ignore[attr-defined]
             victims.append(int(process.pid))
             rollouts = Rollouts(
-                engine, sandbox, Renderer.from_folder(folder), Killing(), RolloutLimits(), "bare", concurrency=4
+                engine, sandbox, Renderer.from_folder(folder), Killing(), RolloutLimits(), "bare", concurrency=8
             )
             async with asyncio.timeout(30):
                 with pytest.raises(EngineDied):
-                    await rollouts.collect([TASK] * 4)
+                    await rollouts.collect([TASK] * 8)
+            assert not victims, "it was killed while the step was under way"
 
     asyncio.run(work())
 
