@@ -43,6 +43,7 @@ async def open_stock(*, history: bool = True) -> StockConsole:
 
     Raises:
         RuntimeError: it died before it was ready.
+        TimeoutError: it was not ready within a minute.
     """
     async with AsyncExitStack() as undo:
         # TCP ports are chosen and let go of before the kernel takes them: of several that start at once, two may end up
