@@ -21,11 +21,13 @@ from repl_rl.console import PS1
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Observed, Prompt
 
-Overshoot = Literal["refuse", "carry"]
+Overshoot = Literal["forbid", "carry", "refuse"]
 """What to do with a vocabulary that has tokens with text after their last newline.
 
-`refuse`: the audit is an error. `carry`: such a token ends the line like any other that holds a newline, and the text
-after it begins the next line. Nothing is forbidden to the policy, so sampler and trainer keep the same distribution.
+`forbid`: the policy never samples one. Its probability is 0 in the sampler and in the trainer alike, so that both have
+the same, renormalised distribution; nothing else of the vocabulary is touched, and what such a token says can be
+written with others. `carry`: such a token ends the line like any other that holds a newline, and the text after it
+begins the next line. `refuse`: the audit is an error.
 """
 
 TEMPLATES = ("bare", "base", "few_shot", "chat", "chat_few_shot")
@@ -50,12 +52,12 @@ class Audit:
 class Renderer:
     """Turns tasks and console output into ids, and sampled ids into text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, overshoot: Overshoot = "refuse", source: str = "") -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, overshoot: Overshoot = "forbid", source: str = "") -> None:
         """Audit the vocabulary once.
 
         Raises:
-            ConfigError: no id contains a newline, no end or padding id is defined, or `overshoot` is "refuse" and
-                some id has text after its last newline.
+            ConfigError: no id contains a newline, no end or padding id is defined, or some id has text after its last
+                newline and `overshoot` is "refuse", or is "forbid" and no other id holds a newline.
         """
         self.tokenizer = tokenizer
         self._source = source or str(tokenizer.name_or_path)
@@ -63,17 +65,22 @@ class Renderer:
         self._anchor = tuple(self._raw_encode(_ANCHOR))
         self._anchor_text = self._raw_decode(self._anchor)
         self.audit = self._audit()
+        self.forbidden_ids = self.audit.overshoot_ids if overshoot == "forbid" else frozenset[int]()
+        """Ids that the policy never samples, in the engine and in the trainer."""
+        if self.forbidden_ids >= self.audit.newline_ids:
+            remedy = "no line could end without them; use --overshoot carry"
+            raise ConfigError(f"vocabulary of {self._source}, forbidden ids", len(self.forbidden_ids), remedy)
         if self.audit.overshoot_ids and overshoot == "refuse":
             examples = [self.decode((i,)) for i in sorted(self.audit.overshoot_ids)[:3]]
             raise ConfigError(
                 f"vocabulary of {self._source}, ids with text after a newline ({len(self.audit.overshoot_ids)})",
                 examples,
-                "use another tokenizer, or --overshoot carry to let that text begin the next line",
+                "use --overshoot forbid, with which the policy never samples one, or carry; or another tokenizer",
             )
         self._encode_cached = lru_cache(maxsize=65_536)(self._encode)
 
     @classmethod
-    def from_folder(cls, folder: str | Path, overshoot: Overshoot = "refuse") -> "Renderer":
+    def from_folder(cls, folder: str | Path, overshoot: Overshoot = "forbid") -> "Renderer":
         """Load the tokenizer of a model folder (or of a hub name that is already cached).
 
         Raises:
@@ -172,6 +179,16 @@ class Renderer:
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of `text` alone: no special token is added, none is recognised."""
         return self._encode_cached(text)
+
+    def written(self, text: str) -> tuple[int, ...]:
+        """Ids of `text` as the policy could have sampled it: as `encode`, but no id is forbidden.
+
+        Where one would be, each physical line is encoded alone.
+        """
+        ids = self.encode(text)
+        if self.forbidden_ids.isdisjoint(ids):
+            return ids
+        return tuple(i for line in re.findall(r"[^\n]*\n|[^\n]+", text) for i in self.encode(line))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The exact text of `ids` in the middle of a sequence: leading spaces and special tokens are kept."""

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent / "repl_rl"
 
 FLOORS = [
     {"errors"},
-    {"trajectory", "line", "assets", "plugins"},
+    {"trajectory", "line", "assets", "plugins", "forbidden"},
     {"console", "engine", "store", "advantages", "batch", "tasks", "record"},
     {"sandbox", "renderer", "judges", "metrics", "report"},
     {"episode", "rewards"},

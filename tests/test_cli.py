@@ -143,9 +143,10 @@ def test_a_model_folder_without_a_tokenizer_is_named(capsys: pytest.CaptureFixtu
 def test_a_vocabulary_refused_by_the_audit_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tiny_model(vocab=512).save_pretrained(tmp_path / "model")
     overshooting_tokenizer().save_pretrained(tmp_path / "model")
-    error = refused(capsys, tmp_path, "--model", str(tmp_path / "model"), "--engine", "transformers")
+    flags = ("--model", str(tmp_path / "model"), "--engine", "transformers", "--overshoot", "refuse")
+    error = refused(capsys, tmp_path, *flags)
     assert "text after a newline" in error
-    assert "--overshoot carry" in error
+    assert "--overshoot forbid" in error
 
 
 def test_without_bubblewrap_the_local_sandbox_is_refused_with_its_fix(tmp_path: Path) -> None:

@@ -103,9 +103,7 @@ def test_fine_tuning_learns_the_lines_and_leaves_a_whole_policy(tmp_path: Path) 
     losses: list[float] = []
     config = FinetuneConfig(steps=6, batch_size=4, micro_batch=2, learning_rate=3e-3, warmup_steps=0)
     out = tmp_path / "policy"
-    last = finetune(
-        POLICY, RENDERER.tokenizer, [labelled(RIGHT)] * 4, out, config, 0, lambda _, loss: losses.append(loss)
-    )
+    last = finetune(POLICY, RENDERER, [labelled(RIGHT)] * 4, out, config, 0, lambda _, loss: losses.append(loss))
     assert len(losses) == 6
     assert losses[-1] == last < losses[0] / 2
     tuned = Renderer.from_folder(out)
@@ -117,10 +115,10 @@ def test_fine_tuning_learns_the_lines_and_leaves_a_whole_policy(tmp_path: Path) 
 
 def test_nothing_to_learn_and_too_long_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="examples is 0"):
-        finetune(POLICY, RENDERER.tokenizer, [], tmp_path / "o", FinetuneConfig())
+        finetune(POLICY, RENDERER, [], tmp_path / "o", FinetuneConfig())
     long = {"input_ids": [1] * 2000, "labels": [1] * 2000}
     with pytest.raises(ConfigError, match="tokens of a trajectory is 2000; the policy's context has 1024 tokens"):
-        finetune(POLICY, RENDERER.tokenizer, [long], tmp_path / "o", FinetuneConfig())
+        finetune(POLICY, RENDERER, [long], tmp_path / "o", FinetuneConfig())
     assert list(tmp_path.iterdir()) == []
 
 

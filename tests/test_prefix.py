@@ -30,6 +30,7 @@ class Auditor:
         self.requests: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         self.name, self.policy_step, self.context_tokens = "auditor", 0, inner.context_tokens
         self.seeds_sessions, self.fallback_reason = True, None
+        self.forbidden_ids = inner.forbidden_ids
         self.seen: list[list[tuple[int, ...]]] = []
 
     def session(self, prompt_ids: Sequence[int], sampling: object) -> "AuditedSession":

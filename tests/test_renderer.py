@@ -45,10 +45,13 @@ def test_nobody_elses_truncation_cuts_an_observation() -> None:
     assert renderer.decode(renderer.encode("a longer text\n>>> ")) == "a longer text\n>>> "
 
 
-def test_i12_tokens_with_text_after_their_newline_are_refused_by_default() -> None:
-    with pytest.raises(ConfigError, match=r"vocabulary of .*text after a newline.*--overshoot carry"):
-        Renderer(overshooting_tokenizer())
-    assert Renderer(overshooting_tokenizer(), "carry").audit.overshoot_ids
+def test_i12_tokens_with_text_after_their_newline_are_forbidden_carried_or_refused() -> None:
+    forbidding = Renderer(overshooting_tokenizer())
+    assert forbidding.forbidden_ids == forbidding.audit.overshoot_ids != frozenset()
+    carrying = Renderer(overshooting_tokenizer(), "carry")
+    assert carrying.forbidden_ids == frozenset() != carrying.audit.overshoot_ids
+    with pytest.raises(ConfigError, match=r"vocabulary of .*text after a newline.*--overshoot forbid"):
+        Renderer(overshooting_tokenizer(), "refuse")
 
 
 @pytest.mark.parametrize("make", [merged_tokenizer, sentencepiece_tokenizer])

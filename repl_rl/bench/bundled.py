@@ -42,8 +42,9 @@ async def bundled(sandbox: Sandbox, rollouts: int, repeats: int) -> dict[str, ob
     tasks = load_tasks("builtin:quickstart", split=Split.TRAIN, count=rollouts, seed=0)
     off, on = RolloutLimits(), RolloutLimits(optimistic=True)
     runs: dict[RolloutLimits, list[Run]] = {off: [], on: []}
-    async with open_engine("vllm", model=folder, options=EngineOptions(max_sessions=rollouts)) as engine:
-        renderer = Renderer.from_folder(folder)
+    renderer = Renderer.from_folder(folder)
+    options, never = EngineOptions(max_sessions=rollouts), renderer.forbidden_ids
+    async with open_engine("vllm", model=folder, options=options, forbidden_ids=never) as engine:
         plain = Rollouts(engine, sandbox, renderer, ReplSampler(), off, "bare", concurrency=rollouts)
         await _run(plain, tasks, engine)
         for _ in range(repeats):

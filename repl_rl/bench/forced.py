@@ -140,6 +140,7 @@ class TimedEngine:
         self.context_tokens = inner.context_tokens
         self.fallback_reason = inner.fallback_reason
         self.seeds_sessions = inner.seeds_sessions
+        self.forbidden_ids = inner.forbidden_ids
         self.sessions: list[TimedSession] = []
         """All that were opened."""
         self._inner = inner

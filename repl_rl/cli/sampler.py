@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.arguments import parse
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import TEMPLATES, Renderer
+from repl_rl.renderer import TEMPLATES, Overshoot, Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.conformance import TIMEOUT_S, check
 
@@ -21,8 +20,9 @@ class CheckConfig:
 
     model: Path | None = None
     """Folder whose tokenizer and chat template write the prompts; none: the bundled ones."""
-    overshoot: Literal["refuse", "carry"] = "refuse"
-    """What to do with a vocabulary whose tokens have text after a newline."""
+    overshoot: Overshoot = "forbid"
+    """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
+    that text into the next line, or refuse a vocabulary that has them."""
     prompt: str = "bare"
     """Prompt template: bare, base, few_shot, chat or chat_few_shot."""
     timeout_s: float = TIMEOUT_S

@@ -9,7 +9,7 @@ from repl_rl.assets import asset
 from repl_rl.engine import EngineOptions, open_engine
 from repl_rl.errors import ConfigError
 from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
+from repl_rl.renderer import Overshoot, Renderer
 from repl_rl.samplers import Rollouts, load_sampler
 from repl_rl.sandbox import DockerOptions, Limits, open_sandbox
 
@@ -37,8 +37,9 @@ class Setup:
     """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments."""
     prompt: str = "bare"
     """Prompt template: bare, base, few_shot, chat or chat_few_shot."""
-    overshoot: Literal["refuse", "carry"] = "refuse"
-    """What to do with a vocabulary whose tokens have text after a newline."""
+    overshoot: Overshoot = "forbid"
+    """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
+    that text into the next line, or refuse a vocabulary that has them."""
     concurrency: int = 128
     """Rollouts under way at once, and consoles kept ready for them, >= 1."""
     seed: int = 0
@@ -92,7 +93,10 @@ class Setup:
             )
         )
         options = replace(self.engine_options, seed=self.seed, max_sessions=self.concurrency)
-        engine = await stack.enter_async_context(open_engine(self.engine, model=self.model_folder, options=options))
+        opening = open_engine(
+            self.engine, model=self.model_folder, options=options, forbidden_ids=renderer.forbidden_ids
+        )
+        engine = await stack.enter_async_context(opening)
         return Rollouts(
             engine, sandbox, renderer, sampler, self.rollout, self.prompt, seed=self.seed, concurrency=self.concurrency
         )

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     renderer = Renderer.from_folder(config.model_folder, config.overshoot)
     stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
     played = _play(config, console) if config.samples else []
-    chosen = select([*stored, *played], config.per_task)
+    chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)
     _show(chosen, console)
     _learn(config, renderer, chosen, console)
     if played:
@@ -127,5 +127,4 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, console: Co
         if step == 1 or step % every == 0:
             console.print(f"step {step:>5}/{config.learning.steps}  loss {loss:.4f} nats a token")
 
-    tokenizer = renderer.tokenizer
-    finetune(config.model_folder, tokenizer, fitting, config.out, config.learning, config.seed, on_step)
+    finetune(config.model_folder, renderer, fitting, config.out, config.learning, config.seed, on_step)

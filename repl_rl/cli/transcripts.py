@@ -21,7 +21,7 @@ from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.played import Course, demonstrations
 from repl_rl.coldstart.verified import Recipe, Tally, verified
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
+from repl_rl.renderer import Overshoot, Renderer
 from repl_rl.sandbox import InProcessSandbox, Limits, Sandbox, open_sandbox
 from repl_rl.store import write_step
 from repl_rl.tasks import families_of
@@ -54,8 +54,9 @@ class TranscriptsConfig:
     """Replace an older folder of that name."""
     prompt: str = "bare"
     """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat or chat_few_shot."""
-    overshoot: Literal["refuse", "carry"] = "refuse"
-    """What to do with a vocabulary whose tokens have text after a newline."""
+    overshoot: Overshoot = "forbid"
+    """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
+    that text into the next line, or refuse a vocabulary that has them."""
     max_tokens: int = 1024
     """Longest trajectory, prompt included, tokens, >= 64; what is longer is cut between two statements."""
     max_lines: int = 32

@@ -28,6 +28,8 @@ from trl import SFTConfig, SFTTrainer
 
 from repl_rl.coldstart.selection import FinetuneConfig
 from repl_rl.errors import ConfigError
+from repl_rl.forbidden import forbid
+from repl_rl.renderer import Renderer
 from repl_rl.trajectory import Observed, Trajectory
 
 IGNORED = -100
@@ -115,7 +117,7 @@ def trainer(
 
 def finetune(
     base: Path,
-    tokenizer: PreTrainedTokenizerBase,
+    renderer: Renderer,
     examples: Sequence[Mapping[str, list[int]]],
     out: Path,
     config: FinetuneConfig,
@@ -124,22 +126,29 @@ def finetune(
 ) -> float:
     """Fine-tune the policy in folder `base` on examples of `labelled`; save it, with its tokenizer, in `out`.
 
+    The policy that learns is the one that samples: what `renderer` forbids has probability 0.
+
     Returns the last step's loss, nats a learned token.
 
     Raises:
-        ConfigError: there is nothing to learn, or an example is longer than the policy's context.
+        ConfigError: there is nothing to learn, an example is longer than the policy's context or holds an id to learn
+            that is forbidden, or the policy cannot forbid one.
     """
     if not examples:
         raise ConfigError("examples", 0, "give at least one trajectory to learn from")
+    never = sum(not renderer.forbidden_ids.isdisjoint(example["labels"]) for example in examples)
+    if never:
+        raise ConfigError("examples with forbidden ids to learn", never, "leave them out, or use --overshoot carry")
     disable_progress_bar()
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=config.dtype)
+    forbid(model, renderer.forbidden_ids)
     longest, room = max(len(example["input_ids"]) for example in examples), context_tokens(base)
     if longest > room:
         remedy = f"the policy's context has {room} tokens; leave longer trajectories out"
         raise ConfigError("tokens of a trajectory", longest, remedy)
     torn = out.with_name(out.name + ".unfinished")
-    made = trainer(model, tokenizer, examples, sft_args(config, torn, seed), [_telling(on_step)])
+    made = trainer(model, renderer.tokenizer, examples, sft_args(config, torn, seed), [_telling(on_step)])
     made.train()
     model.config.use_cache = True  # TRL turns it off for the training
     model.save_pretrained(torn)

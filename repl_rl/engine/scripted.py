@@ -40,6 +40,7 @@ class ScriptedSession:
     context_tokens: int
     logprob: float
     gate: Gate
+    forbidden_ids: frozenset[int] = frozenset()
     sampled: int = 0
     closed: bool = False
     _before: tuple[int, int] = (0, 0)
@@ -64,6 +65,11 @@ class ScriptedSession:
         start = len(self.ids)
         while True:
             for token_id in self._next(most - (len(self.ids) - start)):
+                if token_id in self.forbidden_ids:
+                    raise EngineError(
+                        f"the scripted engine was to sample {token_id}, a forbidden id; encode its text with "
+                        "Renderer.written, or let the renderer carry"
+                    )
                 self.ids.append(token_id)
                 self.sampled += 1
                 end = ending(token_id, len(self.ids) - start, most, stop_ids, watch)
@@ -102,6 +108,8 @@ class ScriptedEngine:
     logprob: float = -0.5
     policy: Policy | None = None
     policy_step: int = 0
+    forbidden_ids: frozenset[int] = frozenset()
+    """A script or policy that samples one is an EngineError."""
     name: str = field(default="scripted", init=False)
     seeds_sessions: bool = field(default=True, init=False)
     fallback_reason: str | None = field(default=None, init=False)
@@ -115,9 +123,11 @@ class ScriptedEngine:
             raise EngineError("the scripted engine has 0 scripts and no policy; give one of them")
 
     @classmethod
-    def asking(cls, policy: Policy, *, context_tokens: int = 1 << 20) -> Self:
+    def asking(
+        cls, policy: Policy, *, context_tokens: int = 1 << 20, forbidden_ids: frozenset[int] = frozenset()
+    ) -> Self:
         """An engine that calls `policy` with a session's ids whenever it needs more."""
-        return cls((), policy=policy, context_tokens=context_tokens)
+        return cls((), policy=policy, context_tokens=context_tokens, forbidden_ids=forbidden_ids)
 
     @classmethod
     def from_text(cls, lines: Sequence[str], encode: Callable[[str], Sequence[int]]) -> Self:
@@ -130,7 +140,8 @@ class ScriptedEngine:
 
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
-        session = ScriptedSession(ids, self._source(ids, sampling), self.context_tokens, self.logprob, self.gate)
+        source = self._source(ids, sampling)
+        session = ScriptedSession(ids, source, self.context_tokens, self.logprob, self.gate, self.forbidden_ids)
         self.open_sessions += 1
         try:
             yield session

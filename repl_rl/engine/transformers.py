@@ -56,8 +56,11 @@ class TransformersEngine:
     seeds_sessions = True
     fallback_reason: str | None = None
 
-    def __init__(self, decoder: Decoder, context_tokens: int, max_sessions: int) -> None:
+    def __init__(
+        self, decoder: Decoder, context_tokens: int, max_sessions: int, forbidden_ids: frozenset[int] = frozenset()
+    ) -> None:
         self.context_tokens = context_tokens
+        self.forbidden_ids = forbidden_ids
         self.policy_step = 0
         self.gate = Gate()
         self._open: set[TransformersSession] = set()
@@ -191,15 +194,17 @@ class TransformersSession:
 
 
 @asynccontextmanager
-async def open_transformers(folder: Path, options: EngineOptions) -> AsyncIterator[TransformersEngine]:
+async def open_transformers(
+    folder: Path, options: EngineOptions, forbidden_ids: frozenset[int] = frozenset()
+) -> AsyncIterator[TransformersEngine]:
     """Load the model in `folder` and serve it until the block ends.
 
     Raises:
-        ConfigError: the folder holds no model.
+        ConfigError: the folder holds no model, or one that cannot forbid an id.
     """
     facts = read_model_folder(folder, options)
-    decoder = await asyncio.to_thread(Decoder, folder, options.dtype, options.seed)
-    engine = TransformersEngine(decoder, facts.context_tokens, options.max_sessions)
+    decoder = await asyncio.to_thread(Decoder, folder, options.dtype, options.seed, forbidden_ids)
+    engine = TransformersEngine(decoder, facts.context_tokens, options.max_sessions, forbidden_ids)
     serving = asyncio.create_task(engine.serve(), name="transformers engine")
     try:
         yield engine

@@ -39,8 +39,16 @@ class VllmEngine:
     seeds_sessions = False
     """vLLM's seeded requests kill its process on CPU when a prefill is split, and cost a generator each."""
 
-    def __init__(self, llm: AsyncLLM, folder: Path, context_tokens: int, options: EngineOptions) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        folder: Path,
+        context_tokens: int,
+        options: EngineOptions,
+        forbidden_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.context_tokens = context_tokens
+        self.forbidden_ids = forbidden_ids
         self.policy_step = 0
         self.fallback_reason: str | None = None
         """Why requests a line are used although sessions were asked for; None: they are not."""
@@ -161,7 +169,9 @@ def _seats(llm: AsyncLLM, context_tokens: int, wanted: int) -> int:
 
 
 @asynccontextmanager
-async def open_vllm(folder: Path, options: EngineOptions) -> AsyncIterator[VllmEngine]:
+async def open_vllm(
+    folder: Path, options: EngineOptions, forbidden_ids: frozenset[int] = frozenset()
+) -> AsyncIterator[VllmEngine]:
     """Start vLLM on the model in `folder`; its process is gone when the block ends.
 
     Raises:
@@ -176,7 +186,8 @@ async def open_vllm(folder: Path, options: EngineOptions) -> AsyncIterator[VllmE
         raise EngineError(f"vLLM did not start: {error}; open it with verbose=True to see its log") from error
     try:
         await llm.collective_rpc("policy_settle")
-        engine = VllmEngine(llm, folder, facts.context_tokens, options)
+        await llm.collective_rpc("policy_forbid", args=(sorted(forbidden_ids),))
+        engine = VllmEngine(llm, folder, facts.context_tokens, options, forbidden_ids)
         await engine.probe()
         yield engine
     finally:

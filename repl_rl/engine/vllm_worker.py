@@ -1,4 +1,5 @@
-"""What runs inside vLLM's worker: a weight reload that holds for tied models too, and manners towards the host.
+"""What runs inside vLLM's worker: forbidden ids, a weight reload that holds for tied models too, and manners towards
+the host.
 
 vLLM mixes `PolicyWorker` into its own worker class; the host process calls its methods with `collective_rpc`.
 """
@@ -8,18 +9,27 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+
+from repl_rl.forbidden import present, silence
 
 
 class _Runner(Protocol):
     model: torch.nn.Module
 
 
+class _Model(Protocol):
+    compute_logits: Callable[..., torch.Tensor | None]
+
+
 class _Worker(Protocol):
     model_runner: _Runner
+
+    def get_model(self) -> _Model: ...
 
     def reload_weights(self, *, weights_path: str) -> None: ...
 
@@ -34,11 +44,36 @@ class PolicyWorker:
         # the interpreter takes seconds to take vLLM apart module by module, and nothing of that is needed
         atexit.register(os._exit, 0)
 
+    def policy_forbid(self, ids: Sequence[int]) -> None:
+        """Give `ids` probability 0 from now on, also after a reload; called once, at most."""
+        if ids:
+            forbid_logits(cast(_Worker, self).get_model(), ids)
+
     def policy_reload(self, folder: str) -> None:
         """Load `folder`/*.safetensors into the model, tied output layers included."""
         worker = cast(_Worker, self)
         worker.reload_weights(weights_path=folder)
         repack_tied(worker.model_runner.model)
+
+
+def forbid_logits(model: _Model, ids: Sequence[int]) -> None:
+    """Silence `ids` where the model gives its logits.
+
+    That is before vLLM takes raw log probabilities from them and before it samples, greedily or not: its own lists of
+    allowed or bad ids come after, so that what it reports would be the log probabilities of another distribution.
+    """
+    inner = model.compute_logits
+    index: dict[torch.device, torch.Tensor] = {}
+
+    def compute_logits(*args: object, **kwargs: object) -> torch.Tensor | None:
+        logits = inner(*args, **kwargs)
+        if logits is None:  # on a rank of several that does not sample
+            return None
+        if logits.device not in index:
+            index[logits.device] = present(ids, logits.size(-1), logits.device)
+        return silence(logits, index[logits.device])
+
+    model.compute_logits = compute_logits
 
 
 def repack_tied(model: torch.nn.Module) -> None:

@@ -28,7 +28,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Everything that a rollout needs, bound together once."""
+    """Everything that a rollout needs, bound together once.
+
+    Raises:
+        ConfigError: the engine forbids other ids than its renderer: what it samples would be another policy.
+    """
 
     engine: Engine
     sandbox: Sandbox
@@ -46,6 +50,12 @@ class Rollouts:
     """What `RolloutLimits.optimistic` brought so far; figures only."""
     lengths: Lengths = field(default_factory=Lengths, compare=False)
     """Of rollouts so far, by family of tasks: the longest begin first."""
+
+    def __post_init__(self) -> None:
+        theirs, ours = self.engine.forbidden_ids, self.renderer.forbidden_ids
+        if theirs != ours:
+            remedy = f"the renderer forbids {len(ours)}; give open_engine(forbidden_ids=renderer.forbidden_ids)"
+            raise ConfigError(f"forbidden ids of engine {self.engine.name}", len(theirs), remedy)
 
     async def collect(self, tasks: Sequence[Task], temperature: float = 1.0) -> list[Trajectory]:
         """One trajectory a task, in order. A task that is named g times gives a group of g rollouts.

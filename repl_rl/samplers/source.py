@@ -80,6 +80,11 @@ class RolloutThread:
         finally:
             self._thread.close()
 
+    @property
+    def forbidden_ids(self) -> frozenset[int]:
+        """Ids that the policy never samples."""
+        return self.rollouts.engine.forbidden_ids
+
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """One trajectory a task id, in order; the engine must hold the weights of `policy_step`."""
         trajectories = self.sample([self._tasks[i] for i in task_ids])

@@ -145,6 +145,8 @@ def measure(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, G
 
 
 class _Replay:
+    forbidden_ids = frozenset[int]()
+
     def __init__(self, rollouts: Sequence[Trajectory]) -> None:
         self.rollouts = rollouts
 

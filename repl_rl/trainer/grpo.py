@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repl_rl.batch import columns, line_numbers, widen
 from repl_rl.errors import ConfigError, WeightSyncError
+from repl_rl.forbidden import forbid
 from repl_rl.store import LineCredit
 from repl_rl.tasks import Curriculum, assigned
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
@@ -43,12 +44,13 @@ class ReplGRPOTrainer(GRPOTrainer):
     The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them. `weights` is an existing
     folder through which weights travel to `source`, on every process from the main one's. With `fast`, log
     probabilities come from `scoring` (equal to TRL's up to rounding); without, from TRL's own pass (equal bit for bit).
+    The ids that `source` never samples have probability 0 here too: `model` gives them that from now on.
     `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`. A `curriculum` of these
     tasks chooses those of each step in TRL's place.
 
     Raises:
-        ConfigError: `args` holds an option of TRL that does not work with one advantage a token, or there are fewer
-            tasks than a step takes.
+        ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
+            tasks than a step takes, or `model` cannot forbid an id.
     """
 
     def __init__(
@@ -85,9 +87,10 @@ class ReplGRPOTrainer(GRPOTrainer):
         self.fast = fast
         self.importance = importance
         self.curriculum = curriculum
+        bare = self.accelerator.unwrap_model(self.model)
+        bare = bare.get_base_model() if is_peft_model(bare) else bare
+        forbid(bare, source.forbidden_ids)
         if fast:
-            bare = self.accelerator.unwrap_model(self.model)
-            bare = bare.get_base_model() if is_peft_model(bare) else bare
             install(bare)
             self._packed = packs(bare)
         # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.

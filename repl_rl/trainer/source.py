@@ -23,6 +23,10 @@ _PREFIX = "repl_rl-weights-"
 class RolloutSource(Protocol):
     """Plays rollouts with its own copy of the policy."""
 
+    @property
+    def forbidden_ids(self) -> frozenset[int]:
+        """Ids that it never samples; the trainer gives them probability 0 as well. Empty: it samples any."""
+
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """One finished trajectory for each entry of `task_ids`, in that order; an id repeated is a group.
 

@@ -127,6 +127,7 @@ class HalfAChunk:
     context_tokens = 1_000
     fallback_reason: str | None = None
     seeds_sessions = True
+    forbidden_ids = frozenset[int]()
 
     @asynccontextmanager
     async def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator["HalfAChunk"]:

@@ -67,6 +67,8 @@ class SampledSource:
     `deaf` makes it ignore new weights: the fault that the trainer must notice. `faulty` rollouts fail on our side.
     """
 
+    forbidden_ids = frozenset[int]()
+
     def __init__(
         self, model: PreTrainedModel, seed: int = 0, deaf: bool = False, faulty: frozenset[int] = frozenset()
     ) -> None:
@@ -96,6 +98,8 @@ class SampledSource:
 
 class ReplayedSource:
     """Gives recorded trajectories again, step by step."""
+
+    forbidden_ids = frozenset[int]()
 
     def __init__(self, steps: Sequence[Sequence[Trajectory]]) -> None:
         self.steps = steps

@@ -36,7 +36,7 @@ def _learn(base: Path, out: Path, mix: Mix, config: FinetuneConfig, seed: int) -
     renderer = Renderer.from_folder(base)
     played = asyncio.run(_played(renderer, mix, config.steps * DEMONSTRATIONS_A_STEP, seed))
     examples = [labelled(trajectory, learn_errors=True) for trajectory in played]
-    finetune(base, renderer.tokenizer, examples, out, config, seed)
+    finetune(base, renderer, examples, out, config, seed)
 
 
 async def _played(renderer: Renderer, mix: Mix, count: int, seed: int) -> list[Trajectory]:

@@ -185,8 +185,9 @@ def opened(settings: Settings, out: Path) -> Iterator[World]:
         if settings.sandbox == "local":
             sandbox = await stack.enter_async_context(open_sandbox("local", warm=at_once))
         options = EngineOptions(max_sessions=at_once, threads=1)
-        engine = await stack.enter_async_context(open_engine(settings.engine, model=folder, options=options))
         renderer = Renderer.from_folder(folder)
+        opening = open_engine(settings.engine, model=folder, options=options, forbidden_ids=renderer.forbidden_ids)
+        engine = await stack.enter_async_context(opening)
         return Rollouts(engine, sandbox, renderer, ReplSampler(), LINE_LIMITS, "bare", concurrency=at_once)
 
     with RolloutThread(opener, {task.id: task for task in training}) as source:

@@ -40,7 +40,7 @@ class Bench:
     @cached_property
     def scripts(self) -> list[list[int]]:
         """Ids of what the policy writes: each rehearsal, and texts that no protocol expects. They never run out."""
-        encode, end = self.renderer.encode, min(self.renderer.eos_ids)
+        encode, end = self.renderer.written, min(self.renderer.eos_ids)
         rehearsed = [[i for turn in turns for i in (*encode(turn), end)] for turns in self.sampler.rehearsals]
         draw = random.Random(0)
         noise = "".join(draw.choice(string.printable) for _ in range(400))
@@ -61,7 +61,7 @@ class Bench:
 
     def witness(self, context_tokens: int = 1 << 20, trouble: Trouble = no_trouble) -> Witness:
         """An engine that plays `scripts`."""
-        return Witness(self.scripts, context_tokens, trouble)
+        return Witness(self.scripts, context_tokens, trouble, self.renderer.forbidden_ids)
 
     @cached_property
     def tasks(self) -> list[Task]:

@@ -55,9 +55,16 @@ class Witness:
     fallback_reason: str | None = None
     seeds_sessions = True
 
-    def __init__(self, scripts: Sequence[Sequence[int]], context_tokens: int, trouble: Trouble = no_trouble) -> None:
-        self.inner = ScriptedEngine(scripts, context_tokens=context_tokens)
+    def __init__(
+        self,
+        scripts: Sequence[Sequence[int]],
+        context_tokens: int,
+        trouble: Trouble = no_trouble,
+        forbidden_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.inner = ScriptedEngine(scripts, context_tokens=context_tokens, forbidden_ids=forbidden_ids)
         self.context_tokens = context_tokens
+        self.forbidden_ids = forbidden_ids
         self.trouble = trouble
         self.seen: list[Seen] = []
 
