@@ -243,6 +243,17 @@ async def weights_are_replaced_between_two_calls(engine: Engine, bench: Bench) -
         hold(engine.policy_step == step, f"the policy step is {engine.policy_step}, not {step}")
 
 
+async def forbidden_ids_are_never_sampled(engine: Engine, bench: Bench) -> None:
+    """Neither greedily, nor hot, nor after a load; observed, they are ids like others."""
+    given = sorted(engine.forbidden_ids)[:1]
+    for temperature in (0.0, 2.0, 1.0):
+        async with engine.session(bench.prompt, Sampling(temperature, seed=3)) as session:
+            chunks = [await session.sample(given, max_tokens=bench.patience // 8, stop_ids=NONE) for _ in range(4)]
+        wrong = [i for chunk in chunks for i in chunk.token_ids if i in engine.forbidden_ids]
+        hold(not wrong, f"forbidden ids were sampled at temperature {temperature}: {wrong}")
+        await engine.load_weights(bench.weights, engine.policy_step)
+
+
 Check = Callable[[Engine, Bench], Awaitable[None]]
 CHECKS: Sequence[Check] = (
     ids_are_the_prompt_then_sampled_and_observed_ids,
@@ -261,6 +272,7 @@ CHECKS: Sequence[Check] = (
     a_full_context_is_an_error,
     loading_weights_sets_the_policy_step,
     weights_are_replaced_between_two_calls,
+    forbidden_ids_are_never_sampled,
 )
 """All promises. Each check leaves the engine as it found it, but for the policy step."""
 

@@ -18,6 +18,8 @@ VOCABULARY = 384
 CONTEXT = 256
 STOPS = frozenset(range(0, VOCABULARY, 12))
 """One id in twelve."""
+FORBIDDEN = frozenset(range(1, VOCABULARY, 3))
+"""One id in three: a policy that is free to sample them would do so soon."""
 
 
 def save_policy(folder: Path, *, seed: int, tied: bool = False) -> Path:
@@ -39,11 +41,13 @@ def save_policy(folder: Path, *, seed: int, tied: bool = False) -> Path:
     return folder
 
 
-def torch_logprobs(folder: Path, ids: Sequence[int]) -> torch.Tensor:
-    """(T - 1,) log probability of each id after the first, by a plain forward."""
+def torch_logprobs(folder: Path, ids: Sequence[int], forbidden_ids: frozenset[int] = frozenset()) -> torch.Tensor:
+    """(T - 1,) log probability of each id after the first, by a plain forward, renormalised over the ids allowed."""
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        rows = torch.log_softmax(model(torch.tensor([list(ids)])).logits[0, :-1], dim=-1)
+        logits = model(torch.tensor([list(ids)])).logits[0, :-1]
+        logits[:, sorted(forbidden_ids)] = -torch.inf
+        rows = torch.log_softmax(logits, dim=-1)
     return rows.gather(1, torch.tensor(list(ids[1:])).unsqueeze(1)).squeeze(1)
 
 
@@ -92,6 +96,6 @@ def gap_to_torch(host: Host, folder: Path) -> float:
 
     gap = 0.0
     for prompt, (ids, logprobs) in zip(prompts, host.run(work()), strict=True):
-        expected = torch_logprobs(folder, ids)[len(prompt) - 1 :].tolist()
+        expected = torch_logprobs(folder, ids, host.engine.forbidden_ids)[len(prompt) - 1 :].tolist()
         gap = max(gap, *(abs(p - q) for p, q in zip(logprobs, expected, strict=True) if p != 0.0))
     return gap
