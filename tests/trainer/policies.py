@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from repl_rl.forbidden import forbid
 from repl_rl.trajectory import (
     Execution,
     Failure,
@@ -65,14 +66,20 @@ class SampledSource:
 
     A line whose first id is in the upper third of the vocabulary is an error; the outcome is the share of even ids.
     `deaf` makes it ignore new weights: the fault that the trainer must notice. `faulty` rollouts fail on our side.
+    It samples none of `forbidden_ids`, and observes them like any others.
     """
 
-    forbidden_ids = frozenset[int]()
-
     def __init__(
-        self, model: PreTrainedModel, seed: int = 0, deaf: bool = False, faulty: frozenset[int] = frozenset()
+        self,
+        model: PreTrainedModel,
+        seed: int = 0,
+        deaf: bool = False,
+        faulty: frozenset[int] = frozenset(),
+        forbidden_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.model = model
+        self.forbidden_ids = forbidden_ids
+        forbid(model, forbidden_ids)
         self.seed = seed
         self.deaf = deaf
         self.faulty = faulty
@@ -91,7 +98,7 @@ class SampledSource:
 
     def rollout(self, task_id: str, number: int, policy_step: int, rng: random.Random) -> Trajectory:
         prompt = prompt_of(task_id)
-        skeleton = draw(rng)
+        skeleton = draw(rng, self.forbidden_ids)
         logprobs = logprobs_of(self.model, prompt, skeleton)
         return trajectory_of(prompt, skeleton, logprobs, number, policy_step, fault=number in self.faulty)
 
@@ -111,14 +118,15 @@ class ReplayedSource:
         return self.steps[policy_step]
 
 
-def draw(rng: random.Random) -> Skeleton:
+def draw(rng: random.Random, forbidden_ids: frozenset[int] = frozenset()) -> Skeleton:
     """One to three lines with observations; a third of the rollouts end with the end token."""
     skeleton: Skeleton = []
+    allowed = sorted(set(range(3, VOCAB)) - forbidden_ids)
     for _ in range(rng.randint(1, 3)):
-        line = (*(rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 5))), NEWLINE)
+        line = (*(rng.choice(allowed) for _ in range(rng.randint(1, 5))), NEWLINE)
         skeleton.append((line, tuple(rng.randrange(3, VOCAB) for _ in range(rng.randint(0, 6)))))
     if rng.random() < 1 / 3:
-        skeleton.append(((rng.randrange(3, VOCAB), EOS), None))
+        skeleton.append(((rng.choice(allowed), EOS), None))
     return skeleton
 
 
