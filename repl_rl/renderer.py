@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -62,6 +63,8 @@ class Renderer:
         self.tokenizer = tokenizer
         self._source = source or str(tokenizer.name_or_path)
         self._backend = _own_backend(tokenizer)
+        # By name: importing the class takes seconds, and what it wraps is not always installed.
+        self._tekken = any(kind.__name__ == "MistralCommonBackend" for kind in type(tokenizer).__mro__)
         self._anchor = tuple(self._raw_encode(_ANCHOR))
         self._anchor_text = self._raw_decode(self._anchor)
         self.audit = self._audit()
@@ -86,10 +89,16 @@ class Renderer:
         Raises:
             ConfigError: there is no usable tokenizer, or its vocabulary is refused by the audit.
         """
-        if Path(folder).is_dir() and not any(Path(folder).glob("tokenizer*")):
+        place = Path(folder)
+        tekken, usual = (place / "tekken.json").is_file(), any(place.glob("tokenizer*"))
+        if place.is_dir() and not tekken and not usual:
             raise ConfigError("model folder without tokenizer", str(folder), "save the tokenizer beside the weights")
+        if tekken and not usual and find_spec("mistral_common") is None:
+            raise ConfigError("tokenizer folder", str(folder), "tekken.json needs `pip install mistral-common`")
+        # Where both formats are there, transformers would choose by what is installed.
+        choice = {"mistral_format": not usual} if tekken else {}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder))
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), **choice)
         except (OSError, ValueError) as error:
             raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {error}") from error
         return cls(tokenizer, overshoot, str(folder))
@@ -131,12 +140,15 @@ class Renderer:
         return Prompt(text, self.encode(text))
 
     def _chat_prompt(self, question: str, system: str, prefill: str) -> Prompt:
-        if not self.tokenizer.chat_template:
+        if not self.tokenizer.chat_template and not self._tekken:
             raise ConfigError(f"chat template of {self._source}", None, "use --prompt base for a base model")
         messages = [
             {"role": "system", "content": system.strip()},
             {"role": "user", "content": question},
         ]
+        if self._tekken:  # its template gives ids: text could not say which tokens control
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return Prompt(self.decode(ids) + prefill, (*ids, *self.encode(prefill)))
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         head = self.tokenizer.encode(text, add_special_tokens=False)
         return Prompt(text + prefill, (*head, *self.encode(prefill)))
@@ -213,7 +225,8 @@ class Renderer:
     def _raw_encode(self, text: str) -> list[int]:
         if self._backend is not None:
             return self._backend.encode(text, add_special_tokens=False).ids
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        as_text = {} if self._tekken else {"split_special_tokens": True}  # Tekken recognises none in text anyway
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, **as_text)["input_ids"]
         return ids
 
     def _raw_decode(self, ids: Sequence[int]) -> str:
