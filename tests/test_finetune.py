@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from repl_rl.cli import main
 from repl_rl.coldstart.finetune import IGNORED, finetune, labelled, sft_args, trainer
@@ -21,6 +21,8 @@ from repl_rl.renderer import Renderer
 from repl_rl.store import read, write_step
 from repl_rl.tasks import Split, load_tasks, split_of
 from repl_rl.trajectory import Failure, Stop, Trajectory
+from tests.conftest import overshooting_tokenizer
+from tests.trainer.policies import tiny_model
 from tests.worlds import TASK, world
 
 POLICY = Path(__file__).parent.parent / "repl_rl" / "policies" / "quickstart"
@@ -120,6 +122,51 @@ def test_nothing_to_learn_and_too_long_are_refused_before_anything_is_written(tm
     with pytest.raises(ConfigError, match="tokens of a trajectory is 2000; the policy's context has 1024 tokens"):
         finetune(POLICY, RENDERER, [long], tmp_path / "o", FinetuneConfig())
     assert list(tmp_path.iterdir()) == []
+
+
+OVERSHOOTING = Renderer(overshooting_tokenizer())
+BLOCK, END = ("if 6:\n", "    7\n", "\n"), "submit_final_answer(42)\n"
+
+
+def forbidding_policy(folder: Path) -> PreTrainedModel:
+    model = tiny_model(vocab=len(OVERSHOOTING.tokenizer))
+    model.save_pretrained(folder)
+    OVERSHOOTING.tokenizer.save_pretrained(folder)
+    return model
+
+
+def test_fine_tuning_learns_the_renormalised_policy_and_saves_no_mask(tmp_path: Path) -> None:
+    model = forbidding_policy(tmp_path / "base")
+    (right,) = asyncio.run(world([*BLOCK, END], renderer=OVERSHOOTING).collect([TASK]))
+    example = labelled(right)
+    never = sorted(OVERSHOOTING.forbidden_ids)
+    logits = model(torch.tensor([example["input_ids"]])).logits[0, :-1].detach()
+    logits[:, never] = -torch.inf
+    expected = cross_entropy(logits, torch.tensor(example["labels"][1:])).item()
+    losses: list[float] = []
+    config = FinetuneConfig(steps=2, batch_size=1, learning_rate=1e-2, warmup_steps=0)
+    finetune(tmp_path / "base", OVERSHOOTING, [example], tmp_path / "o", config, 0, lambda _, loss: losses.append(loss))
+    assert losses[0] == pytest.approx(expected, rel=1e-4)
+    tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "o")
+    assert set(tuned.state_dict()) == set(model.state_dict())
+    torch.testing.assert_close(tuned.lm_head.weight[never], model.lm_head.weight[never], rtol=0, atol=1e-3)
+    assert (tuned.lm_head.weight - model.lm_head.weight).abs().max() > 1e-3
+
+
+def test_what_holds_a_forbidden_id_is_left_out_and_counted_or_refused_never_learned(tmp_path: Path) -> None:
+    carrying = Renderer(overshooting_tokenizer(), "carry")
+    (rollout,) = asyncio.run(world(["".join(BLOCK), END], renderer=carrying).collect([TASK]))
+    assert not OVERSHOOTING.forbidden_ids.isdisjoint(i for line in rollout.lines for i in line.token_ids)
+    demonstration = replace(rollout, outcome=None)
+    assert len(select([demonstration]).kept) == 1
+    chosen = select([demonstration], 1, OVERSHOOTING.forbidden_ids)
+    assert chosen.kept == ()
+    assert chosen.left_out == {"writes an id that the policy never samples (--overshoot forbid)": 1}
+    forbidding_policy(tmp_path / "base")
+    example = labelled(demonstration, learn_errors=True)
+    with pytest.raises(ConfigError, match="examples with forbidden ids to learn is 1; leave them out, or"):
+        finetune(tmp_path / "base", OVERSHOOTING, [example], tmp_path / "o", FinetuneConfig())
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(

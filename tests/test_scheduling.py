@@ -14,10 +14,13 @@ from repl_rl.engine import ScriptedEngine
 from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError
 from repl_rl.record import RolloutLimits
+from repl_rl.renderer import Renderer
 from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler
 from repl_rl.samplers.refill import Lengths
+from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
 from repl_rl.trajectory import LineStatus, Stop, Trajectory
+from tests.conftest import overshooting_tokenizer
 from tests.worlds import RENDERER, TASK, world
 
 SCRIPTS = [
@@ -173,3 +176,10 @@ def test_weights_replaced_in_the_middle_of_rollouts_leave_consoles_and_records_w
 
     played = asyncio.run(work())
     assert [(t.answer, t.outcome, t.policy_step) for t in played] == [("42", 1.0, 0)] * 8
+
+
+def test_an_engine_that_forbids_other_ids_than_the_renderer_is_refused() -> None:
+    renderer = Renderer(overshooting_tokenizer())
+    engine = ScriptedEngine.from_text(["1\n"], renderer.encode)
+    with pytest.raises(ConfigError, match=r"forbidden ids of engine scripted is 0; .*forbidden_ids=renderer"):
+        Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), RolloutLimits())

@@ -1,6 +1,7 @@
 """Small worlds for rollouts: a scripted policy, an in-memory console, a tokenizer made here."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.record import RolloutLimits
@@ -22,7 +23,7 @@ def world(
 ) -> Rollouts:
     """Rollouts of a policy that writes `lines`, whatever it is shown."""
     return Rollouts(
-        ScriptedEngine.from_text(lines, renderer.encode),
+        replace(ScriptedEngine.from_text(lines, renderer.written), forbidden_ids=renderer.forbidden_ids),
         InProcessSandbox(),
         renderer,
         sampler or ReplSampler(),

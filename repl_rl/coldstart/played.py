@@ -36,12 +36,14 @@ class Protocol:
     plan: Callable[[Sketch, Mix, random.Random], Plan]
     printed: re.Pattern[str]
     """Finds in an observation, as its one group, what was printed."""
+    by_line: bool
+    """Each line is a chunk of its own; otherwise a piece of the plan is."""
 
 
 PROTOCOLS = MappingProxyType(
     {
-        "line": Protocol(ReplSampler, plan, re.compile(r"\A(.*?)\n?(?:>>>|\.\.\.) \Z", re.DOTALL)),
-        "fenced": Protocol(FencedCodeSampler, fenced_plan, re.compile(r"```output\n(.*?)\n?```\n\Z", re.DOTALL)),
+        "line": Protocol(ReplSampler, plan, re.compile(r"\A(.*?)\n?(?:>>>|\.\.\.) \Z", re.DOTALL), True),
+        "fenced": Protocol(FencedCodeSampler, fenced_plan, re.compile(r"```output\n(.*?)\n?```\n\Z", re.DOTALL), False),
     }
 )
 
@@ -106,7 +108,7 @@ async def demonstrations(
 async def played(task: Task, planned: Plan, course: Course, sandbox: Sandbox, renderer: Renderer) -> Trajectory | None:
     """One demonstration without its outcome; None where the rollout did not end as planned."""
     protocol = PROTOCOLS[course.protocol]
-    writer = _Writer(planned, protocol.printed, renderer)
+    writer = _Writer(planned, protocol, renderer)
     never = renderer.forbidden_ids
     engine = ScriptedEngine((), policy=writer, context_tokens=_CONTEXT_TOKENS, logprob=0.0, forbidden_ids=never)
     rollouts = Rollouts(engine, sandbox, renderer, protocol.sampler(), _LIMITS, course.template)
@@ -119,9 +121,13 @@ async def played(task: Task, planned: Plan, course: Course, sandbox: Sandbox, re
 class _Writer:
     """The policy of a scripted engine that writes a plan, and copies what it was shown last."""
 
-    def __init__(self, planned: Plan, printed: re.Pattern[str], renderer: Renderer) -> None:
+    def __init__(self, planned: Plan, protocol: Protocol, renderer: Renderer) -> None:
         self._left = list(planned.lines)
-        self._printed = printed
+        self._rest: Sequence[int] = ()
+        """Ids of a piece that are written after the console has seen its first line: a blank line that closes a block,
+        where the vocabulary has no id for both newlines."""
+        self._printed = protocol.printed
+        self._by_line = protocol.by_line
         self._renderer = renderer
         self._known = 0
         self._echo = ""
@@ -136,11 +142,20 @@ class _Writer:
         return written
 
     def _next(self) -> Sequence[int]:
+        if self._rest:
+            return self._up_to_a_line(self._rest)
         if not self._left:
             return (min(self._renderer.eos_ids),)
         piece = self._left.pop(0)
         self.strayed |= ECHO in piece and (not self._echo or "\n" in self._echo)
-        return self._renderer.written(piece.replace(ECHO, self._echo))
+        return self._up_to_a_line(self._renderer.written(piece.replace(ECHO, self._echo)))
+
+    def _up_to_a_line(self, ids: Sequence[int]) -> Sequence[int]:
+        """`ids` up to the first that ends a line, where the engine stops; the others wait."""
+        ends = [n for n, i in enumerate(ids, 1) if i in self._renderer.newline_ids] if self._by_line else []
+        first = ends[0] if ends else len(ids)
+        self._rest = ids[first:]
+        return ids[:first]
 
 
 def _given(trajectory: Trajectory, pieces: int) -> Trajectory:
