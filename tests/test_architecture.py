@@ -10,8 +10,8 @@ ROOT = Path(__file__).parent.parent / "repl_rl"
 
 FLOORS = [
     {"errors"},
-    {"trajectory", "line", "assets", "plugins", "forbidden"},
-    {"console", "engine", "store", "advantages", "batch", "tasks", "record"},
+    {"trajectory", "line", "assets", "plugins", "forbidden", "folders", "stopping"},
+    {"console", "engine", "store", "advantages", "batch", "tasks", "record", "origin"},
     {"sandbox", "renderer", "judges", "metrics", "report"},
     {"episode", "rewards"},
     {"samplers"},

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from repl_rl.store import read
+from tests.processes import descendants, identity, wait_for
 
 SMALL = ["--trainer.steps", "2", "--trainer.prompts-per-step", "2", "--trainer.group-size", "4", "--eval-tasks", "8"]
 COMMAND = [sys.executable, "-m", "repl_rl.cli"]
@@ -78,43 +77,6 @@ def test_ctrl_c_leaves_no_process_and_a_folder_that_says_where_it_stopped(tmp_pa
     assert summary["status"] == "interrupted"
     assert summary["stopped_at_step"] == len(metrics.read_text().splitlines())
     wait_for(lambda: not {p for p in started if identity(p[0]) == p}, None)
-
-
-def wait_for(condition: object, run: subprocess.Popen[bytes] | None, limit_s: float = 200) -> None:
-    """Poll for something that another process does; there is nothing to await."""
-    assert callable(condition)
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert run is None or run.poll() is None, run.communicate()[1]
-        assert time.monotonic() < deadline
-        signal.sigtimedwait([], 0.05)
-
-
-def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """(pid, start time) of every process below `pid`."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or (found := identity(int(entry.name))) is None:
-            continue
-        if parent(found[0]) == pid:
-            yield found
-            yield from descendants(found[0])
-
-
-def identity(pid: int) -> tuple[int, str] | None:
-    fields = stat(pid)
-    return (pid, fields[19]) if fields and fields[0] != "Z" else None
-
-
-def parent(pid: int) -> int:
-    fields = stat(pid)
-    return int(fields[1]) if fields else -1
-
-
-def stat(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def test_a_step_that_cannot_be_written_ends_the_run_with_its_reason(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from repl_rl.engine.environment import cores
 from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.stopping import Terminated, explained, terminable
 
 VERBS = {
     "train": "train a policy with line rewards, and evaluate it before and after",
@@ -26,7 +27,7 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 after SIGTERM."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     _look_here()
@@ -36,11 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("usage: repl-rl VERB [options]    (repl-rl VERB --help lists them)\n")
         print("\n".join(f"  {verb:<12}{summary}" for verb, summary in VERBS.items()))
         return 0
+    with terminable():
+        try:
+            return _run(arguments)
+        except KeyboardInterrupt as stop:
+            print("repl-rl: interrupted", file=sys.stderr)
+            return 143 if isinstance(stop, Terminated) else 130
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         if arguments[0] not in VERBS:
             raise ConfigError("verb", arguments[0], f"choose one of {', '.join(VERBS)}")
         code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
     except ReplRLError as error:
+        if (stop := explained(error)) is not error:
+            raise stop from error
         print(f"repl-rl: error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
@@ -48,9 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"repl-rl: error: file is {error.filename!r}; {error.strerror}; give another path", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("repl-rl: interrupted", file=sys.stderr)
-        return 130
     return code
 
 

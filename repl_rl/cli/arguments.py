@@ -1,6 +1,7 @@
 """One way to read settings: typed, documented fields; a TOML file, then flags; an unknown key is an error."""
 
 import difflib
+import inspect
 import io
 import json
 import re
@@ -23,29 +24,38 @@ _HELP = ("Argument helptext", "For full helptext")
 """How the parts begin that repeat the help."""
 
 
-def parse(kind: type[T], verb: str, argv: Sequence[str]) -> T:
-    """Read `kind` from `--config FILE` (TOML; a table is a flag prefix) and flags; flags win.
+def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None) -> T:
+    """Read `kind` from `--preset NAME`, `--config FILE` (TOML; a table is a flag prefix) and flags; the later win.
+
+    `presets` is the folder of the presets, NAME.toml each; None: the verb has none.
 
     Raises:
-        ConfigError: the file cannot be read; a key or flag is unknown (names the nearest known one), a value is of the
+        ConfigError: a file cannot be read; a preset, key or flag is unknown (names the known ones), a value is of the
             wrong type, or one that is needed is not there.
         SystemExit: 0 after `--help`.
     """
-    flags, file = _without_config(argv)
+    flags, config = _without(argv, "config", "a TOML file")
+    files = [Path(config)] if config is not None else []
+    if presets is not None:
+        flags, preset = _without(flags, "preset", f"one of {', '.join(_presets(presets))}")
+        files = ([_preset(presets, preset)] if preset is not None else []) + files
     known = set(_names(kind))
-    from_file = list(_flatten(_load(file))) if file is not None else []
-    for key, _ in from_file:
-        _check(f"key in {file}", key, known)
+    from_files = []
+    for file in files:
+        for key, value in _flatten(_load(file)):
+            _check(f"key in {file}", key, known)
+            from_files.append((key, value))
     for flag in flags:
         if flag.startswith("--") and flag != "--help":
             # tyro negates a switch by `no-` before its last part.
             name = re.sub(r"(^|\.)no_(?=[^.]*$)", r"\1", flag[2:].partition("=")[0].replace("-", "_"))
             _check("option", name, known)
-    words = [word for key, value in from_file for word in _words(key, value)]
+    words = [word for key, value in from_files for word in _words(key, value)]
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(kind, prog=f"repl-rl {verb}", args=[*words, *flags], config=_STYLE)
+            about = _about(kind, presets)
+            return tyro.cli(kind, prog=f"repl-rl {verb}", description=about, args=[*words, *flags], config=_STYLE)
     except SystemExit as end:
         if not end.code:
             raise
@@ -80,16 +90,36 @@ def _literal(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _without_config(argv: Sequence[str]) -> tuple[list[str], Path | None]:
+def _about(kind: type, presets: Path | None) -> str:
+    """What `--help` says before the options."""
+    about = f"{inspect.getdoc(kind)}\n--config FILE: settings from a TOML file; options win over it."
+    if presets is None:
+        return about
+    return f"{about}\n--preset NAME: shipped settings, {' or '.join(_presets(presets))}; --config and options win."
+
+
+def _without(argv: Sequence[str], option: str, what: str) -> tuple[list[str], str | None]:
+    """`argv` without `--option VALUE`, and the value."""
     flags = list(argv)
     for i, flag in enumerate(flags):
-        if flag == "--config":
+        if flag == f"--{option}":
             if i + 1 == len(flags):
-                raise ConfigError("option", "--config", "name a TOML file after it")
-            return [*flags[:i], *flags[i + 2 :]], Path(flags[i + 1])
-        if flag.startswith("--config="):
-            return [*flags[:i], *flags[i + 1 :]], Path(flag.partition("=")[2])
+                raise ConfigError("option", flag, f"name {what} after it")
+            return [*flags[:i], *flags[i + 2 :]], flags[i + 1]
+        if flag.startswith(f"--{option}="):
+            return [*flags[:i], *flags[i + 1 :]], flag.partition("=")[2]
     return flags, None
+
+
+def _presets(folder: Path) -> list[str]:
+    return sorted(file.stem for file in folder.glob("*.toml"))
+
+
+def _preset(folder: Path, name: str) -> Path:
+    known = _presets(folder)
+    if name not in known:
+        raise ConfigError("preset", name, f"choose {' or '.join(known)}, or give a file of your own as --config FILE")
+    return folder / f"{name}.toml"
 
 
 def _load(file: Path) -> Mapping[str, object]:

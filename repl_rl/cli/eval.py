@@ -61,7 +61,7 @@ class EvalConfig(Setup):
     @property
     def lasting(self) -> str:
         """What decides the figures, as TOML: an evaluation can only go on where this is the same."""
-        return dump(replace(self, out=None, json=None, against=None, concurrency=1, k=1))
+        return dump(replace(self, model=self.policy.reference, out=None, json=None, against=None, concurrency=1, k=1))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     study = _play(config, tasks, folder, console)
     console.print(_table(config, study))
     console.print(_sentence(config, study))
-    about: dict[str, str | int] = {"model": config.model, "source": config.tasks, "seed": config.seed}
+    about: dict[str, str | int] = {"model": config.policy.reference, "source": config.tasks, "seed": config.seed}
     for path in (config.json, config.out and config.out / "eval.json"):
         if path is not None:
             write_study(path, study, config.k, about)

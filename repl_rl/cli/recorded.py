@@ -25,7 +25,7 @@ class RecordedRun:
         folder = next((place for place in places if (place / "config.toml").is_file()), None)
         return cls(folder, tomllib.loads((folder / "config.toml").read_text()) if folder else {})
 
-    def setup(self, sandbox: str | None = None, engine: str | None = None, model: Path | None = None) -> Setup:
+    def setup(self, sandbox: str | None = None, engine: str | None = None, model: str | None = None) -> Setup:
         """The run's own, but for what is given; the policy is the one that it trained, where there is one."""
         asked = {"sandbox": sandbox, "engine": engine}
         given = {**self.settings, **{name: value for name, value in asked.items() if value is not None}}

@@ -58,8 +58,8 @@ class ReplayConfig:
     """Where lines run; none: where the run's did."""
     engine: Literal["vllm", "transformers"] | None = None
     """What samples branches; none: what the run sampled with."""
-    model: Path | None = None
-    """Folder of the policy that samples branches; none: the one that the run trained, or else started from."""
+    model: str | None = None
+    """Policy that samples branches, as `train` takes it; none: the one that the run trained, or else started from."""
     temperature: float = 1.0
     """Sampling temperature of branches, >= 0; 0 is greedy."""
 

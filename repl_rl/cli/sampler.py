@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.arguments import parse
+from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
 from repl_rl.renderer import TEMPLATES, Overshoot, Renderer
 from repl_rl.samplers import load_sampler
@@ -18,8 +18,8 @@ from repl_rl.samplers.conformance import TIMEOUT_S, check
 class CheckConfig:
     """Run the conformance suite on a sampler, with a scripted policy. The exit code is 1 if a promise is not kept."""
 
-    model: Path | None = None
-    """Folder whose tokenizer and chat template write the prompts; none: the bundled ones."""
+    model: str | None = None
+    """The policy, as `train` takes it, whose tokenizer and chat template write the prompts; none: the bundled one."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -51,9 +51,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(name: str, config: CheckConfig) -> int:
     sampler = load_sampler(name)
-    if config.model is not None and not config.model.is_dir():
-        raise ConfigError("model folder", str(config.model), "give a folder with a tokenizer")
-    renderer = Renderer.from_folder(config.model, config.overshoot) if config.model is not None else None
+    folder = Setup(model=config.model).model_folder if config.model is not None else None
+    renderer = Renderer.from_folder(folder, config.overshoot) if folder is not None else None
     rows = check(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")
     for row in rows:

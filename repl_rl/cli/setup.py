@@ -1,19 +1,22 @@
 """What every verb that plays rollouts needs: a policy, tasks, an engine, a sandbox."""
 
+import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from repl_rl.assets import asset
 from repl_rl.engine import EngineOptions, open_engine
 from repl_rl.errors import ConfigError
+from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.record import RolloutLimits
 from repl_rl.renderer import Overshoot, Renderer
 from repl_rl.samplers import Rollouts, load_sampler
 from repl_rl.sandbox import DockerOptions, Limits, open_sandbox
 
 QUICKSTART = "builtin:quickstart"
+"""The bundled tasks."""
 _OF_VLLM = ("kv_cache_gib", "block_size", "threads", "drive", "sleep", "verbose")
 """Engine options that `transformers` does not read."""
 
@@ -22,8 +25,9 @@ _OF_VLLM = ("kv_cache_gib", "block_size", "threads", "drive", "sleep", "verbose"
 class Setup:
     """The policy and the world that it acts in."""
 
-    model: str = QUICKSTART
-    """Folder of the policy (weights, config, tokenizer), not a hub name; builtin:quickstart is the bundled tiny one."""
+    model: str = BUNDLED
+    """The policy: a folder (weights, config, tokenizer; or PEFT adapters), a .gguf file, or owner/name[@revision] of
+    the hub; builtin:quickstart is the bundled tiny one."""
     tasks: str = QUICKSTART
     """Where tasks come from: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE or math:FILE."""
     engine: Literal["vllm", "transformers"] = "vllm"
@@ -65,17 +69,23 @@ class Setup:
                 raise ConfigError(f"engine_options.{name}", value, "only the engine vllm reads it; leave it out")
 
     @property
-    def model_folder(self) -> Path:
-        """Where the policy lies.
+    def models(self) -> Path:
+        """Where the folders are that are made of GGUF files and adapters: beside the runs."""
+        return Path("runs/.models")
+
+    @cached_property
+    def policy(self) -> Origin:
+        """Where the policy comes from; it is looked for, downloaded or made once.
 
         Raises:
-            ConfigError: there is no such folder.
+            ConfigError: there is none, or it cannot be had.
         """
-        folder = asset("policies/quickstart") if self.model == QUICKSTART else Path(self.model)
-        if not folder.is_dir():
-            remedy = "give a folder with weights, config and tokenizer; `hf download NAME --local-dir FOLDER` makes one"
-            raise ConfigError("model folder", self.model, remedy)
-        return folder
+        return resolve(self.model, self.models, lambda line: print(line, file=sys.stderr, flush=True))
+
+    @property
+    def model_folder(self) -> Path:
+        """Where the policy lies. Raises as `policy` does."""
+        return self.policy.folder
 
     async def open(self, stack: AsyncExitStack) -> Rollouts:
         """Open engine and sandbox on `stack`. Whatever a person can mend is refused before the slow parts start."""

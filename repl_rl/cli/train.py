@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from repl_rl.assets import asset
 from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.progress import Progress
 from repl_rl.cli.run_folder import RunFolder
@@ -20,6 +21,7 @@ from repl_rl.judges import check_judges
 from repl_rl.metrics import draw_curves
 from repl_rl.report import Json
 from repl_rl.samplers import RolloutThread
+from repl_rl.stopping import explained, undisturbed
 from repl_rl.tasks import Curriculum, Split, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, train
 from repl_rl.trajectory import Trajectory
@@ -43,6 +45,11 @@ class TrainConfig(Setup):
     """Choose each step's tasks by the solve rates so far: mostly of families that are solved now and then."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
+    @property
+    def models(self) -> Path:
+        """See `Setup.models`."""
+        return self.out / ".models"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("train_tasks", "eval_tasks"):
@@ -54,7 +61,7 @@ class TrainConfig(Setup):
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    config = parse(TrainConfig, "train", argv)
+    config = parse(TrainConfig, "train", argv, presets=asset("presets"))
     if os.environ.get("WORLD_SIZE", "1") != "1":
         remedy = "this verb runs in one process; start `repl_rl.trainer.train` in several (docs/howto.md)"
         raise ConfigError("WORLD_SIZE", os.environ["WORLD_SIZE"], remedy)
@@ -83,7 +90,7 @@ class Run:
             raise ConfigError("training tasks", len(self.training), f"{remedy} (--trainer.prompts-per-step)")
         credit_of(config.trainer)
         config.trainer.grpo_args(folder.checkpoints)
-        config.model_folder  # noqa: B018
+        config.policy  # noqa: B018
 
     def execute(self) -> None:
         """Train and evaluate. A summary is written whatever happens after the run folder was made.
@@ -94,11 +101,13 @@ class Run:
         config = self.config
         self.console.print(f"opening engine {config.engine} and sandbox {config.sandbox} ...")
         with RolloutThread(config.open, {task.id: task for task in self.training}) as source:
-            self.folder.create(dump(config))
+            self.folder.create(dump(replace(config, model=config.policy.reference)))
             engine, renderer = source.rollouts.engine, source.rollouts.renderer
             self.folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
             self.summary = {
                 "status": "running",
+                "model": config.policy.reference,
+                "model_folder": str(config.model_folder),
                 "engine": engine.name,
                 "engine_fallback": engine.fallback_reason,
                 "sandbox": source.rollouts.sandbox.name,
@@ -110,18 +119,25 @@ class Run:
                 self._train(source)
                 self.summary["status"] = "finished"
             except BaseException as error:
-                interrupted = isinstance(error, KeyboardInterrupt)
-                self.summary["status"] = "interrupted" if interrupted else "failed"
-                self.summary["error"] = f"{type(error).__name__}: {error}"
+                reason = explained(error)
+                self.summary["status"] = "interrupted" if isinstance(reason, KeyboardInterrupt) else "failed"
+                self.summary["error"] = f"{type(reason).__name__}: {reason}"
+                if reason is not error:
+                    raise reason from error
                 raise
             finally:
-                self.summary["stopped_at_step"] = len(self.folder.rows)
-                if config.rollout.optimistic:
-                    self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
-                self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
-                self.folder.summarise(self.summary)
-                self.folder.report()
+                with undisturbed():
+                    self._conclude(source)
         self._show()
+
+    def _conclude(self, source: RolloutThread) -> None:
+        """Write the summary and the report, however the run ended."""
+        self.summary["stopped_at_step"] = len(self.folder.rows)
+        if self.config.rollout.optimistic:
+            self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
+        self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
+        self.folder.summarise(self.summary)
+        self.folder.report()
 
     def _train(self, source: RolloutThread) -> None:
         config = self.config

@@ -47,7 +47,7 @@ class TranscriptsConfig:
     seed: int = 0
     """Draws the built-in tasks and their demonstrations, >= 0."""
     model: str = QUICKSTART
-    """Folder of the policy that will learn from them: its tokenizer is used; builtin:quickstart is the bundled one."""
+    """The policy that will learn from them, as `train` takes it: its tokenizer is used."""
     out: Path = Path("transcripts")
     """New folder to write: trajectories/ (a file a package), transcripts.json (counts and reasons), config.toml."""
     overwrite: bool = False

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repl_rl.errors import ConfigError
+from repl_rl.origin.hub import named
 
 
 def require_peft(rank: int) -> None:
@@ -23,14 +24,22 @@ def require_peft(rank: int) -> None:
 def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
     """`model` with adapters of this rank on every linear layer but the output; all else is frozen.
 
-    They are drawn from `seed`, change nothing before the first step, and are scaled by 2.
+    They are drawn from `seed`, change nothing before the first step, and are scaled by 2. What they are saved as names
+    their base: the model of the hub with its commit, or else its folder.
     """
     # imported here: it takes seconds, and is not always installed
     from peft import LoraConfig, get_peft_model
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+        made = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+    config = made.peft_config["default"]
+    folder = Path(model.name_or_path) if model.name_or_path else None
+    if folder is not None and folder.is_dir():
+        of_hub = named(folder)
+        config.base_model_name_or_path = of_hub.name if of_hub else str(folder.resolve())
+        config.revision = of_hub.revision if of_hub else None
+    return made
 
 
 @torch.no_grad()

@@ -1,11 +1,9 @@
 """Where rollouts come from, and how the trainer's weights get there."""
 
-import fcntl
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from repl_rl.errors import InvariantError, WeightSyncError
+from repl_rl.folders import private_folder
 from repl_rl.store import LineCredit
 from repl_rl.trajectory import Trajectory
 
@@ -53,47 +52,14 @@ OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]
 """Called after each optimizer step, on the main process, with its record and the trajectories of all processes."""
 
 
-@contextmanager
-def weights_folder() -> Iterator[Path]:
+def weights_folder() -> AbstractContextManager[Path]:
     """A private folder for weights on their way to the engine, in memory where the system offers that.
 
-    It is removed at the end. One that a killed process left behind is removed at the next start: that process is gone,
-    and so is its lock. A process of another container that shares this memory has no number here, but it has its lock.
+    It is removed at the end; what a killed process left behind is removed at the next start.
     """
     shared = Path("/dev/shm")
     root = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    for left in root.glob(f"{_PREFIX}*"):
-        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
-            with suppress(OSError), _locked(left):
-                shutil.rmtree(left, ignore_errors=True)
-    prefix = f"{_PREFIX}{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=root) as folder, _locked(Path(folder)):
-        yield Path(folder)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which ends with this process, however it ends.
-
-    Raises:
-        OSError: another process holds it, or the folder is another user's.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _alive(pid: int) -> bool:
-    with suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+    return private_folder(root, _PREFIX)
 
 
 def save_weights(state: dict[str, torch.Tensor], folder: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from repl_rl.errors import ConfigError
+from repl_rl.origin import resolve
 from repl_rl.trainer import StepRecord, TrainerConfig, train
 from repl_rl.trainer.lora import adapted, merged
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
@@ -44,6 +46,29 @@ def test_the_sampler_gets_merged_weights_and_the_final_folder_holds_them(
         alone = PeftModel.from_pretrained(copy.deepcopy(start), str(folder))
         ids = torch.arange(3, 20)[None]
         torch.testing.assert_close(alone(ids).logits, whole(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_saved_names_its_base_and_is_a_policy_again(tmp_path: Path) -> None:
+    start = tiny_model()
+    start.save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    source = SampledSource(copy.deepcopy(start))
+    final = train(tmp_path / "base", tiny_tokenizer(), TASKS, source, CONFIG, tmp_path / "run", ignore)
+    trained = load_file(final / "model.safetensors")
+    for name in ("adapter", "checkpoint-3"):
+        found = resolve(str(tmp_path / "run" / name), tmp_path / "models", print)
+        again = load_file(found.folder / "model.safetensors")
+        assert again.keys() == trained.keys()
+        for key, weight in trained.items():
+            torch.testing.assert_close(again[key], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_adapters_of_a_model_of_the_hub_name_it_with_its_commit(tmp_path: Path) -> None:
+    commit = "0123456789" * 4
+    folder = tmp_path / "models--org--tiny" / "snapshots" / commit
+    tiny_model().save_pretrained(folder)
+    config = adapted(AutoModelForCausalLM.from_pretrained(folder), 2, seed=0).peft_config["default"]
+    assert (config.base_model_name_or_path, config.revision) == ("org/tiny", commit)
 
 
 def test_merged_weights_are_those_of_the_adapted_model_which_stays_as_it_is() -> None:

@@ -1,0 +1,77 @@
+"""Folders of one process, and folders that are there whole or not at all."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def private_folder(root: Path, prefix: str) -> Iterator[Path]:
+    """A folder in `root` that this process has for itself; it is removed at the end.
+
+    One that a killed process left behind is removed at the next start: that process is gone, and so is its lock. A
+    process of another container that shares `root` has no number here, but it has its lock.
+    """
+    for left in root.glob(f"{prefix}*"):
+        pid = left.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            with suppress(OSError), _locked(left):
+                shutil.rmtree(left, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=root) as folder,
+        _locked(Path(folder)),
+    ):
+        yield Path(folder)
+
+
+@contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A folder to fill. It becomes `final` when the block ends well; else nothing of it is left, parents included.
+
+    Where two processes make `final` at a time, the first one's stays.
+    """
+    missing = [parent for parent in final.parents if not parent.exists()]
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with private_folder(final.parent, ".unfinished-") as torn:
+            made = torn / final.name
+            made.mkdir()
+            yield made
+            try:
+                os.rename(made, final)
+            except OSError:
+                if not final.is_dir():
+                    raise
+    except BaseException:
+        with suppress(OSError):
+            for parent in missing:
+                parent.rmdir()
+        raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with this process, however it ends.
+
+    Raises:
+        OSError: another process holds it, or the folder is another user's.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _alive(pid: int) -> bool:
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True

@@ -1,0 +1,74 @@
+"""GGUF files: their weights are dequantised once, into a folder like any other model's."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+from repl_rl.folders import whole_folder
+from repl_rl.origin.stamp import stamp
+
+_MAGIC = b"GGUF"
+_END_OF_TURN = "tokenizer.ggml.eot_token_id"
+
+
+def dequantise(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
+    """The model in `file` as a folder in `place`: float32 weights, config, tokenizer with chat template, end tokens.
+
+    It is made once: the folder's name has a stamp of the file.
+
+    Raises:
+        ConfigError: it is no GGUF file, is cut short, or has an architecture that transformers cannot read.
+    """
+    try:
+        with file.open("rb") as stream:
+            magic = stream.read(len(_MAGIC))
+    except OSError as error:
+        raise ConfigError("model file", str(file), f"it cannot be read: {error.strerror}") from error
+    if magic != _MAGIC:
+        remedy = "it is no GGUF file; give a folder with weights, config and tokenizer, a .gguf file, or owner/name"
+        raise ConfigError("model file", str(file), remedy)
+    folder = place / f"{file.stem}-{stamp(file)}"
+    if not folder.is_dir():
+        tell(f"dequantising {file} into {folder} ...")
+        _convert(file, folder)
+    return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    # imported here: seconds, for a step that is taken once
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    where, name = str(file.resolve().parent), file.name
+    try:
+        config = AutoConfig.from_pretrained(where, gguf_file=name)  # refuses an unknown architecture at once
+        metadata, _ = read_gguf_metadata(str(file))
+        head_dim = metadata.get(f"{metadata['general.architecture']}.attention.key_length")
+        if head_dim is not None and hasattr(config, "head_dim"):
+            config.head_dim = head_dim  # transformers leaves it at the default of the architecture
+        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+        model, told = AutoModelForCausalLM.from_pretrained(
+            where,
+            gguf_file=name,
+            config=config,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
+        )
+    except Exception as error:  # whatever a parser makes of foreign bytes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        remedy = f"transformers cannot read it: {reason}; get the file again, or give a folder with safetensors"
+        raise ConfigError("GGUF file", str(file), remedy) from error
+    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    with torch.device("meta"):
+        expected = {name: w.shape for name, w in AutoModelForCausalLM.from_config(config).state_dict().items()}
+    wrong = sorted({*told["missing_keys"], *(name for name in expected if shapes.get(name) != expected[name])})
+    if wrong:
+        remedy = f"weights are missing or of another shape than it says: {wrong[0]}, {len(wrong)} in all; get another"
+        raise ConfigError("GGUF file", str(file), remedy)
+    ends = {tokenizer.eos_token_id, model.generation_config.eos_token_id, metadata.get(_END_OF_TURN)} - {None}
+    model.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else ends.pop()
+    with whole_folder(folder) as made:
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)

@@ -1,0 +1,54 @@
+"""Processes that a test started, watched from outside."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def wait_for(condition: Callable[[], object], run: subprocess.Popen[bytes] | None, limit_s: float = 200) -> None:
+    """Poll for something that another process does; there is nothing to await."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert run is None or run.poll() is None, run.communicate()[1]
+        assert time.monotonic() < deadline
+        signal.sigtimedwait([], 0.05)
+
+
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """(pid, start time) of every process below `pid`."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or (found := identity(int(entry.name))) is None:
+            continue
+        if _parent(found[0]) == pid:
+            yield found
+            yield from descendants(found[0])
+
+
+def identity(pid: int) -> tuple[int, str] | None:
+    """(pid, start time) of a process that is there; None: it has ended."""
+    fields = _stat(pid)
+    return (pid, fields[19]) if fields and fields[0] != "Z" else None
+
+
+def shared_files(pid: int) -> set[Path]:
+    """What a process has mapped of /dev/shm, and the weights that it keeps there."""
+    try:
+        mapped = Path(f"/proc/{pid}/maps").read_text().split()
+    except OSError:
+        mapped = []
+    found = {Path(word) for word in mapped if word.startswith("/dev/shm/")}
+    return found | set(Path("/dev/shm").glob(f"repl_rl-weights-{pid}-*"))
+
+
+def _parent(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[1]) if fields else -1
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,232 @@
+"""Policies out of GGUF files, and of adapters with their base: made once, whole or not at all."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from repl_rl.cli import main
+from repl_rl.errors import ConfigError
+from repl_rl.folders import private_folder, whole_folder
+from repl_rl.origin import BUNDLED, resolve
+from tests.ggufs import CHAT, POLICY, write_gguf
+from tests.trainer.policies import tiny_model, tiny_tokenizer
+
+
+class Told(list[str]):
+    """What was told to the person who waits."""
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+def refused(model: Path | str, place: Path) -> str:
+    with pytest.raises(ConfigError) as error:
+        resolve(str(model), place, Told())
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+    assert not place.exists()
+    return str(error.value)
+
+
+def test_a_gguf_file_becomes_a_folder_with_its_weights_tokenizer_and_end_tokens(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "policy.gguf", end_of_turn=361)
+    told = Told()
+    found = resolve(str(file), tmp_path / "models", told)
+    assert found.reference == str(file)
+    assert found.folder.parent == tmp_path / "models"
+    assert told == [f"dequantising {file} into {found.folder} ..."]
+    weights, ours = load_file(found.folder / "model.safetensors"), load_file(POLICY / "model.safetensors")
+    assert weights.keys() == ours.keys()
+    assert all(torch.equal(weights[name], ours[name]) for name in ours)
+    config = json.loads((found.folder / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert (config["dtype"], config["tie_word_embeddings"]) == ("float32", False)
+    assert same(AutoModelForCausalLM.from_pretrained(POLICY), found.folder)
+    tokenizer = AutoTokenizer.from_pretrained(found.folder)
+    assert tokenizer.chat_template == CHAT
+    assert tokenizer.eos_token_id == 360
+    assert GenerationConfig.from_pretrained(found.folder).eos_token_id == [360, 361]
+    assert os.listdir(found.folder.parent) == [found.folder.name]
+
+
+def test_a_gguf_file_is_dequantised_once_until_it_changes(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "policy.gguf")
+    first = resolve(str(file), tmp_path / "models", Told())
+    again = Told()
+    assert resolve(str(file), tmp_path / "models", again) == first
+    assert again == []
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    assert resolve(str(file), tmp_path / "models", Told()).folder != first.folder
+
+
+def text_file(file: Path) -> None:
+    file.write_text("no weights")
+
+
+def cut(file: Path) -> None:
+    whole = write_gguf(file).read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+
+
+def cut_in_its_head(file: Path) -> None:
+    whole = write_gguf(file).read_bytes()
+    file.write_bytes(whole[:300])
+
+
+@pytest.mark.parametrize(
+    ("write", "parts"),
+    [
+        (text_file, ["model file is", "it is no GGUF file"]),
+        (cut, ["GGUF file is", "transformers cannot read it"]),
+        (cut_in_its_head, ["GGUF file is", "transformers cannot read it"]),
+        (lambda file: write_gguf(file, "sphinx"), ["GGUF file is", "transformers cannot read it", "sphinx"]),
+        (lambda file: write_gguf(file, without="k_proj"), ["weights are missing", "k_proj", "4 in all"]),
+    ],
+)
+def test_a_gguf_file_that_cannot_be_read_leaves_nothing(
+    tmp_path: Path, write: Callable[[Path], object], parts: list[str]
+) -> None:
+    file = tmp_path / "policy.gguf"
+    write(file)
+    error = refused(file, tmp_path / "runs" / ".models")
+    assert not [part for part in parts if part not in error], error
+    assert os.listdir(tmp_path) == ["policy.gguf"]
+
+
+def test_training_on_an_unknown_architecture_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_gguf(tmp_path / "policy.gguf", "sphinx")
+    assert main(["train", "--model", str(file), "--out", str(tmp_path / "runs")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "error" in line] == lines[-1:]
+    assert "sphinx" in lines[-1]
+    assert os.listdir(tmp_path) == ["policy.gguf"]
+
+
+def adapters(folder: Path, base: Path, model: PreTrainedModel | None = None) -> PreTrainedModel:
+    """Write adapters for the model in `base`; returns the model with them."""
+    torch.manual_seed(1)
+    plain = model or AutoModelForCausalLM.from_pretrained(base)
+    adapted = get_peft_model(plain, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.save_pretrained(str(folder))
+    return adapted
+
+
+def plain_policy(folder: Path) -> Path:
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def same(one: PreTrainedModel, other: Path) -> bool:
+    ids = torch.arange(3, 20)[None]
+    whole = AutoModelForCausalLM.from_pretrained(other)
+    torch.testing.assert_close(one(ids).logits, whole(ids).logits, rtol=1e-4, atol=1e-4)
+    return True
+
+
+def test_adapters_are_merged_into_their_base_once(tmp_path: Path) -> None:
+    base = plain_policy(tmp_path / "base")
+    adapted = adapters(tmp_path / "mine", base)
+    told = Told()
+    found = resolve(str(tmp_path / "mine"), tmp_path / "models", told)
+    assert found.reference == str(tmp_path / "mine")
+    assert told == [f"merging the adapters in {tmp_path / 'mine'} with {base} into {found.folder} ..."]
+    assert same(adapted, found.folder)
+    assert AutoTokenizer.from_pretrained(found.folder).eos_token == "<eos>"
+    assert not (found.folder / "adapter_config.json").exists()
+    again = Told()
+    assert resolve(str(tmp_path / "mine"), tmp_path / "models", again) == found
+    assert again == []
+    tiny_model(seed=3).save_pretrained(base)
+    assert resolve(str(tmp_path / "mine"), tmp_path / "models", Told()).folder != found.folder
+
+
+def test_the_base_may_be_beside_the_adapters_a_gguf_file_or_adapters_again(tmp_path: Path) -> None:
+    base = plain_policy(tmp_path / "base")
+    inner = adapters(tmp_path / "inner", Path("../base"), AutoModelForCausalLM.from_pretrained(base))
+    outer = adapters(tmp_path / "outer", tmp_path / "inner", inner.merge_and_unload())
+    assert same(outer, resolve(str(tmp_path / "outer"), tmp_path / "models", Told()).folder)
+    file = write_gguf(tmp_path / "policy.gguf")
+    on_gguf = adapters(tmp_path / "on-gguf", file, AutoModelForCausalLM.from_pretrained(POLICY))
+    assert same(on_gguf, resolve(str(tmp_path / "on-gguf"), tmp_path / "models", Told()).folder)
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_adapters_without_their_base_are_told_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
+    base, mine, place = plain_policy(tmp_path / "base"), tmp_path / "mine", tmp_path / "runs" / ".models"
+    adapters(mine, base)
+    shutil.rmtree(base)
+    error = refused(mine, place)
+    assert f"base of the adapters in {mine} is '{base}'; it cannot be had" in error
+    rewrite(mine, base_model_name_or_path=str(mine))
+    assert "their own base" in refused(mine, place)
+    rewrite(mine, base_model_name_or_path=None)
+    assert "base_model_name_or_path" in refused(mine, place)
+    (mine / "adapter_config.json").write_text("{")
+    assert "cannot be read" in refused(mine, place)
+
+
+def test_adapters_that_do_not_fit_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    base, mine, place = plain_policy(tmp_path / "base"), tmp_path / "mine", tmp_path / "runs" / ".models"
+    adapters(mine, base)
+    tiny_model(hidden=64).save_pretrained(base)
+    assert "the base that they were trained on" in refused(mine, place)
+    tiny_model().save_pretrained(base)
+    weights = load_file(mine / "adapter_model.safetensors")
+    missing = weights.popitem()[0]
+    save_file(weights, mine / "adapter_model.safetensors")
+    assert missing in refused(mine, place)
+    (mine / "adapter_model.safetensors").unlink()
+    assert "no adapter_model.safetensors" in refused(mine, place)
+
+
+def test_a_folder_and_the_bundled_policy_are_what_they_are(tmp_path: Path) -> None:
+    plain = plain_policy(tmp_path / "plain")
+    assert resolve(str(plain), tmp_path / "models", Told()).folder == plain
+    assert resolve(BUNDLED, tmp_path / "models", Told()).folder == POLICY
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_file_that_says_another_size_of_head_than_its_weights_have_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "policy.gguf", head_dim=64)
+    assert "of another shape than it says" in refused(file, tmp_path / "models")
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    final = tmp_path / "a" / "b" / "final"
+    with pytest.raises(FileNotFoundError), whole_folder(final) as made:
+        (made / "half" / "file").touch()
+    assert os.listdir(tmp_path) == []
+    with whole_folder(final) as made:
+        (made / "file").touch()
+        assert not final.exists()
+    assert os.listdir(final) == ["file"]
+    with whole_folder(final) as late:
+        (late / "other").touch()
+    assert os.listdir(final) == ["file"]
+    assert os.listdir(final.parent) == ["final"]
+
+
+def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+    gone = tmp_path / ".unfinished-999999999-x"
+    gone.mkdir()
+    (gone / "half").touch()
+    with private_folder(tmp_path, ".unfinished-") as mine, private_folder(tmp_path, ".unfinished-") as other:
+        assert mine.is_dir()
+        assert other.is_dir()
+        assert not gone.exists()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,221 @@
+"""SIGTERM, as clusters send it: the run says where it stopped, and nothing of it is left."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import EngineDied, EngineError
+from repl_rl.stopping import Terminated, explained, terminable, undisturbed
+from tests.processes import descendants, identity, shared_files, wait_for
+
+LIMIT_S = 10.0
+"""From SIGTERM to the end of the process."""
+PLUGINS = '''
+import asyncio
+from pathlib import Path
+
+import torch
+
+from repl_rl import ReplSampler
+from repl_rl.advantages import ESTIMATORS
+
+
+class Stuck(ReplSampler):
+    """Once there is the file `sampling`, a rollout that does not end."""
+
+    async def rollout(self, episode):
+        if Path("sampling").exists():
+            Path("reached").touch()
+            await asyncio.Event().wait()
+        await super().rollout(episode)
+
+
+def busy(group):
+    """Once there is the file `updating`, a backward pass without end."""
+    weights = torch.zeros(256, 256, requires_grad=True)
+    while Path("updating").exists():
+        Path("reached").touch()
+        (weights @ weights).sum().backward()
+    return ESTIMATORS["outcome"](group)
+'''
+FLAGS = shlex.split(
+    "--name run --sampler plugins:Stuck --trainer.estimator plugins:busy --trainer.steps 500 --train-tasks 64 "
+    "--trainer.prompts-per-step 2 --trainer.group-size 4 --eval-tasks 8 --rollout.max-lines 4 --concurrency 16"
+)
+
+
+@dataclass
+class Run:
+    """A training that is stuck somewhere."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    below: set[tuple[int, str]] = field(default_factory=set)
+    shared: set[Path] = field(default_factory=set)
+
+    def look(self) -> None:
+        """Take down what must be gone in the end."""
+        self.below = set(descendants(self.process.pid))
+        self.shared = {f for pid in (self.process.pid, *(pid for pid, _ in self.below)) for f in shared_files(pid)}
+
+    def rows(self) -> int:
+        metrics = self.folder / "metrics.jsonl"
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+@contextmanager
+def training(desk: Path, where: str, engine: str, *before: str) -> Iterator[Run]:
+    """A training in `desk` that hangs `where`: in an evaluation, in a rollout, or in an update."""
+    (desk / "plugins.py").write_text(PLUGINS)
+    if where == "evaluation":
+        (desk / "sampling").touch()
+    command = [*before, sys.executable, "-m", "repl_rl.cli", "train", "--engine", engine, "--out", str(desk), *FLAGS]
+    process = subprocess.Popen(
+        command, cwd=desk, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    run = Run(process, desk / "run")
+    try:
+        if where != "evaluation":
+            wait_for(run.rows, process)
+            (desk / ("sampling" if where == "rollout" else "updating")).touch()
+        wait_for((desk / "reached").exists, process)
+        run.look()
+        assert run.below, "the sandbox is a process"
+        if where != "evaluation":
+            assert any("weights" in file.name for file in run.shared), "weights are on their way in memory"
+        yield run
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def check_end(run: Run, told_s: float) -> None:
+    """It ends in time, says so, and nothing of it is left."""
+    _, errors = run.process.communicate(timeout=60)
+    took = time.monotonic() - told_s
+    assert run.process.returncode == 143, errors
+    assert took < LIMIT_S
+    assert b"repl-rl: interrupted" in errors
+    assert b"Traceback" not in errors, errors
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["status"], summary["stopped_at_step"]) == ("interrupted", run.rows())
+    assert "Terminated" in summary["error"]
+    assert (run.folder / "report.html").is_file()
+    wait_for(lambda: not {p for p in run.below if identity(p[0]) == p}, None)
+    assert not [file for file in run.shared if file.exists()]
+
+
+@pytest.mark.parametrize("where", ["evaluation", "rollout", "update"])
+def test_sigterm_ends_a_run_with_a_summary_and_without_remains(tmp_path: Path, where: str) -> None:
+    with training(tmp_path, where, "transformers") as run:
+        told_s = time.monotonic()
+        run.process.terminate()
+        check_end(run, told_s)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("where", ["evaluation", "rollout", "update"])
+def test_sigterm_ends_vllm_too(tmp_path: Path, where: str) -> None:
+    with training(tmp_path, where, "vllm") as run:
+        told_s = time.monotonic()
+        run.process.terminate()
+        check_end(run, told_s)
+
+
+@pytest.mark.heavy
+def test_sigterm_for_the_whole_group_is_no_crash_of_the_engine(tmp_path: Path) -> None:
+    with training(tmp_path, "rollout", "vllm") as run:
+        told_s = time.monotonic()
+        for pid, _ in run.below:  # as a cluster may: what is below first
+            os.kill(pid, signal.SIGTERM)
+        run.process.terminate()
+        check_end(run, told_s)
+
+
+def test_sigterm_works_where_the_shell_ignores_ctrl_c_and_a_second_one_changes_nothing(tmp_path: Path) -> None:
+    with training(tmp_path, "rollout", "transformers", "sh", "-c", 'trap "" INT; exec "$@"', "sh") as run:
+        run.process.send_signal(signal.SIGINT)
+        told_s = time.monotonic()
+        run.process.terminate()
+        run.process.terminate()
+        check_end(run, told_s)
+
+
+def test_every_verb_ends_with_143(tmp_path: Path) -> None:
+    (tmp_path / "plugins.py").write_text(PLUGINS)
+    (tmp_path / "sampling").touch()
+    command = [sys.executable, "-m", "repl_rl.cli", "rollout", "--engine", "transformers", "--sampler", "plugins:Stuck"]
+    process = subprocess.Popen(
+        [*command, "--concurrency", "8"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        wait_for((tmp_path / "reached").exists, process)
+        told_s = time.monotonic()
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 143, errors
+    assert time.monotonic() - told_s < LIMIT_S
+    assert errors.decode().splitlines()[-1] == "repl-rl: interrupted"
+
+
+def test_a_handler_is_there_within_the_block_only() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated), terminable():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_sigterm_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with terminable():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def disturbed(done: list[str]) -> None:
+    signal.raise_signal(signal.SIGTERM)
+    done.append("summary")
+
+
+def test_what_is_not_to_be_disturbed_is_finished_first() -> None:
+    done: list[str] = []
+    with pytest.raises(Terminated), terminable(), undisturbed():
+        disturbed(done)
+    assert done == ["summary"]
+
+
+def test_a_second_sigterm_does_not_disturb_the_end_that_the_first_began() -> None:
+    done: list[str] = []
+    ending = ExitStack()
+    ending.callback(disturbed, done)
+    with pytest.raises(Terminated), terminable(), ending:
+        signal.raise_signal(signal.SIGTERM)
+    assert done == ["summary"]
+
+
+def test_an_engine_that_dies_of_the_same_sigterm_is_an_interruption() -> None:
+    died = EngineDied("its process is gone")
+    other = EngineError("out of memory")
+    with terminable():
+        assert explained(other) is other
+        late = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
+        late.start()
+        assert isinstance(explained(died), Terminated)
+        late.join()
+    assert explained(died) is died
