@@ -157,7 +157,7 @@ class ContainerLaunch:
     preload: Sequence[str]
     isolated: bool = True
     own_uids: bool = False
-    remedy: str = "repl-rl sandbox check --sandbox docker tells more; " + REMEDY
+    remedy_for: Callable[[str], str] = lambda _: "repl-rl sandbox check --sandbox docker tells more; " + REMEDY
 
     async def start(self) -> tuple[socket.socket, RunningContainer]:
         """As `Launch.start`: it listens in a folder that the container sees, until the fork server has connected."""
