@@ -24,11 +24,11 @@ from repl_rl.sandbox.conformance import (
 from repl_rl.sandbox.conformance.harvest import in_blocks, joined
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
 from repl_rl.sandbox.daemon import refuse_weak
-from repl_rl.sandbox.image import build
+from repl_rl.sandbox.image import build, own_image
 
 
 def _missing() -> str:
-    found = subprocess.run(["sh", "-c", f"docker image inspect {docker.IMAGE}"], capture_output=True, check=False)
+    found = subprocess.run(["sh", "-c", f"docker image inspect {own_image()}"], capture_output=True, check=False)
     return "" if found.returncode == 0 else "no Docker daemon with the sandbox image; .ci/run makes both"
 
 
@@ -40,7 +40,7 @@ def _docker(*words: str) -> str:
 
 
 def _containers() -> list[str]:
-    return _docker("ps", "-aq", "--filter", f"ancestor={docker.IMAGE}").split()
+    return _docker("ps", "-aq", "--filter", f"ancestor={own_image()}").split()
 
 
 def _inspect() -> dict[str, object]:
