@@ -12,16 +12,23 @@ _SWITCHES = (
 """Settings below /proc/sys that forbid namespaces, the value that does, and the command that allows them."""
 _CAUSES = (
     (r"No module named '(zmq|ipykernel|traitlets|tornado|jupyter_client)", "pip install ipykernel in this environment"),
-    (r"error while loading shared libraries: (\S+):", "this Python finds {0} only through LD_LIBRARY_PATH, which is not "
-     "set inside; take a Python that finds its own libraries"),
-    (r"execvp (.+): No such file", "the program or its loader is not where a console sees it; see what file '{0}' says, "
-     "and make the environment with another Python"),
+    (
+        r"error while loading shared libraries: (\S+):",
+        "this Python finds {0} only through LD_LIBRARY_PATH, which is not set inside; take one that finds it by itself",
+    ),
+    (
+        r"execvp (.+): No such file",
+        "it or its loader is not where a console sees it: look at file '{0}', and take another Python",
+    ),
     (r"execvp (.+): Permission denied", "chmod -R go+rX the folder of {0}, and see that it is not mounted noexec"),
-    (r"[Cc]an't (?:find source path|bind mount|get type of source|mkdir|mkdir parents for|make symlink at|create file at) "
-     r"(.+): (?:Permission|Read-only|No such|Not a)", "see that this user may read {0}"),
+    (
+        r"[Cc]an't (?:find source path|bind mount|get type of source|mkdir(?: parents for)?|make symlink at) (.+): "
+        r"(?:Permission|Read-only|No such|Not a)",
+        "see that this user may read {0}",
+    ),
     (r"[Nn]o space left", "make room on the disk, or in the memory, that it names"),
     (r"[Cc]annot allocate memory|Resource temporarily unavailable", "free memory or processes (ulimit -u)"),
-)  # fmt: skip
+)
 _NAMESPACES = re.compile(
     r"[Nn]o permissions to creat|[Cc]reating new namespace|setting up [ug]id map|unshare|"
     r"[Oo]peration not permitted|prctl|[Ff]ailed to make / slave"

@@ -40,9 +40,14 @@ def _privileges() -> tuple[str, ...]:
 
 
 def wrap(
-    bwrap: str, inner: Sequence[str], *, seen: View | None = None, binds: Sequence[str] = (), privileges: Sequence[str] = ()
+    bwrap: str,
+    inner: Sequence[str],
+    *,
+    seen: View | None = None,
+    binds: Sequence[str] = (),
+    privileges: Sequence[str] = (),
 ) -> list[str]:
-    """The command line that runs `inner` with nothing of the host but what `seen` says; None: the view without preloads.
+    """The command line that runs `inner` with nothing of the host but what `seen` says; None: all but preloads.
 
     Raises:
         SandboxUnavailable: something that this Python needs is not there.

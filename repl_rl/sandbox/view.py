@@ -25,7 +25,7 @@ _SYSTEM = (
     *("/etc/locale.alias", "/etc/locale.conf", "/etc/default/locale", "/etc/protocols", "/etc/services"),
     *("/etc/os-release", "/etc/debian_version"),
 )
-"""Programs, and what their libraries look for: fonts, certificates (no key), locales. Nothing that tells hosts apart."""
+"""Programs, and what their libraries look for: fonts, certificates (no key), locales. Nothing that names this host."""
 _UTC = ("/etc/localtime", "/usr/share/zoneinfo/Etc/UTC")
 """A console's time zone is UTC wherever it runs; the other zones are below /usr."""
 _KERNEL_NEEDS = ("ipykernel", "zmq")
@@ -177,7 +177,8 @@ def _this_python() -> Iterator[Path]:
             yield from (prefix / part for part in _PARTS if (prefix / part).exists())
         elif not _wide(prefix):
             yield prefix
-    yield from map(Path, (sys.executable, sys._base_executable))
+    yield Path(sys.executable)
+    yield Path(str(getattr(sys, "_base_executable", sys.executable)))  # by the path that the environment names
     yield from dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 
@@ -213,7 +214,8 @@ def _modules(names: Sequence[str]) -> Iterator[Path]:
         except ValueError:  # a module of this process that has no file
             continue
         if spec is not None:
-            yield from map(Path, spec.submodule_search_locations or ([spec.origin] if spec.has_location else []))
+            origin = [spec.origin] if spec.has_location and spec.origin else []
+            yield from map(Path, spec.submodule_search_locations or origin)
 
 
 def _libraries() -> Iterator[Path]:

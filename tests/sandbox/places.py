@@ -45,7 +45,7 @@ def base_python(folder: Path) -> Path:
     """A copy of this Python with its standard library at `folder`; returns its interpreter."""
     (folder / "bin").mkdir(parents=True)
     copied = folder / "bin" / VERSION
-    shutil.copy(os.path.realpath(sys._base_executable), copied)
+    shutil.copy(os.path.realpath(sys.executable), copied)
     stdlib = Path(sysconfig.get_path("stdlib"))
     unused = shutil.ignore_patterns(*_UNUSED)
     shutil.copytree(stdlib, folder / "lib" / VERSION, ignore=unused, copy_function=_cheap_copy)

@@ -94,7 +94,9 @@ def test_a_module_that_cannot_be_preloaded_is_named_at_the_start() -> None:
 
 
 def test_a_program_that_is_not_there_is_refused_with_the_remedy_and_leaves_nothing_open() -> None:
-    launch = ProcessLaunch(("/no/such/program", "{fd}"), isolated=False, own_uids=False, remedy_for=lambda _: "install it")
+    launch = ProcessLaunch(
+        ("/no/such/program", "{fd}"), isolated=False, own_uids=False, remedy_for=lambda _: "install it"
+    )
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxUnavailable, match=r"^/no/such/program cannot be started: .*; install it$"):
         asyncio.run(launch.start())
