@@ -1,11 +1,11 @@
 """`repl-rl doctor`: what works on this machine, and what to do about what does not."""
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,10 @@ from rich.table import Table
 from repl_rl.cli.arguments import parse
 from repl_rl.engine.environment import cores
 from repl_rl.engine.preflight import broken_companions
+from repl_rl.errors import SandboxUnavailable
+from repl_rl.sandbox import open_sandbox
+from repl_rl.sandbox.daemon import connect, refuse_weak
+from repl_rl.sandbox.image import own_image
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Finding:
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     parse(DoctorConfig, "doctor", argv)
-    findings = [check() for check in (_python, _torch, _vllm, _trainer, _imports, _bubblewrap, _docker, _memory)]
+    findings = [check() for check in (_python, _torch, _vllm, _trainer, _imports, _local, _docker, _memory)]
     table = Table("", "what", "found", "remedy")
     for finding in findings:
         mark = "ok" if not finding.remedy else ("MISSING" if finding.required else "-")
@@ -95,34 +99,32 @@ def _imports() -> Finding:
     )
 
 
-def _bubblewrap() -> Finding:
-    remedy = "apt-get install bubblewrap, or use --sandbox docker"
-    if shutil.which("bwrap") is None:
-        return Finding("sandbox local", "bubblewrap is missing", remedy, required=True)
-    probe = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
-    if _runs(probe):
-        return Finding("sandbox local", "bubblewrap works")
-    return Finding(
-        "sandbox local", "bubblewrap may not make namespaces", "allow user namespaces, or --sandbox docker", True
-    )
+def _local() -> Finding:
+    try:
+        asyncio.run(_one_line())
+    except SandboxUnavailable as error:
+        problem, _, remedy = str(error).rpartition("; ")
+        return Finding("sandbox local", problem, remedy, required=True)
+    return Finding("sandbox local", "a console answers")
+
+
+async def _one_line() -> None:
+    async with open_sandbox("local", warm=0) as sandbox, sandbox.session() as session:
+        await session.push("6 * 7")
 
 
 def _docker() -> Finding:
-    if shutil.which("docker") is None:
-        return Finding("sandbox docker", "docker is missing", "install docker, if you want --sandbox docker")
-    if not _runs(["docker", "info"]):
-        return Finding("sandbox docker", "its daemon does not answer", "start dockerd, if you want --sandbox docker")
-    return Finding("sandbox docker", "its daemon answers")
+    try:
+        client = connect()
+        refuse_weak(client.info())
+    except SandboxUnavailable as error:
+        problem, _, remedy = str(error).removeprefix("sandbox 'docker': ").partition("; ")
+        return Finding("sandbox docker", problem, f"{remedy.partition(',')[0]}, if you want --sandbox docker")
+    built = any(own_image() in image.tags for image in client.images.list())
+    return Finding("sandbox docker", f"its daemon answers; the image is {'there' if built else 'built at first use'}")
 
 
 def _memory() -> Finding:
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
     remedy = "" if free > 2**28 else "give /dev/shm at least 256 MiB: weights pass through it"
     return Finding("shared memory", f"{free / 2**30:.1f} GiB free", remedy)
-
-
-def _runs(command: Sequence[str]) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False

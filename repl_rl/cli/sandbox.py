@@ -29,8 +29,8 @@ class CheckConfig:
 class BuildConfig:
     """Build the image of the docker sandbox."""
 
-    base: str = "python:3.11-slim-bookworm"
-    """Image with Python 3.11 and pip to build on."""
+    base: str = ""
+    """Image with Python 3.11 and pip to build on; empty: python:3.11-slim-bookworm, or one like it that is there."""
     wheels: Path | None = None
     """Folder with the wheels of ipykernel and what it needs, for machines without network; none: pip fetches them."""
 

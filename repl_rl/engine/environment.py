@@ -1,9 +1,13 @@
 """Environment variables for vLLM's processes, set for a while and then taken back."""
 
 import os
+import re
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 from repl_rl.engine.options import EngineOptions
 
@@ -23,6 +27,35 @@ def log_level(options: EngineOptions) -> Mapping[str, str]:
 def cores() -> int:
     """Cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_LONGEST_FOLDER = 60
+"""Bytes of a folder in which sockets with long names still have an address: 107 in all."""
+
+
+@cache
+def alias(folder: Path) -> Path:
+    """A short name of a folder without spaces, for this process and its children, while this process lives."""
+    return Path(f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}")
+
+
+def preloads(packages: Path) -> Mapping[str, str]:
+    """For an installation whose path has a space: where the loader finds what vLLM preloads on CPU.
+
+    vLLM writes paths into LD_PRELOAD, where a space or a colon separates two. It leaves alone what is there already.
+    """
+    if not re.search(r"[\s:]", str(packages)):
+        return {}
+    openmp = [*packages.glob("torch.libs/libgomp*.so*"), *packages.glob("torch/lib/libgomp*.so*")]
+    allocator = [*packages.glob("vllm/libs/libtcmalloc*.so*")]
+    found = [alias(packages) / path.relative_to(packages) for path in (*openmp[:1], *allocator[:1])]
+    return {"LD_PRELOAD": ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), *map(str, found)])}
+
+
+def socket_folder() -> Mapping[str, str]:
+    """For a long temporary folder: where vLLM's sockets go, so that their addresses are not too long."""
+    folder = tempfile.gettempdir()
+    return {} if len(os.fsencode(folder)) <= _LONGEST_FOLDER else {"VLLM_RPC_BASE_PATH": str(alias(Path(folder)))}
 
 
 _ALONE = threading.RLock()

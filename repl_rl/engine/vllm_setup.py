@@ -5,11 +5,12 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from repl_rl.engine.environment import cores, environment, log_level
+from repl_rl.engine.environment import cores, environment, log_level, preloads, socket_folder
 from repl_rl.engine.options import EngineOptions, ModelFacts
 from repl_rl.errors import ConfigError
 
@@ -19,10 +20,12 @@ IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 def core_environment(options: EngineOptions) -> Mapping[str, str]:
     """Environment variables for the engine's process."""
-    common = dict(log_level(options))
+    common = {**log_level(options), **socket_folder()}
     if not current_platform.is_cpu():
         return common
-    return common | {
+    return {
+        **common,
+        **preloads(Path(vllm.__file__).parent.parent),
         "OMP_NUM_THREADS": str(options.threads or max(1, cores() - 1)),
         # idle threads that spin would take the cores of the trainer and of the consoles
         "OMP_WAIT_POLICY": "PASSIVE",

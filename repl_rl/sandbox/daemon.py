@@ -1,11 +1,11 @@
 """The Docker daemon: what is used of its package, how it is reached, and when it is too weak."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Protocol
 
 from repl_rl.errors import SandboxUnavailable
 
-# The docker package is heavy and optional: what needs it imports it.
+# The docker package is slow to import: what needs it imports it.
 
 REMEDY = "or use --sandbox local, or --sandbox unsafe"
 
@@ -26,16 +26,18 @@ class Container(Protocol):
     def wait(self, *, condition: str, timeout: int) -> dict[str, object]: ...
 
 
-class Images(Protocol):
-    """What is used of `docker.models.images.ImageCollection`."""
-
-    def build(self, *, path: str, tag: str, buildargs: dict[str, str], rm: bool) -> "tuple[Image, object]": ...
-
-
 class Image(Protocol):
     """What is used of `docker.models.images.Image`."""
 
     id: str
+    tags: list[str]
+
+
+class Images(Protocol):
+    """What is used of `docker.models.images.ImageCollection`."""
+
+    def get(self, name: str) -> Image: ...
+    def list(self) -> list[Image]: ...
 
 
 class Containers(Protocol):
@@ -49,6 +51,9 @@ class Api(Protocol):
 
     def create_host_config(self, **settings: object) -> dict[str, object]: ...
     def create_container(self, image: str, command: list[str], **settings: object) -> dict[str, str]: ...
+    def build(
+        self, *, path: str, tag: str, buildargs: dict[str, str], rm: bool, decode: bool
+    ) -> Generator[dict[str, object], None, None]: ...
 
 
 class Daemon(Protocol):
@@ -66,12 +71,10 @@ def connect() -> Daemon:
     """The Docker daemon.
 
     Raises:
-        SandboxUnavailable: no package, no daemon, or no permission.
+        SandboxUnavailable: no daemon, or no permission.
     """
-    try:
-        import docker
-    except ImportError:
-        raise unavailable("the Python package 'docker' is missing", "pip install 'repl_rl[docker]'") from None
+    import docker  # slow to import
+
     try:
         client: Daemon = docker.from_env()
         client.ping()

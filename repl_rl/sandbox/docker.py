@@ -16,11 +16,11 @@ from repl_rl.assets import asset
 from repl_rl.errors import ConfigError
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.daemon import REMEDY, Container, connect, refuse_weak, unavailable
+from repl_rl.sandbox.image import NAME, build_missing, own_image
 from repl_rl.sandbox.local import ENVIRONMENT, INSIDE
 
-# The docker package is heavy and optional: each function that needs it imports it.
+# The docker package is slow to import: each function that needs it imports it.
 
-IMAGE = "repl-rl-sandbox"
 _USER = 64_000
 _ACCEPT_TIMEOUT_S = 60.0
 _POLL_S = 0.2
@@ -33,8 +33,8 @@ _Found = TypeVar("_Found")
 class DockerOptions:
     """Which containers consoles live in, and what one container may use."""
 
-    image: str = IMAGE
-    """Image to start; `repl-rl sandbox build` makes the default one."""
+    image: str = NAME
+    """Image to start; the default one is built when it is missing."""
     runtime: str = ""
     """Container runtime, such as runsc; empty: the daemon's default."""
     isolation: Literal["session", "container"] = "session"
@@ -72,12 +72,15 @@ def _hardening(folder: str, limits: Limits, options: DockerOptions) -> dict[str,
         "shm_size": "1m",
         "binds": {
             folder: {"bind": _HOST_FOLDER, "mode": "ro"},
-            # The package's own copy, not the image's: an image that was built by another version still fits.
             str(asset("sandbox/repl_kernel")): {"bind": INSIDE, "mode": "ro"},
         },
         "auto_remove": True,
         "runtime": options.runtime or None,
     }
+
+
+class _ImageMissing(Exception):
+    """The daemon does not have the image."""
 
 
 class RunningContainer:
@@ -129,7 +132,11 @@ class RunningContainer:
 def _listen(listener: socket.socket, folder: Path) -> None:
     """Where the container's user, who is not this one, can connect."""
     folder.chmod(0o755)
-    listener.bind(str(folder / "line"))
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listener.bind(f"/proc/self/fd/{descriptor}/line")  # an address is short, a folder may be anywhere
+    finally:
+        os.close(descriptor)
     (folder / "line").chmod(0o777)
     listener.listen(1)
     listener.setblocking(False)
@@ -157,7 +164,7 @@ class ContainerLaunch:
     preload: Sequence[str]
     isolated: bool = True
     own_uids: bool = False
-    remedy: str = "repl-rl sandbox check --sandbox docker tells more; " + REMEDY
+    remedy_for: Callable[[str], str] = lambda _: "repl-rl sandbox check --sandbox docker tells more; " + REMEDY
 
     async def start(self) -> tuple[socket.socket, RunningContainer]:
         """As `Launch.start`: it listens in a folder that the container sees, until the fork server has connected."""
@@ -165,7 +172,7 @@ class ContainerLaunch:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             _listen(listener, Path(folder))
-            running = await _uncancelled(lambda: self._run(folder))
+            running = await self._start(folder)
             try:
                 return await self._accept(listener, running), running
             except BaseException:
@@ -175,12 +182,22 @@ class ContainerLaunch:
             listener.close()
             shutil.rmtree(folder, ignore_errors=True)
 
+    async def _start(self, folder: str) -> RunningContainer:
+        try:
+            return await _uncancelled(lambda: self._run(folder))
+        except _ImageMissing as missing:
+            if self.options.image != NAME:
+                remedy = f"docker pull {self.options.image}, or leave --docker.image out"
+                raise unavailable(f"there is no image {self.options.image!r}", remedy) from missing
+        await build_missing()
+        return await _uncancelled(lambda: self._run(folder))
+
     def _run(self, folder: str) -> RunningContainer:
         import docker
 
         client = connect()
         refuse_weak(client.info())
-        image = self.options.image
+        image = own_image() if self.options.image == NAME else self.options.image
         zygote = json.dumps({"isolate": True, "preload": list(self.preload)})
         command = ["python3", f"{INSIDE}/zygote.py", f"{_HOST_FOLDER}/line", zygote]
         user = os.geteuid() or _USER
@@ -200,7 +217,7 @@ class ContainerLaunch:
             container = client.containers.get(created["Id"])
             container.start()
         except docker.errors.ImageNotFound as error:
-            raise unavailable(f"there is no image {image!r}", "build it (repl-rl sandbox build)") from error
+            raise _ImageMissing from error
         except docker.errors.APIError as error:
             raise unavailable(f"the daemon refuses: {error.explanation}", "mend its configuration") from error
         return RunningContainer(container)

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from typing import Protocol, Self
 
 import zmq
@@ -50,8 +51,8 @@ class Launch(Protocol):
         """The fork server may change its user: each console gets a user id of its own."""
 
     @property
-    def remedy(self) -> str:
-        """What a person can do where it cannot be started."""
+    def remedy_for(self) -> Callable[[str], str]:
+        """From what was said of a failure to what a person can do."""
 
     async def start(self) -> tuple[socket.socket, Running]:
         """Start one; returns the socket on which it takes requests.
@@ -104,7 +105,7 @@ class ForkServer:
         if not packet:
             words = self._running.last_words().splitlines()[-1]  # of a traceback, what was raised
             reason = words.removeprefix(_OWN_WORDS)
-            remedy = "" if reason != words else f"; {self._launch.remedy}"
+            remedy = "" if reason != words else f"; {self._launch.remedy_for(words)}"
             raise SandboxUnavailable(f"the sandbox did not start: {reason}{remedy}")
         major, minor, micro = json.loads(packet)["python"]
         self.python_version = (int(major), int(minor), int(micro))

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -51,7 +51,8 @@ class ProcessLaunch:
     """Command; `{fd}` stands for the number of the inherited socket."""
     isolated: bool
     own_uids: bool
-    remedy: str
+    remedy_for: Callable[[str], str]
+    """From what was said of a failure to what a person can do."""
 
     async def start(self) -> tuple[socket.socket, RunningProcess]:
         """As `Launch.start`. It must be called on the thread that lives as long as the sandbox."""
@@ -71,6 +72,7 @@ class ProcessLaunch:
             ours.close()
             log.close()
             if isinstance(error, OSError):
-                raise SandboxUnavailable(f"{self.argv[0]} cannot be started: {error}; {self.remedy}") from error
+                remedy = self.remedy_for(str(error))
+                raise SandboxUnavailable(f"{self.argv[0]} cannot be started: {error}; {remedy}") from error
             raise
         return ours, RunningProcess(process, log, self.isolated)

@@ -127,7 +127,7 @@ async def serve(
                 first.close()
         except SandboxFault as fault:
             raise SandboxUnavailable(
-                f"sandbox {name!r} cannot isolate a console here: {fault}; {launch.remedy}"
+                f"sandbox {name!r} cannot isolate a console here: {fault}; {launch.remedy_for(str(fault))}"
             ) from fault
         pool.fill()
         yield ServedSandbox(name, server.python_version, pool)

@@ -19,4 +19,6 @@ def launch(preload: Sequence[str]) -> ProcessLaunch:
     path = f"PATH={os.environ.get('PATH', os.defpath)}"
     variables.append(f"TMPDIR={tempfile.gettempdir()}")
     argv = ["/usr/bin/env", "-i", *variables, path, sys.executable, "-B", zygote, "{fd}", options]
-    return ProcessLaunch(argv, isolated=False, own_uids=False, remedy="see why its processes cannot start")
+    return ProcessLaunch(
+        argv, isolated=False, own_uids=False, remedy_for=lambda _: "see why its processes cannot start"
+    )

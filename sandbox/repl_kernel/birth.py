@@ -7,12 +7,13 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 import zmq
 
-from repl_kernel import seccomp, system
+from repl_kernel import mounts, seccomp, system
 from repl_kernel.capture import Capture
 from repl_kernel.console import Console
 from repl_kernel.keeper import READY, Place
@@ -20,7 +21,6 @@ from repl_kernel.kernel import ReplKernel
 
 CONSOLE_UID = 1000
 """Of a console, as it sees itself."""
-_FOLDER, _SCRATCH = "/run/console", "/tmp"
 _NAMESPACES = (
     system.CLONE_NEWNS | system.CLONE_NEWNET | system.CLONE_NEWIPC | system.CLONE_NEWUTS | system.CLONE_NEWCGROUP
 )
@@ -72,14 +72,19 @@ def fork_first() -> int:
     return pid
 
 
-def isolate(request: Request) -> Place:
-    """Leave every namespace of the fork server. Returns in process 1 of the new ones."""
+def isolate(request: Request, kept: Sequence[str]) -> Place:
+    """Leave every namespace of the fork server. Returns in process 1 of the new ones.
+
+    `kept`: what of the folders that the console gets for itself must be seen in them all the same.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    output_bytes = _OUTPUT_SLACK_BYTES + 4 * request.output_bytes
+    sizes = mounts.Sizes(request.uid, request.disk_mb, request.inodes, output_bytes)
     if request.uid:
         # As root: mounts first, because a user namespace may not mount a /proc where bubblewrap has covered parts.
         system.unshare(_NAMESPACES)
         system.set_hostname("console")
-        _mount_own_file_systems(request)
+        mounts.mount_own(sizes, kept)
         os.setgroups([])
         os.setresgid(request.uid, request.uid, request.uid)
         os.setresuid(request.uid, request.uid, request.uid)
@@ -90,8 +95,8 @@ def isolate(request: Request) -> Place:
         if os.fork():
             os._exit(0)
         system.set_hostname("console")
-        _mount_own_file_systems(request)
-    return Place(_FOLDER, _SCRATCH, temporary=False)
+        mounts.mount_own(sizes, kept)
+    return Place(mounts.FOLDER, mounts.scratch(kept), temporary=False)
 
 
 def _enter_user_namespace(others: int) -> None:
@@ -101,18 +106,6 @@ def _enter_user_namespace(others: int) -> None:
     for name, text in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-
-
-def _mount_own_file_systems(request: Request) -> None:
-    system.mount("", "/", "", system.MS_REC | system.MS_PRIVATE)
-    locked = system.MS_NOSUID | system.MS_NODEV
-    owner = f",uid={request.uid},gid={request.uid}" if request.uid else ""
-    disk = f"size={request.disk_mb}m,nr_inodes={request.inodes},mode=0700{owner}"
-    system.mount("tmpfs", _SCRATCH, "tmpfs", locked, disk)
-    system.mount("tmpfs", "/dev/shm", "tmpfs", locked, disk)
-    size = _OUTPUT_SLACK_BYTES + 4 * request.output_bytes
-    system.mount("tmpfs", _FOLDER, "tmpfs", locked | system.MS_NOEXEC, f"size={size},nr_inodes=16,mode=0755{owner}")
-    system.mount("proc", "/proc", "proc", locked | system.MS_NOEXEC)
 
 
 def renounce() -> None:

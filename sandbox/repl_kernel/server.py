@@ -32,6 +32,10 @@ class Options:
     """Each in namespaces of its own."""
     preload: list[str]
     """Modules to import before the first fork."""
+    packages: Sequence[str] = ()
+    """Folders in which modules are looked for after Python's own."""
+    kept: Sequence[str] = ()
+    """What consoles see of this process's /tmp and /dev/shm, which they cover with their own."""
 
 
 def _forget_dead_children() -> None:
@@ -52,11 +56,13 @@ def _leave(message: str) -> NoReturn:
     os._exit(1)
 
 
-def _become_keeper_or_console(kernel: ReplKernel, request: birth.Request, line: socket.socket, isolate: bool) -> None:
+def _become_keeper_or_console(
+    kernel: ReplKernel, request: birth.Request, line: socket.socket, options: Options
+) -> None:
     """In the forked child: returns in the console only."""
-    place = None
+    place, isolate = None, options.isolate
     try:
-        place = birth.isolate(request) if isolate else birth.expose()
+        place = birth.isolate(request, options.kept) if options.isolate else birth.expose()
         keeper.announce(line, place)
         capture = birth.open_capture(request, place, isolate)
         if isolate:
@@ -111,6 +117,6 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
             continue
         if pid == 0:
             host.close()
-            _become_keeper_or_console(kernel, request, line, options.isolate)
+            _become_keeper_or_console(kernel, request, line, options)
             return kernel
         line.close()

@@ -13,7 +13,8 @@ import warnings
 if __name__ == "__main__":
     filters = list(warnings.filters)
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    options = json.loads(sys.argv[2])
+    sys.path += [name for name in options.get("packages", ()) if name not in sys.path]
     server = importlib.import_module("repl_kernel.server")
     sys.path[0] = ""
-    options = server.Options(**json.loads(sys.argv[2]))
-    server.serve(sys.argv[1], options, filters).serve()
+    server.serve(sys.argv[1], server.Options(**options), filters).serve()

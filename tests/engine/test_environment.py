@@ -1,9 +1,15 @@
 """Environment variables that vLLM needs for a while do not stay."""
 
 import os
+import shutil
+import subprocess
+import tempfile
 import threading
+from pathlib import Path
 
-from repl_rl.engine.environment import environment
+import pytest
+
+from repl_rl.engine.environment import environment, preloads, socket_folder
 
 
 def test_what_was_set_or_changed_in_the_block_is_gone_after_it() -> None:
@@ -29,3 +35,33 @@ def test_a_block_waits_for_the_block_of_another_thread() -> None:
     other.join()
     assert inside.is_set()
     assert dict(os.environ) == before
+
+
+def test_what_vllm_preloads_is_found_by_the_loader_below_a_path_with_spaces(tmp_path: Path) -> None:
+    packages = tmp_path / "größer als gedacht"
+    (packages / "torch" / "lib").mkdir(parents=True)
+    with open("/proc/self/maps") as maps:
+        some_library = next(line.split()[-1] for line in maps if "/libm.so" in line or "/libm-" in line)
+    shutil.copy(some_library, packages / "torch" / "lib" / "libgomp-1.so.1")
+    variables = preloads(packages)
+    assert "libgomp" in variables["LD_PRELOAD"], "by this name vLLM knows that nothing is left to do"
+    done = subprocess.run(
+        ["cat", "/proc/self/maps"], env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert str(packages / "torch" / "lib") in done.stdout
+    assert preloads(tmp_path) == {}
+
+
+def test_sockets_get_a_short_folder_where_the_temporary_one_has_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    short = socket_folder()["VLLM_RPC_BASE_PATH"]
+    Path(short, "here").touch()
+    assert len(short) < 40
+    assert os.listdir(folder) == ["here"]
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert socket_folder() == {}

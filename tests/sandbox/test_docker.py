@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from repl_rl.assets import asset
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.sandbox import DockerOptions, docker, open_sandbox
 from repl_rl.sandbox.conformance import (
@@ -24,11 +25,11 @@ from repl_rl.sandbox.conformance import (
 from repl_rl.sandbox.conformance.harvest import in_blocks, joined
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
 from repl_rl.sandbox.daemon import refuse_weak
-from repl_rl.sandbox.image import build
+from repl_rl.sandbox.image import build, build_missing, named, own_image
 
 
 def _missing() -> str:
-    found = subprocess.run(["sh", "-c", f"docker image inspect {docker.IMAGE}"], capture_output=True, check=False)
+    found = subprocess.run(["sh", "-c", f"docker image inspect {own_image()}"], capture_output=True, check=False)
     return "" if found.returncode == 0 else "no Docker daemon with the sandbox image; .ci/run makes both"
 
 
@@ -40,7 +41,7 @@ def _docker(*words: str) -> str:
 
 
 def _containers() -> list[str]:
-    return _docker("ps", "-aq", "--filter", f"ancestor={docker.IMAGE}").split()
+    return _docker("ps", "-aq", "--filter", f"ancestor={own_image()}").split()
 
 
 def _inspect() -> dict[str, object]:
@@ -130,6 +131,21 @@ def test_with_isolation_by_container_each_console_has_one_of_its_own_that_ends_w
 
 
 @needs_docker
+def test_a_temporary_folder_with_a_long_name_and_spaces_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "größer als gedacht" / ("x" * 100)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    async def main() -> None:
+        async with open_sandbox("docker", warm=0) as sandbox, sandbox.session() as session:
+            assert (await session.push("6 * 7")).text == "42\n"
+
+    asyncio.run(main())
+
+
+@needs_docker
 def test_a_container_that_is_killed_is_replaced(nothing_left: None) -> None:
     async def main() -> None:
         async with open_sandbox("docker", warm=0) as sandbox:
@@ -157,13 +173,67 @@ def test_without_a_daemon_docker_refuses_and_says_what_to_do(monkeypatch: pytest
 
 
 @needs_docker
-def test_without_its_image_docker_refuses_and_says_how_to_build_it() -> None:
+def test_another_image_that_is_missing_is_refused_with_the_command_that_fetches_it() -> None:
     async def main() -> None:
         launch = docker.launch(CHECK_LIMITS, (), DockerOptions(image="repl-rl-no-such-image"))
         await launch.start()
 
-    with pytest.raises(SandboxUnavailable, match=r"no image .*; build it \(repl-rl sandbox build\)"):
+    with pytest.raises(SandboxUnavailable, match=r"no image 'repl-rl-no-such-image'; docker pull repl-rl-no-such-im"):
         asyncio.run(main())
+
+
+@needs_docker
+def test_its_own_image_is_built_when_it_is_missing_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    _docker("tag", own_image(), "repl-rl-kept")
+    _docker("rmi", own_image())
+
+    async def main() -> None:
+        async with open_sandbox("docker", warm=0) as sandbox, sandbox.session() as session:
+            assert (await session.push("6 * 7")).text == "42\n"
+
+    try:
+        asyncio.run(main())
+    finally:
+        _docker("tag", "repl-rl-kept", own_image())
+        _docker("rmi", "repl-rl-kept")
+    assert f"building the image {own_image()} on" in caplog.messages[0]
+    assert any(message.startswith("Step 2/") for message in caplog.messages)
+
+
+@needs_docker
+def test_a_build_that_is_cancelled_ends_and_says_nothing_more() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            building = asyncio.create_task(build_missing())
+            await asyncio.sleep(0)  # it begins
+            building.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await building
+
+    asyncio.run(main())
+
+
+@needs_docker
+def test_a_base_that_cannot_be_had_is_named_with_one_command_that_helps(tmp_path: Path) -> None:
+    (tmp_path / "ipykernel-7.4.0-py3-none-any.whl").touch()
+    with pytest.raises(
+        SandboxUnavailable, match=r"built on repl-rl-no-such-base: .*; ('.*scripts/docker' up|repl-rl s)"
+    ):
+        build(base="repl-rl-no-such-base", wheels=tmp_path)
+
+
+@needs_docker
+def test_a_build_that_fails_on_its_base_tells_how_to_give_the_wheels(tmp_path: Path) -> None:
+    (tmp_path / "ipykernel-7.4.0-py3-none-any.whl").touch()
+    with pytest.raises(
+        SandboxUnavailable, match=r"could not be built on repl-rl-sandbox:.*; repl-rl sandbox build --wheels"
+    ):
+        build(base=own_image(), wheels=tmp_path, tag="repl-rl-never")
+
+
+def test_an_image_of_other_files_is_another_image() -> None:
+    assert named(b"FROM a", b"ipykernel==7.4.*") != named(b"FROM a", b"ipykernel==7.5.*")
+    assert own_image() == named(*(asset(f"sandbox/{name}").read_bytes() for name in ("Dockerfile", "requirements.txt")))
 
 
 SOUND = {

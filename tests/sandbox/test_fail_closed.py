@@ -94,7 +94,9 @@ def test_a_module_that_cannot_be_preloaded_is_named_at_the_start() -> None:
 
 
 def test_a_program_that_is_not_there_is_refused_with_the_remedy_and_leaves_nothing_open() -> None:
-    launch = ProcessLaunch(("/no/such/program", "{fd}"), isolated=False, own_uids=False, remedy="install it")
+    launch = ProcessLaunch(
+        ("/no/such/program", "{fd}"), isolated=False, own_uids=False, remedy_for=lambda _: "install it"
+    )
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxUnavailable, match=r"^/no/such/program cannot be started: .*; install it$"):
         asyncio.run(launch.start())
@@ -108,7 +110,7 @@ def test_a_fork_server_that_cannot_be_replaced_is_a_fault_for_who_waits_for_a_co
     program.chmod(0o755)
     options = json.dumps({"isolate": False, "preload": []})
     command = (str(program), str(asset("sandbox/repl_kernel/zygote.py")), "{fd}", options)
-    launch = ProcessLaunch(command, isolated=False, own_uids=False, remedy="make room")
+    launch = ProcessLaunch(command, isolated=False, own_uids=False, remedy_for=lambda _: "make room")
 
     async def main() -> None:
         server = await ForkServer.start(launch)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repl_rl.errors import ReplRLError
-from repl_rl.sandbox import docker, local
+from repl_rl.sandbox import local
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.sandbox.conformance.harvest import Transcript
+from repl_rl.sandbox.image import own_image
 
 SCRIPT = Path(__file__).with_name("reference_console.py")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
@@ -50,7 +51,7 @@ def reference_command(kind: str) -> list[str]:
             "-v",
             f"{SCRIPT}:/reference.py:ro",
         ]
-        return [*run, docker.IMAGE, "python3", "-u", "/reference.py"]
+        return [*run, own_image(), "python3", "-u", "/reference.py"]
     return [sys.executable, "-u", str(SCRIPT)]
 
 
