@@ -1,9 +1,14 @@
 # `make train` and `make test` do all of their own set-up.
-.PHONY: train test test-heavy test-soak check clean
+.PHONY: train pretrained test test-heavy test-soak check clean
 
 train:
 	scripts/setup train
 	.venv/bin/repl-rl train --overwrite
+
+# A real pretrained model: half an hour or more without a GPU.
+pretrained:
+	scripts/setup pretrained
+	scripts/pretrained
 
 test:
 	scripts/setup test
