@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from repl_rl.assets import asset
 from repl_rl.cli import main
 from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.train import TrainConfig
+from repl_rl.errors import ConfigError
 from repl_rl.store import printable
 from tests.conftest import overshooting_tokenizer
 from tests.trainer.policies import tiny_model
@@ -50,7 +52,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--engine-options.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
         (("--engine-options.seed", "1"), ["engine_options.seed is 1", "give --seed"]),
         (("--engine", "transformers", "--engine-options.sleep"), ["engine_options.sleep is True", "only the engine"]),
-        (("--model", "owner/name"), ["owner/name", "hf download"]),
+        (("--preset", "nosuch"), ["preset is 'nosuch'", "choose", "pretrained"]),
+        (("--preset",), ["option is '--preset'", "pretrained"]),
         (("--trainer.line-weight", "0.5", "--trainer.estimator", "outcome"), ["line_weight", "0.5"]),
     ],
 )
@@ -69,7 +72,7 @@ def test_bad_values_are_named_with_a_remedy(
         ("replay /no/such --to-line -1", ["to_line is -1", "0 or more"]),
         ("replay /no/such --branch x", ["--branch x", "invalid literal"]),
         ("sft --data /no/such --out {}/policy", ["data is '/no/such'", "no such folder or file"]),
-        ("sampler check repl --model /no/such", ["model folder is '/no/such'", "with a tokenizer"]),
+        ("sampler check repl --model /no/such", ["model folder is '/no/such'", "and tokenizer"]),
         ("sampler check repl --prompt nope", ["prompt is 'nope'", "few_shot"]),
         ("bench update --json /no/such/figures.json", ["/no/such/figures.json", "no such folder"]),
         ("transcripts --from-tasks builtin:dates --sandbox inprocess --out /dev/null/x", ["'/dev/null/x'", "another"]),
@@ -195,6 +198,36 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file.write_text('name = "file"\noverwrite = true\n[trainer]\nsteps = 3\n')
     config = parse(TrainConfig, "train", ["--config", str(file), "--trainer.steps", "9", "--no-overwrite"])
     assert (config.name, config.trainer.steps, config.overwrite) == ("file", 9, False)
+
+
+def test_flags_win_over_the_file_and_the_file_wins_over_the_preset(tmp_path: Path) -> None:
+    presets = tmp_path / "presets"
+    presets.mkdir()
+    (presets / "mine.toml").write_text('name = "preset"\nprompt = "chat"\n[trainer]\nsteps = 3\n')
+    file = tmp_path / "c.toml"
+    file.write_text('name = "file"\n[trainer]\nsteps = 5\n')
+    flags = ["--trainer.steps", "9", "--config", str(file), "--preset=mine"]
+    config = parse(TrainConfig, "train", flags, presets)
+    assert (config.prompt, config.name, config.trainer.steps) == ("chat", "file", 9)
+    (presets / "mine.toml").write_text("promt = 1\n")
+    with pytest.raises(ConfigError, match=r"key in .*mine.toml is 'promt'; did you mean 'prompt'"):
+        parse(TrainConfig, "train", flags, presets)
+
+
+def test_every_shipped_preset_is_accepted_and_named_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    names = [file.stem for file in asset("presets").glob("*.toml")]
+    assert "pretrained" in names
+    for name in names:
+        assert name in shown
+        assert parse(TrainConfig, "train", ["--preset", name], asset("presets")) != TrainConfig()
+
+
+def test_only_train_has_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--preset", "pretrained"]) == 2
+    assert "unknown option is 'preset'" in capsys.readouterr().err
 
 
 def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,6 +172,32 @@ def test_every_verb_ends_with_143(tmp_path: Path) -> None:
     assert errors.decode().splitlines()[-1] == "repl-rl: interrupted"
 
 
+@pytest.mark.heavy
+def test_sigterm_ends_processes_that_train_side_by_side(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "repl_rl.cli", "bench", "credit", "--workers", "1", "--seeds", "1"]
+    process = subprocess.Popen(
+        [*command, "--conditions", "outcome/none", "--out", str(tmp_path / "credit")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+    def weights() -> set[Path]:
+        return {file for pid, _ in descendants(process.pid) for file in shared_files(pid) if "weights" in file.name}
+
+    try:
+        wait_for(weights, process)
+        left, below = weights(), set(descendants(process.pid))
+        told_s = time.monotonic()
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 143, errors
+    assert time.monotonic() - told_s < LIMIT_S
+    assert not [file for file in left if file.exists()]
+    wait_for(lambda: not {p for p in below if identity(p[0]) == p}, None)
+
+
 def test_a_handler_is_there_within_the_block_only() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Terminated), terminable():

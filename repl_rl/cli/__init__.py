@@ -1,10 +1,13 @@
 """The command line: parses, wires, exits."""
 
+import atexit
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from repl_rl.engine.environment import cores
 from repl_rl.errors import ConfigError, ReplRLError
@@ -24,6 +27,8 @@ VERBS = {
     "doctor": "say what works on this machine and what does not",
 }
 """Each verb is a module of this package with a `main(argv) -> exit code`; it is imported only when it is called."""
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +47,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(arguments)
         except KeyboardInterrupt as stop:
             print("repl-rl: interrupted", file=sys.stderr)
-            return 143 if isinstance(stop, Terminated) else 130
+            return _TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED
+
+
+def run() -> NoReturn:
+    """The program: `main`, then the end of the process with its exit code.
+
+    After a stop the interpreter is not taken apart: with vLLM's modules that takes seconds (11 s on two busy cores),
+    and whoever stops a program gives it few.
+    """
+    stopped: list[int] = []
+    atexit.register(_leave, stopped)  # registered before all others, so it runs after them
+    code = main()
+    if code in (_INTERRUPTED, _TERMINATED):
+        stopped.append(code)
+    sys.exit(code)
+
+
+def _leave(stopped: Sequence[int]) -> None:
+    for code in stopped:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from repl_rl.bench.credit.rows import Row
 from repl_rl.bench.credit.settings import Settings
 from repl_rl.engine.environment import environment
 from repl_rl.errors import ReplRLError
+from repl_rl.stopping import terminable
 
 ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 _POLL_S = 1.0
@@ -46,6 +47,12 @@ class Processes:
                 raise ReplRLError(f"a worker failed: {made}")
             return made
 
+    def stop(self) -> None:
+        """Have every process give up what it has, as SIGTERM ends a run."""
+        for process in self._processes:
+            if process.is_alive():
+                process.terminate()
+
     def close(self) -> None:
         """Let every process end what it has, and end those that do not come to an end."""
         for _ in self._processes:
@@ -72,6 +79,9 @@ def started(count: int, settings: Settings, out: Path) -> Iterator[Processes]:
             for process in processes:
                 process.start()
         yield players
+    except KeyboardInterrupt:
+        players.stop()  # a signal for this process alone did not reach them
+        raise
     finally:
         players.close()
 
@@ -81,7 +91,7 @@ def _work(given: "Queue[Job | None]", made: "Queue[Row | str]", settings: Settin
     from repl_rl.bench.credit.world import opened
 
     try:
-        with opened(settings, out) as world:
+        with terminable(), opened(settings, out) as world:
             while (job := _next(given)) is not None:
                 made.put(world.play(job))
     except KeyboardInterrupt:
