@@ -24,6 +24,7 @@ ACTIONS = {
     "sandbox check": "CheckConfig",
     "sandbox build": "BuildConfig",
     "sampler check": "CheckConfig",
+    "kernel install": "InstallConfig",
     "bench sandbox": "SandboxBenchConfig",
     "bench update": "UpdateBenchConfig",
     "bench rollout": "RolloutBenchConfig",
@@ -45,6 +46,7 @@ SMALL = {
     "eval": "--engine transformers --count 4 --rollout.max-lines 3",
     "rollout": "--engine transformers --count 1 --rollout.max-lines 3",
     "transcripts": "--overwrite --count 40",
+    "kernel": "--prefix kernels",
     "sft": "--overwrite --learning.steps 2 --learning.batch-size 4 --learning.warmup-steps 0",
 }
 """Options that are put after those of a command, by its verb: the last one counts."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from transformers.utils import is_torch_bf16_gpu_available
 
+from repl_rl.cli import main
 from repl_rl.cli.arguments import parse
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
@@ -81,7 +82,7 @@ def test_the_player_and_the_kernel_of_the_page_are_there(tmp_path: Path, monkeyp
     namespace: dict[str, object] = {}
     exec(script("TrajectoryPlayer"), namespace)
     assert isinstance(namespace["player"], TrajectoryPlayer)
-    exec(script("jupyter").replace("sys.prefix", repr(str(tmp_path))), {})
+    assert main(["kernel", "install", "--prefix", str(tmp_path)]) == 0
     (spec,) = tmp_path.glob("share/jupyter/kernels/*/kernel.json")
     assert f"`{json.loads(spec.read_text())['display_name']}`" in PAGE
 

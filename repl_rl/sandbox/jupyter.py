@@ -1,7 +1,10 @@
 """Our console for any Jupyter front end: a kernelspec, and a kernel provisioner that starts it inside bubblewrap."""
 
 import json
+import os
+import re
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -19,11 +22,11 @@ PROVISIONER = "repl-rl-local"
 """Entry point in the group `jupyter_client.kernel_provisioners`."""
 
 
-def kernelspec(*, isolated: bool = True) -> dict[str, object]:
+def kernelspec(name: str = NAME, *, isolated: bool = True) -> dict[str, object]:
     """The contents of `kernel.json`. `isolated`: started by our provisioner, inside bubblewrap."""
     spec: dict[str, object] = {
         "argv": [sys.executable, str(asset("sandbox/repl_kernel/__main__.py")), "-f", "{connection_file}"],
-        "display_name": "Python console (repl-rl)",
+        "display_name": f"Python console ({name})" if isolated else f"Python console ({name}, not isolated)",
         "language": "python",
         "interrupt_mode": "signal",
     }
@@ -32,12 +35,45 @@ def kernelspec(*, isolated: bool = True) -> dict[str, object]:
     return spec
 
 
-def install(prefix: Path = Path(sys.prefix), *, isolated: bool = True) -> Path:
-    """Write the kernelspec below `prefix`, where Jupyter finds it; returns its folder."""
-    folder = prefix / "share" / "jupyter" / "kernels" / NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "kernel.json").write_text(json.dumps(kernelspec(isolated=isolated), indent=1) + "\n")
+def data_folder(prefix: Path = Path(sys.prefix)) -> Path:
+    """Jupyter's data folder of an installation prefix."""
+    return prefix / "share" / "jupyter"
+
+
+def install(data: Path | None = None, *, name: str = NAME, isolated: bool = True) -> Path:
+    """Write the kernelspec into a data folder of Jupyter, by default this environment's; returns its own folder.
+
+    Raises:
+        ConfigError: `name` is none for a kernel, or the folder cannot be written.
+        SandboxUnavailable: `isolated`, and there is no bubblewrap here.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        raise ConfigError("kernel's name", name, "use letters, digits, `-`, `.` and `_` only")
+    if isolated:
+        _bubblewrap()
+    folder = (data_folder() if data is None else data).absolute() / "kernels" / name
+    text = json.dumps(kernelspec(name, isolated=isolated), indent=1) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f".kernel.json.{os.getpid()}"
+        unfinished.write_text(text)
+        unfinished.replace(folder / "kernel.json")
+    except OSError as error:
+        remedy = f"{error.strerror}; choose a place that you may write to, with --user or --prefix"
+        raise ConfigError("folder of the kernelspec", str(folder), remedy) from error
     return folder
+
+
+def _bubblewrap() -> str:
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        remedy = "install bubblewrap (apt-get install bubblewrap), or give --no-isolated"
+        raise SandboxUnavailable(f"the program bwrap is missing; {remedy}")
+    return bwrap
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class BubblewrapProvisioner(LocalProvisioner):
@@ -47,10 +83,9 @@ class BubblewrapProvisioner(LocalProvisioner):
 
     async def pre_launch(self, **kwargs: object) -> dict[str, object]:
         """Choose the sockets, then build the command line."""
-        bwrap = shutil.which("bwrap")
-        if bwrap is None:
-            raise SandboxUnavailable("the program bwrap is missing; install bubblewrap (apt-get install bubblewrap)")
-        self._folder = tempfile.mkdtemp(prefix="repl-rl-")
+        bwrap = _bubblewrap()
+        if not self._folder:  # a restarted kernel listens where its clients are connected
+            self._folder = tempfile.mkdtemp(prefix="repl-rl-")
         manager = self.parent
         if not isinstance(manager, KernelManager):
             raise ConfigError("kernel provisioner's parent", manager, "start kernels through a KernelManager")
@@ -65,6 +100,14 @@ class BubblewrapProvisioner(LocalProvisioner):
     async def launch_kernel(self, cmd: list[str], **kwargs: object) -> KernelConnectionInfo:
         """As the base class; the environment is bubblewrap's business."""
         return await super().launch_kernel(cmd, **kwargs)
+
+    async def send_signal(self, signum: int) -> None:
+        """An interrupt goes to the processes inside; bubblewrap itself would end by it, and the kernel with it."""
+        if signum != signal.SIGINT or self.process is None:
+            await super().send_signal(signum)
+            return
+        for inside in _children(self.process.pid):
+            os.killpg(inside, signum)  # the first process of the namespace leads the group, and ignores it
 
     async def cleanup(self, restart: bool = False) -> None:
         """Remove the sockets."""

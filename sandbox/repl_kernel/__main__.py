@@ -21,15 +21,16 @@ import zmq
 
 from repl_kernel.birth import renounce
 from repl_kernel.capture import Capture
-from repl_kernel.console import Console, clean_interpreter
-from repl_kernel.kernel import ReplKernel, Socket
+from repl_kernel.cell import CellConsole
+from repl_kernel.channels import Channels, Socket
+from repl_kernel.console import clean_interpreter
+from repl_kernel.jupyter import JupyterKernel
 
 _OUTPUT_BYTES = 1_048_576
 _SENDING_MS = 1000
 
 
-def _bind(context: "zmq.Context[Socket]", kind: int, connection: dict[str, object], port: str) -> Socket:
-    socket = context.socket(kind)
+def _bind(socket: Socket, connection: dict[str, str], port: str) -> Socket:
     socket.linger = _SENDING_MS
     separator = ":" if connection["transport"] == "tcp" else "-"
     socket.bind(f"{connection['transport']}://{connection['ip']}{separator}{connection[port]}")
@@ -44,30 +45,33 @@ def _echo(socket: Socket) -> None:
         return
 
 
-def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> ReplKernel:
+def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> JupyterKernel:
     """The kernel of a connection file, listening."""
     with open(arguments.file) as file:
         connection = json.load(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments.sealed:
         renounce()
-    kernel = ReplKernel()
+    kernel = JupyterKernel()
+    key = connection["key"].encode()
     context: zmq.Context[Socket] = zmq.Context()
-    shell = _bind(context, zmq.ROUTER, connection, "shell_port")
-    others = {
-        "control_stream": _bind(context, zmq.ROUTER, connection, "control_port"),
-        "iopub_socket": _bind(context, zmq.PUB, connection, "iopub_port"),
-        "stdin_socket": _bind(context, zmq.ROUTER, connection, "stdin_port"),
-    }
-    heart = _bind(context, zmq.REP, connection, "hb_port")
+    beside: zmq.Context[Socket] = zmq.Context()
+    iopub = beside.socket(zmq.XPUB)
+    iopub.xpub_manual = True  # a client hears nothing before its welcome
+    _bind(iopub, connection, "iopub_port")
+    control = _bind(beside.socket(zmq.ROUTER), connection, "control_port")
+    shell = _bind(context.socket(zmq.ROUTER), connection, "shell_port")
+    stdin = _bind(context.socket(zmq.ROUTER), connection, "stdin_port")
+    heart = _bind(context.socket(zmq.REP), connection, "hb_port")
     threading.Thread(target=_echo, args=(heart,), daemon=True, name="heartbeat").start()
     with tempfile.TemporaryDirectory() as folder:
         capture = Capture(folder, _OUTPUT_BYTES)
     capture.install()
     clean_interpreter(warning_filters)
-    console = Console(before_traceback=capture.make_room)
+    console = CellConsole(before_traceback=capture.make_room)
     console.offer_submit()
-    kernel.start_console(connection["key"].encode(), console, capture, shell, **others)
+    kernel.start_console(key, console, capture, shell)
+    kernel.open_channels(Channels(kernel.session, beside, control, iopub), stdin, capture, console)
     return kernel
 
 
@@ -78,4 +82,3 @@ if __name__ == "__main__":
     started = start(parser.parse_args(), filters)
     sys.path[0] = ""
     started.serve()
-    os._exit(0)

@@ -56,8 +56,8 @@ class Capture:
 
     def install(self) -> None:
         """Make this file the standard output and error of the process, and `sys.stdout` and `sys.stderr` its layers."""
+        self.attach()
         for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(self._write_fd, number)
             old = getattr(sys, f"__{name}__")
             raw = io.FileIO(number, "wb", closefd=False)
             raw.name = f"<{name}>"
@@ -66,6 +66,11 @@ class Capture:
             setattr(layer, "mode", "w")  # noqa: B010 - as the interpreter does; typed as read-only
             setattr(sys, name, layer)
             setattr(sys, f"__{name}__", layer)
+
+    def attach(self) -> None:
+        """Make this file the standard output and error of the process."""
+        os.dup2(self._write_fd, 1)
+        os.dup2(self._write_fd, 2)
 
     def take(self) -> Printed:
         """What was printed since the last call."""

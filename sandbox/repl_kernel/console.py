@@ -24,6 +24,9 @@ def fresh_main() -> types.ModuleType:
 class Console(code.InteractiveConsole):
     """The reference console. `outcome` says how the last cell went; `answer` is the first final answer, once given."""
 
+    own_files: tuple[str, ...] = (__file__,)
+    """What the paths of files begin with whose frames no traceback shows."""
+
     def __init__(self, before_traceback: Callable[[], None] = lambda: None) -> None:
         """`before_traceback` is called before an exception is printed."""
         super().__init__(fresh_main().__dict__, "<stdin>")
@@ -39,7 +42,7 @@ class Console(code.InteractiveConsole):
         kind = sys.exc_info()[0]
         self.outcome = "memory_limit" if kind is not None and issubclass(kind, MemoryError) else "exception"
         self._before_traceback()
-        _forget_frames_of_ours(sys.exc_info()[1])
+        _forget_frames(sys.exc_info()[1], self.own_files)
         super().showtraceback()
 
     def say_only(self, error: BaseException) -> None:
@@ -67,12 +70,12 @@ class Console(code.InteractiveConsole):
         builtins.submit_final_answer = submit_final_answer  # type: ignore[attr-defined]
 
 
-def _forget_frames_of_ours(error: BaseException | None) -> None:
-    """Unlink the frame of `submit_final_answer`: a traceback shows the program's own frames only."""
+def _forget_frames(error: BaseException | None, own_files: tuple[str, ...]) -> None:
+    """Unlink frames of ours, such as that of `submit_final_answer`: a traceback shows the program's own only."""
     entry = error.__traceback__ if error is not None else None
     while entry is not None:
         following = entry.tb_next
-        while following is not None and following.tb_frame.f_code.co_filename == __file__:
+        while following is not None and following.tb_frame.f_code.co_filename.startswith(own_files):
             following = following.tb_next
         entry.tb_next = following
         entry = following

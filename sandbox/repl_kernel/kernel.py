@@ -1,18 +1,15 @@
 """The kernel: `ipykernel.kernelbase.Kernel` with its own sockets and its own loop.
 
-A line of a rollout takes the fast path (one request, one reply that carries the output). Every other message of the
-Jupyter protocol is routed to the handlers of the base class, so any Jupyter client can talk to it.
+A line of a rollout takes the fast path: one request, one reply that carries the output. That is all that a console of
+the sandbox answers; `jupyter.JupyterKernel` serves the rest of the Jupyter protocol on the same loop.
 """
 
 import logging
 import os
-import platform
 import signal
-from collections.abc import Coroutine
 
 import traitlets
 import zmq
-from ipykernel import kernel_protocol_version
 from ipykernel.kernelbase import Kernel
 from jupyter_client.session import Session
 
@@ -24,29 +21,9 @@ Socket = zmq.Socket[bytes]
 _log = logging.Logger("repl_kernel", logging.CRITICAL)
 
 
-def _drive(step: object) -> None:
-    """Run a handler of the base class to its end. They are coroutines that never wait for anything here."""
-    if not isinstance(step, Coroutine):
-        return
-    try:
-        step.send(None)
-    except StopIteration:
-        return
-    step.close()
-
-
 class ReplKernel(Kernel):
     """One console."""
 
-    implementation = "repl_kernel"
-    implementation_version = "1"
-    banner = "Python " + platform.python_version()
-    language_info: dict[str, object] = {  # noqa: RUF012
-        "name": "python",
-        "version": platform.python_version(),
-        "mimetype": "text/x-python",
-        "file_extension": ".py",
-    }
     # The base class expects ZMQStream objects, which need an event loop; these are plain sockets.
     shell_stream = traitlets.Any()
     control_stream = traitlets.Any()
@@ -55,40 +32,23 @@ class ReplKernel(Kernel):
         """A kernel without a console: what can be made once, before a fork. `start_console` gives it the rest."""
         super().__init__(log=_log, session=Session(key=b"", username="kernel"))
 
-    @property
-    def kernel_info(self) -> dict[str, object]:
-        """What `kernel_info_reply` says. The base class would import a debugger to find out whether there is one."""
-        return {
-            "protocol_version": kernel_protocol_version,
-            "implementation": self.implementation,
-            "implementation_version": self.implementation_version,
-            "language_info": self.language_info,
-            "banner": self.banner,
-            "help_links": [],
-            "supported_features": [],
-        }
-
-    def start_console(self, key: bytes, console: Console, capture: Capture, shell: Socket, **others: Socket) -> None:
-        """Become the kernel of `console` in this process. `others`: `control_stream`, `iopub_socket`."""
+    def start_console(self, key: bytes, console: Console, capture: Capture, shell: Socket) -> None:
+        """Become the kernel of `console` in this process."""
         self.session.key = key
         self.session.pid = self._pid = os.getpid()
         self.shell_stream = shell
-        for name, socket in others.items():
-            setattr(self, name, socket)
         self._signer = Signer(key)
         self._console = console
         self._capture = capture
-        self._alive = True
 
     def serve(self) -> None:
-        """Answer messages until the console exits. User code runs exactly three frames below this one."""
+        """Answer messages for ever. User code runs exactly three frames below this one."""
         console, shell, pid = self._console, self.shell_stream, self._pid
         poller = zmq.Poller()
-        for socket in filter(None, (shell, self.control_stream)):
-            poller.register(socket, zmq.POLLIN)
+        poller.register(shell, zmq.POLLIN)
         getpid, leave, interrupt = os.getpid, os._exit, KeyboardInterrupt
         kill, sigkill = os.kill, signal.SIGKILL
-        while self._alive:
+        while True:
             request = None
             try:
                 request = self._next_request(poller)
@@ -121,11 +81,10 @@ class ReplKernel(Kernel):
         """The next line to run; None after any other message has been handled."""
         for socket, _ in poller.poll():
             frames = socket.recv_multipart()
-            if socket is self.shell_stream:
-                request = read_line_request(frames, self._signer)
-                if request is not None:
-                    return request
-            self._route(socket, frames)
+            request = read_line_request(frames, self._signer)
+            if request is not None:
+                return request
+            self._route(frames)
         return None
 
     def _answer(self, request: LineRequest, more: bool) -> None:
@@ -150,48 +109,5 @@ class ReplKernel(Kernel):
         }
         return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "repl": repl}
 
-    def _route(self, socket: Socket, frames: list[bytes]) -> None:
-        """Hand an ordinary message to the base class."""
-        message = [zmq.Frame(frame) for frame in frames]
-        if socket is self.control_stream:
-            _drive(self.process_control(message))
-        else:
-            _drive(self.dispatch_shell(message))
-
-    async def do_execute(self, code: str, silent: bool, *_: object, **__: object) -> dict[str, object]:
-        """Run a whole cell of an ordinary client: its lines one by one, then a blank line if a block is open."""
-        console = self._console
-        console.outcome = "ok"
-        exited = False
-        try:
-            more = False
-            for line in code.rstrip("\n").split("\n"):
-                more = console.push(line)
-            if more:
-                console.push("")
-        except SystemExit:
-            exited = True
-        printed = self._capture.take()
-        if printed.text and not silent:
-            self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": printed.text})
-        self._alive = not exited
-        reply = {"execution_count": self.execution_count, "payload": [], "user_expressions": {}}
-        if console.outcome == "ok":
-            return {"status": "ok", **reply}
-        return {"status": "error", "ename": console.outcome, "evalue": "", "traceback": [], **reply}
-
-    async def do_is_complete(self, code: str) -> dict[str, str]:
-        """What the console would say to `code`: run it, ask for more, or refuse it."""
-        try:
-            compiled = self._console.compile(code, "<stdin>", "single")
-        except (SyntaxError, ValueError, OverflowError):
-            return {"status": "invalid"}
-        return {"status": "complete"} if compiled else {"status": "incomplete", "indent": "    "}
-
-    async def do_shutdown(self, restart: bool) -> dict[str, object]:
-        """Leave the loop after this message."""
-        self._alive = False
-        return {"status": "ok", "restart": restart}
-
-    def _abort_queues(self, subshell_id: str | None = None) -> None:
-        """Queued lines are run even after an error, as in a console."""
+    def _route(self, frames: list[bytes]) -> None:
+        """An ordinary message: a console of the sandbox has no channel on which it could be answered in full."""

@@ -1,76 +1,218 @@
-"""Any Jupyter client can open our console: through its kernelspec, isolated by its provisioner or not."""
+"""An ordinary Jupyter client gets what the messaging protocol promises, isolated by our provisioner or not."""
 
-import asyncio
-import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from jupyter_client.provisioning.factory import KernelProvisionerFactory
-from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
+import zmq
 
-from repl_rl.sandbox import jupyter
+from repl_rl.sandbox.wire import Wire
+from tests.sandbox.clients import TIMEOUT_S, Client, installed, started
 
 
-class _Factory(KernelProvisionerFactory):
-    """Knows our provisioner without an installed entry point."""
-
-    def _get_provisioner_class(self) -> type[jupyter.BubblewrapProvisioner]:
-        return jupyter.BubblewrapProvisioner
-
-    def create_provisioner_instance(self, kernel_id: str, kernel_spec: object, parent: object) -> KernelProvisionerBase:
-        return jupyter.BubblewrapProvisioner(kernel_id=kernel_id, kernel_spec=kernel_spec, parent=parent)
-
-    def is_provisioner_available(self, kernel_spec: object) -> bool:
-        return True
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "isolated"])
+def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with installed(tmp_path_factory.mktemp("jupyter"), isolated=request.param), started() as client:
+        yield client
 
 
-async def _outputs(manager: AsyncKernelManager, *cells: str) -> list[tuple[str, str]]:
-    await manager.start_kernel()
-    client = manager.client()
-    client.start_channels()
-    found = []
-    try:
-        async with asyncio.timeout(60):
-            await client.wait_for_ready()
-            for cell in cells:
-                texts: list[str] = []
-                reply = await client.execute_interactive(
-                    cell, output_hook=lambda message, texts=texts: texts.append(message["content"].get("text", ""))
-                )
-                found.append((reply["content"]["status"], "".join(texts)))
-    finally:
-        client.stop_channels()
-        await manager.shutdown_kernel(now=True)
-    return found
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with installed(tmp_path_factory.mktemp("jupyter"), isolated=False), started() as client:
+        yield client
 
 
-CELLS = (
-    "x = 20\nfor i in range(2):\n    i",
-    "x + 1",
-    "1/0",
-    "import os; os.listdir('/home') if os.path.isdir('/home') else []",
+def test_a_kernel_started_by_its_name_runs_cells(either: Client) -> None:
+    ran = either.run("x = 20\ndef f(n):\n    return n + 1\nf(x)")
+    assert ran.reply["status"] == "ok"
+    assert ran.outputs == [
+        (
+            "execute_result",
+            {"data": {"text/plain": "21"}, "metadata": {}, "execution_count": ran.reply["execution_count"]},
+        )
+    ]
+
+
+def test_the_isolated_kernel_sees_neither_network_nor_home(tmp_path: Path) -> None:
+    with installed(tmp_path, isolated=True), started() as client:
+        ran = client.run("import os, socket\nos.path.exists('/home') and os.listdir('/home'), socket.if_nameindex()")
+        assert ran.data("execute_result") == [{"text/plain": "(False, [(1, 'lo')])"}]
+
+
+def test_what_echoes_before_the_last_expression_is_printed_as_in_the_console(kernel: Client) -> None:
+    ran = kernel.run("1\nfor i in range(2):\n    i\nNone\n'last'")
+    assert ran.text("stdout") == "1\n0\n1\n"
+    assert ran.data("execute_result") == [{"text/plain": "'last'"}]
+    assert kernel.run("_").data("execute_result") == [{"text/plain": "'last'"}]
+    assert kernel.run("import sys; sys.displayhook = print").outputs == []
+    assert kernel.run("'mine'").text("stdout") == "mine\n"
+    assert kernel.run("sys.displayhook = sys.__displayhook__\n1").data("execute_result") == [{"text/plain": "1"}]
+
+
+BROKEN = "class Broken:\n    def __repr__(self):\n        raise OSError('none')\nx = 1\nBroken()"
+
+
+@pytest.mark.parametrize(
+    ("code", "x", "ename", "evalue", "lines"),
+    [
+        ("x = 1\n1/0\nx = 2", 1, "ZeroDivisionError", "division by zero", ['  File "<stdin>", line 2, in <module>']),
+        ("x = 1\ndef f(:\n", 0, "SyntaxError", "invalid syntax", ['  File "<stdin>", line 2', "    def f(:"]),
+        ("x = 1\nreturn 1", 0, "SyntaxError", "'return' outside function", ['  File "<stdin>", line 2']),
+        ("x = 1\nfor i in range(3):", 0, "IndentationError", "expected an indented block", []),
+        ("x = 1; raise SystemExit(3)", 1, "SystemExit", "3", ["SystemExit: 3"]),
+        ("x = 1; raise KeyboardInterrupt", 1, "KeyboardInterrupt", "", ["KeyboardInterrupt"]),
+        (BROKEN, 1, "OSError", "none", ['  File "<stdin>", line 3, in __repr__', "OSError: none"]),
+    ],
 )
-
-
-@pytest.mark.parametrize("isolated", [False, True])
-def test_a_jupyter_client_runs_cells_in_our_console(
-    tmp_path: Path, isolated: bool, monkeypatch: pytest.MonkeyPatch
+def test_an_error_is_a_message_and_not_printed(
+    kernel: Client, code: str, x: int, ename: str, evalue: str, lines: list[str]
 ) -> None:
-    folder = jupyter.install(tmp_path, isolated=isolated)
-    assert json.loads((folder / "kernel.json").read_text())["language"] == "python"
-    if isolated:
-        factory = _Factory()
-        monkeypatch.setattr(KernelProvisionerFactory, "instance", classmethod(lambda cls, **_: factory))
+    kernel.run("x = 0")
+    ran = kernel.run(code)
+    assert ran.kinds == ["error"]
+    error = ran.outputs[0][1]
+    assert error == {name: ran.reply[name] for name in ("ename", "evalue", "traceback")}
+    assert (ran.reply["status"], error["ename"]) == ("error", ename)
+    assert str(error["evalue"]).startswith(evalue)
+    shown = error["traceback"]
+    assert isinstance(shown, list)
+    assert set(lines) <= set(shown)
+    assert not any("repl_kernel" in line or "ipykernel" in line for line in shown)
+    # What is no Python runs none of its statements.
+    assert kernel.run("x").data("execute_result") == [{"text/plain": str(x)}]
 
-    async def main() -> list[tuple[str, str]]:
-        specs = KernelSpecManager(kernel_dirs=[str(folder.parent)])
-        return await _outputs(AsyncKernelManager(kernel_name=jupyter.NAME, kernel_spec_manager=specs), *CELLS)
 
-    found = asyncio.run(main())
-    assert found[:2] == [("ok", "0\n1\n"), ("ok", "21\n")]
-    assert found[2][0] == "error"
-    assert found[2][1].endswith("ZeroDivisionError: division by zero\n")
-    if isolated:
-        assert found[3] == ("ok", "[]\n")
+def test_stdout_and_stderr_are_two_streams_whoever_writes(either: Client) -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        "print('a'); print('b', file=sys.stderr)\n"
+        "_ = os.write(1, b'c\\n'), os.write(2, b'd\\n')\n"
+        "_ = subprocess.run('echo e; echo f >&2', shell=True)\n"
+        "_ = sys.stdout.write('ü€𝄞'); _ = os.write(1, b'\\xff')"
+    )
+    ran = either.run(program)
+    assert ran.text("stdout") == "a\nc\ne\nü€𝄞\ufffd"
+    assert ran.text("stderr") == "b\nd\nf\n"
+    assert set(ran.kinds) == {"stream"}
+
+
+def test_output_and_displays_arrive_in_order(kernel: Client) -> None:
+    ran = kernel.run("from IPython.display import display\nfor i in range(50):\n    print(i)\n    display(i)\n'end'")
+    seen = [str(c.get("text") or c["data"]["text/plain"]).strip() for _, c in ran.outputs]  # type: ignore[index]
+    assert seen == [str(i) for i in range(50) for _ in range(2)] + ["'end'"]
+
+
+def test_a_flood_arrives_whole(kernel: Client) -> None:
+    ran = kernel.run("for i in range(40): print('x' * 99_999)")
+    assert len(ran.text("stdout")) == 4_000_000
+
+
+@pytest.mark.parametrize("how", ["message", "signal"])
+def test_output_arrives_while_the_cell_runs_and_an_interrupt_ends_it(either: Client, how: str) -> None:
+    waiting = either.client.execute("import time\nprint('begun')\nwhile True: time.sleep(0.01)")
+    either.wait_for(waiting, "begun")
+    if how == "message":
+        assert either.interrupt_by_message() == {"status": "ok"}
+    else:
+        either.manager.signal_kernel(signal.SIGINT)
+    ran = either.finish(waiting)
+    assert ran.kinds == ["error"]
+    assert ran.reply["ename"] == "KeyboardInterrupt"
+    assert either.run("1").reply["status"] == "ok"
+
+
+def test_an_interrupt_reaches_the_processes_of_a_cell(either: Client) -> None:
+    waiting = either.client.execute("import subprocess; subprocess.run('echo begun; sleep 1000', shell=True)")
+    either.wait_for(waiting, "begun")
+    either.manager.interrupt_kernel()
+    assert either.finish(waiting).reply["ename"] == "KeyboardInterrupt"
+
+
+def test_an_interrupt_between_cells_changes_nothing(kernel: Client) -> None:
+    kernel.run("import signal; before = signal.getsignal(signal.SIGINT)")
+    kernel.interrupt_by_message()
+    ran = kernel.run("signal.getsignal(signal.SIGINT) is before is signal.default_int_handler")
+    assert ran.data("execute_result") == [{"text/plain": "True"}]
+
+
+def test_an_error_aborts_what_waits_behind_it_and_nothing_else(kernel: Client) -> None:
+    kernel.run("ran = []")
+    first, second = (kernel.client.execute(code) for code in ("1/0", "ran.append(1)"))
+    known = kernel.client.kernel_info()
+    assert kernel.finish(first).reply["status"] == "error"
+    assert kernel.finish(second).reply["status"] == "aborted"
+    assert kernel.finish(known).reply["status"] == "ok"
+    assert kernel.run("ran").data("execute_result") == [{"text/plain": "[]"}]
+    first, second = kernel.client.execute("1/0", stop_on_error=False), kernel.client.execute("ran.append(1)")
+    assert kernel.finish(first).reply["status"] == "error"
+    assert kernel.finish(second).reply["status"] == "ok"
+
+
+def test_a_silent_cell_publishes_nothing_and_is_not_remembered(kernel: Client) -> None:
+    before = kernel.run("'before'").reply["execution_count"]
+    noisy = "from IPython.display import display; import sys; print(1); print(1, file=sys.stderr); display(1); "
+    for code, status in (("secret = 7; 7", "ok"), ("1/0", "error")):
+        ran = kernel.run(noisy + code, silent=True)
+        assert (ran.reply["status"], ran.reply["execution_count"], ran.outputs) == (status, before, [])
+    ran = kernel.run("secret", store_history=False)
+    assert ran.reply["execution_count"] == before
+    assert ran.data("execute_result") == [{"text/plain": "7"}]
+    reply = kernel.reply(kernel.client.history(hist_access_type="tail", n=1, output=True))
+    assert reply["history"] == [[1, before, ["'before'", "'before'"]]]
+    assert kernel.run("1").reply["execution_count"] == int(str(before)) + 1
+
+
+def test_features_of_future_and_names_last_from_cell_to_cell(kernel: Client) -> None:
+    kernel.run("from __future__ import annotations")
+    ran = kernel.run("def f(x: nowhere): pass\nf.__annotations__")
+    assert ran.data("execute_result") == [{"text/plain": "{'x': 'nowhere'}"}]
+
+
+def test_a_child_that_a_cell_forks_is_no_second_kernel(kernel: Client) -> None:
+    ran = kernel.run(
+        "import os\nchild = os.fork()\nif child: _ = os.waitpid(child, 0)\nprint('parent' if child else 'child')"
+    )
+    assert sorted(ran.text("stdout").split()) == ["child", "parent"]
+    assert kernel.run("1").data("execute_result") == [{"text/plain": "1"}]
+
+
+def test_a_restarted_kernel_keeps_its_clients_and_forgets_the_rest(either: Client) -> None:
+    either.run("left = 1")
+    either.manager.restart_kernel()
+    while either.client.get_iopub_msg(timeout=TIMEOUT_S)["msg_type"] != "iopub_welcome":
+        pass
+    ran = either.run("left")
+    assert (ran.reply["ename"], ran.reply["execution_count"]) == ("NameError", 1)
+
+
+def test_a_shutdown_ends_the_kernel_while_a_cell_runs(tmp_path: Path) -> None:
+    with installed(tmp_path, isolated=False), started() as client:
+        waiting = client.client.execute("print('begun')\nwhile True: pass")
+        client.wait_for(waiting, "begun")
+        client.client.control_channel.send(client.client.session.msg("shutdown_request", {"restart": False}))
+        assert client.client.get_control_msg(timeout=TIMEOUT_S)["content"] == {"status": "ok", "restart": False}
+        process = client.manager.provisioner.process  # type: ignore[union-attr]
+        assert process.wait(timeout=TIMEOUT_S) == 0
+
+
+def test_the_mode_goes_with_the_request_lines_keep_their_merged_text(kernel: Client) -> None:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    connection = kernel.manager.get_connection_info()
+    socket.connect(f"tcp://{connection['ip']}:{connection['shell_port']}")
+    wire = Wire(kernel.client.session.key.decode())
+    program = "import sys; print('a'); print('b', file=sys.stderr); print('c'); 1/0"
+    merged = 'a\nb\nc\nTraceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+    merged += "ZeroDivisionError: division by zero\n"
+    try:
+        for _ in range(2):
+            ran = kernel.run(program)
+            assert (ran.text("stdout"), ran.text("stderr"), ran.kinds[-1]) == ("a\nc\n", "b\n", "error")
+            header, frames = wire.request(program)
+            socket.send_multipart(frames)
+            assert socket.poll(int(TIMEOUT_S * 1000))
+            reply = wire.reply(socket.recv_multipart(), header)
+            assert reply is not None
+            assert (reply.text, reply.outcome) == (merged, "exception")
+    finally:
+        socket.close(0)

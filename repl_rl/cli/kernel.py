@@ -1,0 +1,56 @@
+"""`repl-rl kernel install`: let Jupyter find our console."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jupyter_core.paths import jupyter_data_dir, jupyter_path
+
+from repl_rl.cli.arguments import parse
+from repl_rl.errors import ConfigError
+from repl_rl.sandbox import jupyter
+
+
+@dataclass(frozen=True)
+class InstallConfig:
+    """Write the kernelspec with which Jupyter offers our console. One of --user, --prefix and --sys-prefix says where;
+    without any it is --sys-prefix."""
+
+    user: bool = False
+    """For this user, whatever environment Jupyter runs in."""
+    prefix: Path | None = None
+    """Below this folder, in share/jupyter/kernels; none: one of the other two."""
+    sys_prefix: bool = False
+    """For the environment that repl-rl runs in."""
+    name: str = jupyter.NAME
+    """Name of the kernelspec: letters, digits, `-`, `.` and `_`. One of the same name is replaced."""
+    isolated: bool = True
+    """Run it inside bubblewrap: without network, on a read-only file system. Jupyter must then run in an environment
+    that repl_rl is installed in."""
+
+    def __post_init__(self) -> None:
+        if self.user + self.sys_prefix + (self.prefix is not None) > 1:
+            raise ConfigError("place", "more than one", "give one of --user, --prefix and --sys-prefix")
+
+    @property
+    def data_folder(self) -> Path:
+        """Jupyter's data folder to write into."""
+        if self.user:
+            return Path(jupyter_data_dir())
+        return jupyter.data_folder(self.prefix) if self.prefix is not None else jupyter.data_folder()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    action, rest = (argv[0], argv[1:]) if argv else ("", argv)
+    if action in ("-h", "--help"):
+        print("usage: repl-rl kernel install [options]    (--help after it lists them)")
+        return 0
+    if action != "install":
+        raise ConfigError("kernel action", action, "choose install")
+    config = parse(InstallConfig, "kernel install", rest)
+    folder = jupyter.install(config.data_folder, name=config.name, isolated=config.isolated)
+    print(f"kernel {config.name}: {folder}")
+    if str(folder.parent) not in jupyter_path("kernels"):
+        print(f"Jupyter finds it with JUPYTER_PATH={config.data_folder.absolute()}")
+    return 0
