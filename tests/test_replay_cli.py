@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
+from repl_rl.cli.recorded import RecordedRun
 from repl_rl.store import from_text, write_step
 from repl_rl.store.notebook import read_notebook
 from repl_rl.trajectory import Observed
@@ -162,3 +163,11 @@ def test_bad_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run_cli(capsys, str(tmp_path / "none"))[0] == 2
     assert run_cli(capsys, str(path), "--branch", "-1")[0] == 2
     assert run_cli(capsys, str(path), "--verify", "--branch", "2")[0] == 2
+
+
+@pytest.mark.parametrize("overshoot", ["carry", "refuse"])
+def test_a_run_of_another_policy_about_newlines_is_replayed_and_branched_under_its_own(
+    overshoot: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text(f'overshoot = "{overshoot}"\n')
+    assert RecordedRun.of(tmp_path).setup().overshoot == overshoot

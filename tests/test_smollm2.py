@@ -20,7 +20,7 @@ from repl_rl.tasks import Task
 from repl_rl.trainer import StepRecord, TrainerConfig, train
 from tests.vocabularies import smollm2, smollm2_file
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 OPTIONS = EngineOptions(max_sessions=8, context_tokens=512)
 TASKS = [Task(str(n), f"Print {n} twice, in a for loop over range(2).", str(n)) for n in range(4)]
 
