@@ -19,6 +19,7 @@ from repl_rl.cli import VERBS, main
 from repl_rl.cli.arguments import parse
 from repl_rl.store import Store
 from tests.documents import PAGES, blocks, commands
+from tests.ggufs import write_gguf
 
 ACTIONS = {
     "sandbox check": "CheckConfig",
@@ -59,8 +60,8 @@ OURS = {
     "runs/mine/checkpoints/checkpoint-60": "policy",
     "--train-tasks 512": "--engine transformers --train-tasks 4 --rollout.max-lines 3",
 }
-POLICIES = ("policy", "console", "fenced", "fenced-console")
-DEMONSTRATIONS = ("transcripts", "warm", "cold", "fenced-warm", "fenced-cold")
+POLICIES = ("policy", "console", "fenced", "fenced-console", "runs/pretrained-coldstart")
+DEMONSTRATIONS = ("transcripts", "warm", "cold", "fenced-warm", "fenced-cold", "runs/pretrained-demonstrations")
 
 
 @pytest.mark.parametrize("command", commands())
@@ -92,6 +93,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(asset("policies/quickstart"), folder)
         _write_tasks()
         _write_chat_model(Path("qwen"))
+        write_gguf(Path("smollm2.gguf"))
         Path("mine.toml").write_text(blocks("toml", "docs/howto.md")[0])
         (plan_first,) = [b for b in blocks("python", "docs/samplers/README.md") if "class PlanFirst" in b]
         Path("plan_first.py").write_text(plan_first)

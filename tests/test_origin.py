@@ -57,6 +57,15 @@ def test_a_gguf_file_becomes_a_folder_with_its_weights_tokenizer_and_end_tokens(
     assert os.listdir(found.folder.parent) == [found.folder.name]
 
 
+def test_a_link_to_a_gguf_file_may_have_another_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "blob-5f3a")
+    link = tmp_path / "tiny.gguf"
+    link.symlink_to("blob-5f3a")
+    folder = resolve(str(link), tmp_path / "models", [].append).folder
+    assert folder.name.startswith("tiny-")
+    assert (folder / "model.safetensors").is_file()
+
+
 def test_a_gguf_file_is_dequantised_once_until_it_changes(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "policy.gguf")
     first = resolve(str(file), tmp_path / "models", Told())

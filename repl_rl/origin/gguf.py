@@ -40,7 +40,8 @@ def _convert(file: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.integrations.gguf import read_gguf_metadata
 
-    where, name = str(file.resolve().parent), file.name
+    found = file.resolve()  # a link, as the hub's cache has them, may have another name than what it leads to
+    where, name = str(found.parent), found.name
     try:
         config = AutoConfig.from_pretrained(where, gguf_file=name)  # refuses an unknown architecture at once
         metadata, _ = read_gguf_metadata(str(file))
