@@ -61,7 +61,7 @@ def test_a_link_to_a_gguf_file_may_have_another_name(tmp_path: Path) -> None:
     write_gguf(tmp_path / "blob-5f3a")
     link = tmp_path / "tiny.gguf"
     link.symlink_to("blob-5f3a")
-    folder = resolve(str(link), tmp_path / "models", [].append).folder
+    folder = resolve(str(link), tmp_path / "models", Told()).folder
     assert folder.name.startswith("tiny-")
     assert (folder / "model.safetensors").is_file()
 
