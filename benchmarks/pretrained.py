@@ -1,7 +1,6 @@
 """Copy what `make pretrained` brought into docs/pretrained.md, with its figures, curve and transcripts.
 
-    python -m benchmarks.pretrained runs            the run, from runs/pretrained*
-    python -m benchmarks.pretrained runs --gsm8k    the public problems, from runs/gsm8k-before and runs/gsm8k-after
+    python -m benchmarks.pretrained runs    from runs/pretrained*
 
 Every number between the markers comes from `summary.json`, `metrics.jsonl`, `eval.json` and `config.toml` there.
 """
@@ -17,13 +16,11 @@ from benchmarks.publish import choose, transcript
 from benchmarks.training import changed
 from repl_rl.cli.arguments import parse
 from repl_rl.cli.train import TrainConfig
-from repl_rl.evaluation import compare, read_study, wilson
+from repl_rl.evaluation import wilson
 from repl_rl.store import read
 from repl_rl.trajectory import Trajectory
 
-PAGE = ROOT / "docs" / "pretrained.md"
-RUN = Block(PAGE, "pretrained")
-PUBLIC = Block(PAGE, "pretrained-gsm8k")
+RUN = Block(ROOT / "docs" / "pretrained.md", "pretrained")
 FOLDER = ROOT / "docs" / "pretrained"
 KEPT = ("summary.json", "metrics.jsonl", "curves.png", "config.toml")
 
@@ -112,21 +109,6 @@ def settings(config: TrainConfig) -> str:
     return "".join(f"{name.replace('-', '_')} = {json.dumps(value)}\n" for name, value in told)
 
 
-def public_block(before: Path, after: Path) -> str:
-    """The generated block about the public problems, from two eval.json of the same ones."""
-    told = [json.loads(path.read_text()) for path in (before, after)]
-    difference = compare(read_study(after), read_study(before)).difference
-    text = "| GSM8K, test set | problems | solved, temperature 1 | solved, greedy | lines in error |\n"
-    text += "|---|---|---|---|---|\n"
-    for label, figures in zip(("as it comes", "after training"), told, strict=True):
-        cells = f"{interval(figures['solve_rate'])} | {interval(figures['greedy'])} | {figures['line_error_rate']:.1%}"
-        text += f"| {label} | {figures['tasks']} | {cells} |\n"
-    points = (100 * value for value in (difference.value, difference.low, difference.high))
-    return text + "\nDifference at temperature 1, problem by problem: {:+.1f} points ({:+.1f} to {:+.1f}).\n".format(
-        *points
-    )
-
-
 def publish_run(runs: Path) -> None:
     """Publish `runs`/pretrained and the evaluation before it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -146,15 +128,5 @@ def typical(trajectories: Sequence[Trajectory]) -> Trajectory:
     return ordered[len(ordered) // 2]
 
 
-def publish_public(runs: Path) -> None:
-    """Publish the evaluations `runs`/gsm8k-before and `runs`/gsm8k-after."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    kept = [FOLDER / f"gsm8k-{when}.json" for when in ("before", "after")]
-    for path in kept:
-        shutil.copyfile(runs / path.stem / "eval.json", path)
-    PUBLIC.write(public_block(*kept))
-
-
 if __name__ == "__main__":
-    publish = publish_public if "--gsm8k" in sys.argv[2:] else publish_run
-    publish(Path(sys.argv[1]))
+    publish_run(Path(sys.argv[1]))
