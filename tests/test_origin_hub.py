@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
@@ -65,14 +66,23 @@ def environment(address: str, home: Path, **more: str) -> dict[str, str]:
     return {**plain, "HF_ENDPOINT": address, "HF_HOME": str(home), "NO_PROXY": "*", **more}
 
 
-def look(model: str, address: str, home: Path, **more: str) -> dict[str, str]:
+class Look(TypedDict, total=False):
+    """What became of a name: found, or refused with a reason."""
+
+    folder: str
+    reference: str
+    refused: str
+    told: list[str]
+
+
+def look(model: str, address: str, home: Path, **more: str) -> Look:
     """Resolve `model` in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", LOOK, model],
         env=environment(address, home, **more), cwd=home.parent, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    answer: dict[str, str] = json.loads(done.stdout)
+    answer: Look = json.loads(done.stdout)
     return answer
 
 
