@@ -66,23 +66,23 @@ def environment(address: str, home: Path, **more: str) -> dict[str, str]:
     return {**plain, "HF_ENDPOINT": address, "HF_HOME": str(home), "NO_PROXY": "*", **more}
 
 
-class Found(TypedDict):
-    """What `LOOK` prints: `refused`, or the other two; always `told`."""
+class Look(TypedDict, total=False):
+    """What became of a name: found, or refused with a reason."""
 
     folder: str
     reference: str
-    told: list[str]
     refused: str
+    told: list[str]
 
 
-def look(model: str, address: str, home: Path, **more: str) -> Found:
+def look(model: str, address: str, home: Path, **more: str) -> Look:
     """Resolve `model` in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", LOOK, model],
         env=environment(address, home, **more), cwd=home.parent, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    answer: Found = json.loads(done.stdout)
+    answer: Look = json.loads(done.stdout)
     return answer
 
 
