@@ -5,11 +5,12 @@ Of `EngineOptions` it reads all. On CPU the model runs in the engine's process w
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -25,9 +26,12 @@ from repl_rl.engine.vllm_sleep import Nap
 from repl_rl.errors import ConfigError, EngineDied, EngineError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PROBE: tuple[tuple[int, ...], ...] = ((), (1, 2), ())
 """What the health check's session observes before each of its chunks."""
+_LOOK_S = 1.0
+"""How often somebody who waits for vLLM's process looks whether it is alive."""
 PROBE_S = 60.0
 """How long the health check at the start may take before sessions count as broken."""
 
@@ -110,9 +114,9 @@ class VllmEngine:
             await self._nap.end()
             for session in self._open:
                 await session.hang_up()
-            await self._llm.collective_rpc("policy_reload", args=(str(folder),))
-            dropped = await self._llm.reset_prefix_cache()
-        except EngineDeadError as error:
+            await answered(self._llm, self._llm.collective_rpc("policy_reload", args=(str(folder),)))
+            dropped = await answered(self._llm, self._llm.reset_prefix_cache())
+        except (EngineDeadError, EngineDied) as error:
             raise EngineDied("the vLLM process is gone; its weights cannot be replaced") from error
         except Exception as error:
             raise EngineError(f"vLLM could not load {folder}: {error}") from error
@@ -149,6 +153,29 @@ class VllmEngine:
         log.warning("streaming sessions do not work with this vLLM (%s); using a request a line instead", reason)
         self.fallback_reason = reason
         self.use(Drive.REQUEST)
+
+
+class Mortal(Protocol):
+    """Something that can say that it has died."""
+
+    @property
+    def errored(self) -> bool: ...
+
+
+async def answered(llm: Mortal, call: Coroutine[object, object, T]) -> T:
+    """The result of a call to vLLM's process, which leaves a call for ever unanswered that it died over.
+
+    Raises:
+        EngineDied: it is dead.
+    """
+    calling = asyncio.ensure_future(call)
+    try:
+        while not (await asyncio.wait({calling}, timeout=_LOOK_S))[0]:
+            if llm.errored:
+                raise EngineDied("the vLLM process is gone; it died over a call")
+        return calling.result()
+    finally:
+        calling.cancel()
 
 
 def _seats(llm: AsyncLLM, context_tokens: int, wanted: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from repl_rl.engine import Chunk, Drive, EngineOptions, Sampling, open_engine
 from repl_rl.engine.conformance import a_continued_session_equals_a_fresh_one, a_watch_ends_the_chunk_after_its_id
-from repl_rl.engine.vllm import VllmEngine
+from repl_rl.engine.vllm import VllmEngine, answered
 from repl_rl.errors import EngineDied, EngineError
 from tests.engine.models import Host, bench, gap_to_torch, rollout, save_policy
 
@@ -209,3 +209,24 @@ def test_every_open_session_hears_that_the_process_died(tied_host: Host, tied_fo
     assert all(isinstance(end, EngineDied) for end in ends), ends
     with pytest.raises(EngineDied):
         load(tied_host, tied_folder)
+
+
+class Dead:
+    """An engine's process that died over a call."""
+
+    errored = True
+
+
+def test_a_call_that_a_dead_process_never_answers_ends_with_the_reason() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(EngineDied, match="died over a call"):
+        asyncio.run(answered(Dead(), never()))
+
+
+def test_an_answer_is_given_even_where_the_process_died_after_it() -> None:
+    async def seven() -> int:
+        return 7
+
+    assert asyncio.run(answered(Dead(), seven())) == 7
