@@ -11,7 +11,7 @@ from repl_rl.errors import EngineDied
 
 QUIET_S = 10.0
 """So long after a SIGTERM, further ones are ignored: they would interrupt the end that the first one began."""
-_TOLD_S = 2.0
+_TOLD_S = 3.0
 """How long a SIGTERM may come after that of our engine's process."""
 
 

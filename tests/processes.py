@@ -32,6 +32,14 @@ def identity(pid: int) -> tuple[int, str] | None:
     return (pid, fields[19]) if fields and fields[0] != "Z" else None
 
 
+def command(pid: int) -> str:
+    """How a process was called, or calls itself; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
 def shared_files(pid: int) -> set[Path]:
     """What a process has mapped of /dev/shm, and the weights that it keeps there."""
     try:

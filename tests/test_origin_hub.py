@@ -170,9 +170,12 @@ def test_what_is_missing_without_network_is_named_at_once(hub: Hub, home: Path, 
         assert part in refused, refused
 
 
-def test_a_torn_copy_in_the_cache_is_not_taken_for_the_model(hub: Hub, home: Path) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_torn_copy_in_the_cache_is_not_taken_for_the_model(hub: Hub, home: Path, listed: bool) -> None:
     first = look("org/tiny", hub.address, home)
     (Path(first["folder"]) / "model.safetensors").unlink()
+    if not listed:  # as older clients leave it: without the list of the model's files
+        shutil.rmtree(home / "hub" / "models--org--tiny" / "trees")
     refused = look(first["reference"], closed_port(), home)["refused"]
     assert "parts of it" in refused
     whole = look(first["reference"], hub.address, home)

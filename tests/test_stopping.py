@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import pytest
 
 from repl_rl.errors import EngineDied, EngineError
 from repl_rl.stopping import Terminated, explained, terminable, undisturbed
-from tests.processes import descendants, identity, shared_files, wait_for
+from tests.processes import command, descendants, identity, shared_files, wait_for
 
 LIMIT_S = 10.0
 """From SIGTERM to the end of the process."""
@@ -32,9 +32,11 @@ from repl_rl.advantages import ESTIMATORS
 
 
 class Stuck(ReplSampler):
-    """Once there is the file `sampling`, a rollout that does not end."""
+    """Once there is the file `sampling`, a rollout that does not end; `passing` is only noted."""
 
     async def rollout(self, episode):
+        if Path("passing").exists():
+            Path("reached").touch()
         if Path("sampling").exists():
             Path("reached").touch()
             await asyncio.Event().wait()
@@ -76,7 +78,7 @@ class Run:
 
 @contextmanager
 def training(desk: Path, where: str, engine: str, *before: str) -> Iterator[Run]:
-    """A training in `desk` that hangs `where`: in an evaluation, in a rollout, or in an update."""
+    """A training in `desk` that hangs `where`: in an evaluation, a rollout, an update; or passes rollouts."""
     (desk / "plugins.py").write_text(PLUGINS)
     if where == "evaluation":
         (desk / "sampling").touch()
@@ -88,7 +90,7 @@ def training(desk: Path, where: str, engine: str, *before: str) -> Iterator[Run]
     try:
         if where != "evaluation":
             wait_for(run.rows, process)
-            (desk / ("sampling" if where == "rollout" else "updating")).touch()
+            (desk / {"rollout": "sampling", "update": "updating"}.get(where, where)).touch()
         wait_for((desk / "reached").exists, process)
         run.look()
         assert run.below, "the sandbox is a process"
@@ -136,11 +138,12 @@ def test_sigterm_ends_vllm_too(tmp_path: Path, where: str) -> None:
 
 @pytest.mark.heavy
 def test_sigterm_for_the_whole_group_is_no_crash_of_the_engine(tmp_path: Path) -> None:
-    with training(tmp_path, "rollout", "vllm") as run:
+    with training(tmp_path, "passing", "vllm") as run:
+        engine = [p for p in run.below if "EngineCore" in command(p[0])]
+        assert len(engine) == 1
+        os.kill(engine[0][0], signal.SIGKILL)  # as a cluster may leave it: what is below has ended first
+        wait_for(lambda: not [p for p in engine if identity(p[0]) == p], run.process)
         told_s = time.monotonic()
-        for pid, _ in run.below:  # as a cluster may: what is below first
-            with suppress(ProcessLookupError):  # it went with its parent
-                os.kill(pid, signal.SIGTERM)
         run.process.terminate()
         check_end(run, told_s)
 
