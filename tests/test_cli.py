@@ -245,3 +245,13 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
 
 def test_terminal_control_codes_are_made_visible() -> None:
     assert printable("\x1b[2Jok\t\u202e\n\0") == "\\x1b[2Jok\t\\u202e\n\\x00"
+
+
+def test_output_that_nobody_reads_ends_a_verb_without_a_word(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "repl_rl.cli", "sampler", "check", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

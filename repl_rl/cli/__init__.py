@@ -30,10 +30,12 @@ VERBS = {
 """Each verb is a module of this package with a `main(argv) -> exit code`; it is imported only when it is called."""
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
+_UNREAD = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 after SIGTERM."""
+    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 after SIGTERM,
+    141 where nobody reads what it prints."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     _look_here()
@@ -77,11 +79,15 @@ def _run(arguments: Sequence[str]) -> int:
         if arguments[0] not in VERBS:
             raise ConfigError("verb", arguments[0], f"choose one of {', '.join(VERBS)}")
         code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
+        sys.stdout.flush()
     except ReplRLError as error:
         if (stop := explained(error)) is not error:
             raise stop from error
         print(f"repl-rl: error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read what we print has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
     except OSError as error:
         if error.filename is None:
             raise
