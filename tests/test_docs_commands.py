@@ -61,7 +61,15 @@ OURS = {
     "--train-tasks 512": "--engine transformers --train-tasks 4 --rollout.max-lines 3",
 }
 POLICIES = ("policy", "console", "fenced", "fenced-console", "runs/pretrained-coldstart")
-DEMONSTRATIONS = ("transcripts", "warm", "cold", "fenced-warm", "fenced-cold", "runs/pretrained-demonstrations")
+DEMONSTRATIONS = (
+    "transcripts",
+    "warm",
+    "cold",
+    "fenced-warm",
+    "fenced-cold",
+    "runs/pretrained-warm",
+    "runs/pretrained-cold",
+)
 
 
 @pytest.mark.parametrize("command", commands())
