@@ -113,7 +113,10 @@ def _run(client: Daemon, context: Path, tag: str, base: str, stop: Event) -> str
 
     said = "it said nothing"
     try:
-        messages = client.api.build(path=str(context), tag=tag, buildargs={"BASE": base}, rm=True, decode=True)
+        # forcerm: without it, a step that fails leaves its container behind
+        messages = client.api.build(
+            path=str(context), tag=tag, buildargs={"BASE": base}, rm=True, forcerm=True, decode=True
+        )
         with closing(messages):
             for said in _words(messages):
                 if _TOLD.match(said):

@@ -223,12 +223,14 @@ def test_a_base_that_cannot_be_had_is_named_with_one_command_that_helps(tmp_path
 
 
 @needs_docker
-def test_a_build_that_fails_on_its_base_tells_how_to_give_the_wheels(tmp_path: Path) -> None:
+def test_a_build_that_fails_on_its_base_leaves_no_container_and_tells_how_to_give_the_wheels(tmp_path: Path) -> None:
+    before = _containers()
     (tmp_path / "ipykernel-7.4.0-py3-none-any.whl").touch()
     with pytest.raises(
         SandboxUnavailable, match=r"could not be built on repl-rl-sandbox:.*; repl-rl sandbox build --wheels"
     ):
         build(base=own_image(), wheels=tmp_path, tag="repl-rl-never")
+    assert _containers() == before
 
 
 def test_an_image_of_other_files_is_another_image() -> None:
