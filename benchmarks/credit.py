@@ -15,8 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.pages import ROOT, Block
-from repl_rl.bench.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
-from repl_rl.bench.credit.statistics import at_tokens, mean, running_mean
+from repl_rl.lab.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
+from repl_rl.lab.credit.statistics import at_tokens, mean, running_mean
 
 PAGE = Block(ROOT / "docs" / "credit.md", "credit")
 FIGURES, PLOT = (ROOT / "docs" / f"credit.{kind}" for kind in ("json", "png"))

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
-from repl_rl.store import read
-from repl_rl.trajectory import Observed, Trajectory
+from repl_rl.record.trajectory import Observed, Trajectory
+from repl_rl.runs.store import read
 
 FOLDER = ROOT / "docs" / "quickstart"
 ROWS = [

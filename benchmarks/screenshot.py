@@ -6,8 +6,8 @@ python -m benchmarks.screenshot runs/quickstart docs/quickstart/report.png
 import sys
 from pathlib import Path
 
-from repl_rl.report import write_report
-from repl_rl.store import read
+from repl_rl.runs.report import write_report
+from repl_rl.runs.store import read
 from tests.chromium import chromium
 
 

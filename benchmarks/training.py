@@ -12,9 +12,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
-from repl_rl.cli.arguments import parse
 from repl_rl.cli.train import TrainConfig
 from repl_rl.evaluation.intervals import wilson
+from repl_rl.settings.arguments import parse
 
 PAGE = Block(ROOT / "docs" / "training.md", "training")
 FIGURES = ROOT / "docs" / "training.json"

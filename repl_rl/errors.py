@@ -59,7 +59,7 @@ class StoreError(ReplRLError):
 
 
 class InvariantError(ReplRLError, ValueError):
-    """A record would break an invariant of `repl_rl.trajectory`. Names the field, the value and the remedy."""
+    """A record would break an invariant of `repl_rl.record.trajectory`. Names the field, the value and the remedy."""
 
 
 class UserCodeError(ReplRLError):

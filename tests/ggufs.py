@@ -6,7 +6,7 @@ from pathlib import Path
 import gguf
 from safetensors.numpy import load_file
 
-from repl_rl.assets import asset
+from repl_rl.machine.assets import asset
 
 POLICY = asset("policies/quickstart")
 CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from repl_rl.advantages import EPSILON, ESTIMATORS, Advantages, GroupRewards, discount_of, estimator, faded, normalise
+from repl_rl.credit.advantages import (
+    EPSILON,
+    ESTIMATORS,
+    Advantages,
+    GroupRewards,
+    discount_of,
+    estimator,
+    faded,
+    normalise,
+)
 from repl_rl.errors import ConfigError, UserCodeError
 
 settings.register_profile("busy", deadline=None, max_examples=60)

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.batch import columns, line_numbers, widen
+from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.errors import InvariantError
-from repl_rl.trajectory import Failure, Line, LineEnd, Observed, Prompt, Sampled, Segment, Stop, Trajectory
+from repl_rl.record.trajectory import Failure, Line, LineEnd, Observed, Prompt, Sampled, Segment, Stop, Trajectory
 
 PAD = 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.report import write_report
+from repl_rl.runs.report import write_report
 from tests.chromium import Tab, chromium
 from tests.runs import run_folder
 from tests.test_report import served

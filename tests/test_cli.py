@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.assets import asset
 from repl_rl.cli import main
-from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.store import printable
+from repl_rl.machine.assets import asset
+from repl_rl.runs.store import printable
+from repl_rl.settings.arguments import dump, parse
 from tests.conftest import overshooting_tokenizer
 from tests.trainer.policies import tiny_model
 

@@ -19,11 +19,11 @@ from repl_rl.coldstart.verified import Tally
 from repl_rl.coldstart.vocabulary import make_tokenizer
 from repl_rl.errors import ConfigError
 from repl_rl.judges import grade
-from repl_rl.renderer import Renderer
+from repl_rl.record.trajectory import LineStatus, Observed, Stop, Trajectory
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.runs.store import read
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.store import read
 from repl_rl.tasks import BUILTIN, EASY, FAMILIES, GRADED, HARD, Split, sketch, split_of, task_of
-from repl_rl.trajectory import LineStatus, Observed, Stop, Trajectory
 
 ALL = (*EASY, *HARD)
 POLICY = Path(__file__).parent.parent / "repl_rl" / "policies" / "quickstart"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.console import CellBuffer, LineBuffer, Verdict, prompt
+from repl_rl.record.console import CellBuffer, LineBuffer, Verdict, prompt
 
 _LINES = st.sampled_from(
     ["", "  ", "# note", "x = 1", "if x:", "    x", "    y = (", "1)", "(", ")", "'''", "for i in []:", "@f", "x ="]

@@ -14,10 +14,10 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from repl_rl.assets import asset
 from repl_rl.cli import VERBS, main
-from repl_rl.cli.arguments import parse
-from repl_rl.store import Store
+from repl_rl.machine.assets import asset
+from repl_rl.runs.store import Store
+from repl_rl.settings.arguments import parse
 from tests.documents import PAGES, blocks, commands
 from tests.ggufs import write_gguf
 

@@ -15,12 +15,12 @@ import pytest
 from transformers.utils import is_torch_bf16_gpu_available
 
 from repl_rl.cli import main
-from repl_rl.cli.arguments import parse
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.player import TrajectoryPlayer
-from repl_rl.player.widget import MOST
-from repl_rl.store import write_step
+from repl_rl.runs.player import TrajectoryPlayer
+from repl_rl.runs.player.widget import MOST
+from repl_rl.runs.store import write_step
+from repl_rl.settings.arguments import parse
 from repl_rl.tasks import load_tasks
 from repl_rl.trainer import TrainerConfig
 from tests import documents

@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks import update
 from repl_rl.cli import VERBS
-from repl_rl.cli.arguments import parse
 from repl_rl.cli.train import TrainConfig
-from repl_rl.rewards import RewardTable, line_rewards
+from repl_rl.credit.rewards import RewardTable, line_rewards
+from repl_rl.record.trajectory import LineStatus
+from repl_rl.settings.arguments import parse
 from repl_rl.trainer import credit_of
-from repl_rl.trajectory import LineStatus
 from tests.test_rewards import ran, rollout
 
 ROOT = Path(__file__).parent.parent

@@ -8,16 +8,16 @@ import pytest
 
 from benchmarks import doctests
 from repl_rl.cli import main
-from repl_rl.cli.arguments import parse
 from repl_rl.cli.transcripts import TranscriptsConfig
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.verified import Recipe, Tally, verified
-from repl_rl.console import typed_lines
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
+from repl_rl.record.console import typed_lines
+from repl_rl.record.trajectory import LineStatus, Observed, Sampled, Stop, Trajectory
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.runs.store import read
 from repl_rl.sandbox import InProcessSandbox
-from repl_rl.store import read
-from repl_rl.trajectory import LineStatus, Observed, Sampled, Stop, Trajectory
+from repl_rl.settings.arguments import parse
 from tests.worlds import RENDERER
 
 SOURCE = '''

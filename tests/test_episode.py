@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.episode import Episode
 from repl_rl.errors import InvariantError, SandboxFault, UserCodeError
-from repl_rl.record import RolloutLimits
-from repl_rl.samplers import Rollouts, RolloutSampler
+from repl_rl.record.trajectory import LineEnd, LineStatus, Observed, Sampled, Stop, Trajectory
+from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.sandbox.base import PushResult
-from repl_rl.trajectory import LineEnd, LineStatus, Observed, Sampled, Stop, Trajectory
 from tests.worlds import RENDERER, TASK, world
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record import RolloutLimits
-from repl_rl.samplers import RolloutSampler
-from repl_rl.trajectory import Execution, LineEnd, LineStatus, Observed, Stop, Trajectory
+from repl_rl.record.trajectory import Execution, LineEnd, LineStatus, Observed, Stop, Trajectory
+from repl_rl.rollout import RolloutSampler
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.limits import RolloutLimits
 from tests.worlds import RENDERER, TASK, world
 
 EOS = min(RENDERER.eos_ids)

@@ -31,10 +31,10 @@ from repl_rl.evaluation import (
     wilson,
     write_study,
 )
-from repl_rl.metrics import describe, families
-from repl_rl.samplers import Rollouts, RolloutThread
+from repl_rl.record.metrics import describe, families
+from repl_rl.record.trajectory import Failure, Stop, Trajectory
+from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.tasks import Split, Task, split_of
-from repl_rl.trajectory import Failure, Stop, Trajectory
 from tests.worlds import TASK, world
 
 

@@ -11,17 +11,17 @@ from dataclasses import replace
 
 import pytest
 
-from repl_rl.assets import asset
 from repl_rl.engine import Chunk, EngineSession, Sampling, ScriptedEngine, Watch, open_engine
 from repl_rl.engine.ahead import Guess, Tally, ahead
-from repl_rl.episode import Episode
 from repl_rl.errors import EngineDied
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import ReplSampler, Rollouts
+from repl_rl.machine.assets import asset
+from repl_rl.record.trajectory import LineStatus, Stop
+from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox, Limits, PushResult, open_sandbox
 from repl_rl.sandbox.inprocess import InProcessSession
-from repl_rl.trajectory import LineStatus, Stop
 from tests.worlds import RENDERER, TASK, world
 
 LINES = ["x = 6\n", "x * 7\n", "submit_final_answer(42)\n"]

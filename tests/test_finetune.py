@@ -17,10 +17,10 @@ from repl_rl.cli import main
 from repl_rl.coldstart.finetune import IGNORED, finetune, labelled, sft_args, trainer
 from repl_rl.coldstart.selection import FinetuneConfig, select
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
-from repl_rl.store import read, write_step
+from repl_rl.record.trajectory import Failure, Stop, Trajectory
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.runs.store import read, write_step
 from repl_rl.tasks import Split, load_tasks, split_of
-from repl_rl.trajectory import Failure, Stop, Trajectory
 from tests.conftest import overshooting_tokenizer
 from tests.trainer.policies import tiny_model
 from tests.worlds import TASK, world

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.folders import private_folder, whole_folder
+from repl_rl.machine.folders import private_folder, whole_folder
 from repl_rl.origin import BUNDLED, resolve
 from tests.ggufs import CHAT, POLICY, write_gguf
 from tests.trainer.policies import tiny_model, tiny_tokenizer

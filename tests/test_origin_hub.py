@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import pytest
 
-from repl_rl.assets import asset
+from repl_rl.machine.assets import asset
 from repl_rl.origin.hub import HubName, named
 from tests.hub import TOKEN, Hub, Repository, serving
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.player import TrajectoryPlayer
-from repl_rl.player.live import Live
-from repl_rl.samplers import Rollouts, RolloutThread
-from repl_rl.store import Credited
+from repl_rl.credit.credited import Credited
+from repl_rl.rollout import Rollouts, RolloutThread
+from repl_rl.runs.player import TrajectoryPlayer
+from repl_rl.runs.player.live import Live
 from tests.runs import HOSTILE, rollout, run_folder
 from tests.test_report import pick, size, unpacked
 from tests.worlds import TASK, world

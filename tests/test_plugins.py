@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.advantages import estimator
+from repl_rl.credit.advantages import estimator
+from repl_rl.credit.rewards import line_reward
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.rewards import line_reward
 from repl_rl.samplers import load_sampler
 
 USERS: dict[str, Callable[[str], object]] = {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.cli.arguments import parse
 from repl_rl.cli.train import TrainConfig
 from repl_rl.evaluation import read_study
-from repl_rl.store import read
+from repl_rl.runs.store import read
+from repl_rl.settings.arguments import parse
 from tests.documents import ROOT
 
 

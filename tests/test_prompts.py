@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from repl_rl.assets import asset
-from repl_rl.console import PS1, PS2
-from repl_rl.renderer import Renderer
+from repl_rl.machine.assets import asset
+from repl_rl.record.console import PS1, PS2
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
 from tests.conftest import merged_tokenizer
 from tests.worlds import RENDERER, TASK, world

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import publish
 from benchmarks.pages import Block
 from repl_rl.cli import VERBS
+from repl_rl.record.trajectory import Stop
 from repl_rl.samplers import load_sampler
-from repl_rl.trajectory import Stop
 from tests.worlds import TASK, world
 
 ROOT = Path(__file__).parent.parent

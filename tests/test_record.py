@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError, InvariantError
-from repl_rl.record import Origin, Record
+from repl_rl.record.record import Origin, Record
+from repl_rl.record.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Prompt, Stop
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Prompt, Stop
 
 ORIGIN = Origin("0-t-0", Task("t", "q", "a"), Prompt("q", (1, 2)), 0, 0)
 ids = st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)

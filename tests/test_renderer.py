@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
+from repl_rl.rollout.renderer import Renderer
 from tests.conftest import TOKENIZERS, merged_tokenizer, overshooting_tokenizer, sentencepiece_tokenizer
 
 RENDERERS = {name: Renderer(make(), "carry") for name, make in TOKENIZERS.items()}

@@ -8,12 +8,12 @@ from typing import TypeVar
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record import RolloutLimits
-from repl_rl.replay import Cause, Difference, Replay, Shown, open_replay, start_at, verify, verify_all
-from repl_rl.replay.compare import cause, same
-from repl_rl.replay.session import check
+from repl_rl.record.trajectory import Failure, Line, LineEnd, LineStatus, Prompt, Sampled, Stop, Trajectory
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.runs.replay import Cause, Difference, Replay, Shown, open_replay, start_at, verify, verify_all
+from repl_rl.runs.replay.compare import cause, same
+from repl_rl.runs.replay.session import check
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.trajectory import Failure, Line, LineEnd, LineStatus, Prompt, Sampled, Stop, Trajectory
 from tests.worlds import TASK, world
 
 T = TypeVar("T")

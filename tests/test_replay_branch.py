@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from repl_rl.cli.setup import Setup
 from repl_rl.engine import ScriptedEngine
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, SandboxFault
-from repl_rl.record import RolloutLimits
-from repl_rl.replay import Branches, Continue, Replay, branch, start_at, start_of
-from repl_rl.replay.session import STATE_LINE
-from repl_rl.samplers import Rollouts, RolloutSampler
+from repl_rl.record.trajectory import Observed, Trajectory
+from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.runs.replay import Branches, Continue, Replay, branch, start_at, start_of
+from repl_rl.runs.replay.session import STATE_LINE
 from repl_rl.sandbox import PushResult, open_sandbox
 from repl_rl.sandbox.base import Sandbox, SandboxSession
 from repl_rl.tasks import Split, Task, load_tasks
-from repl_rl.trajectory import Observed, Trajectory
+from repl_rl.world import Setup
 from tests.test_replay import LINES, played, replayed
 from tests.worlds import RENDERER, TASK, world
 

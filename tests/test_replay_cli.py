@@ -16,9 +16,9 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.cli.recorded import RecordedRun
-from repl_rl.store import from_text, write_step
-from repl_rl.store.notebook import read_notebook
-from repl_rl.trajectory import Observed
+from repl_rl.record.trajectory import Observed
+from repl_rl.runs.store import from_text, write_step
+from repl_rl.runs.store.notebook import read_notebook
 from tests.test_replay import LINES, played
 
 

@@ -18,11 +18,12 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
+from repl_rl.credit.credited import Credited
 from repl_rl.errors import StoreError
-from repl_rl.report import ReportServer, page, payload, write_report
-from repl_rl.report.rollouts import TEXT_CHARS, clip, detail, error_class
-from repl_rl.store import Credited, exchanges
-from repl_rl.trajectory import Execution, LineStatus
+from repl_rl.record.trajectory import Execution, LineStatus
+from repl_rl.runs.report import ReportServer, page, payload, write_report
+from repl_rl.runs.report.rollouts import TEXT_CHARS, clip, detail, error_class
+from repl_rl.runs.store import exchanges
 from tests.runs import HOSTILE, TOKENS, TRACE, credit, line, rollout, run_folder
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.advantages import GroupRewards, estimator
-from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.rewards import (
+from repl_rl.credit.advantages import GroupRewards, estimator
+from repl_rl.credit.rewards import (
     NO_SHAPING,
     Potential,
     RewardTable,
@@ -21,7 +20,8 @@ from repl_rl.rewards import (
     line_rewards,
     line_states,
 )
-from repl_rl.trajectory import (
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.record.trajectory import (
     Execution,
     Failure,
     Line,
@@ -259,7 +259,7 @@ def test_the_shipped_potential_is_low_while_the_last_cell_went_wrong() -> None:
     statuses = ("exception", "incomplete", "incomplete", "ok", "syntax_error", "ok")
     t = rollout(*(ran(LineStatus(status)) for status in statuses))
     assert broken(t) == [0.0, -1.0, -1.0, -1.0, 0.0, -1.0]
-    rewards = line_rewards(t, NO_SHAPING, potential=Potential(line_reward("repl_rl.rewards:broken=0.1")))
+    rewards = line_rewards(t, NO_SHAPING, potential=Potential(line_reward("repl_rl.credit.rewards:broken=0.1")))
     assert rewards == pytest.approx((-0.1, 0.0, 0.0, 0.1, -0.1, 0.1))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.store import read
+from repl_rl.runs.store import read
 from tests.processes import descendants, identity, wait_for
 
 SMALL = ["--trainer.steps", "2", "--trainer.prompts-per-step", "2", "--trainer.group-size", "4", "--eval-tasks", "8"]

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler
-from repl_rl.samplers.refill import Lengths
+from repl_rl.record.trajectory import LineStatus, Stop, Trajectory
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.lengths import Lengths
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
-from repl_rl.trajectory import LineStatus, Stop, Trajectory
 from tests.conftest import overshooting_tokenizer
 from tests.worlds import RENDERER, TASK, world
 

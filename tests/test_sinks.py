@@ -15,13 +15,13 @@ from typing import Literal
 
 import pytest
 
-from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.store import marked
+from repl_rl.record.trajectory import Observed
+from repl_rl.runs.store import marked
+from repl_rl.settings.arguments import dump, parse
 from repl_rl.trainer import StepRecord, TrainerConfig, sinks, train
 from repl_rl.trainer.sinks import COLUMNS, PREFIX, TABLE, TABLE_ROWS, require_sinks, table
-from repl_rl.trajectory import Observed
 from tests.runs import HOSTILE, credit, rollout
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 

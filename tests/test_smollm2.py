@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from repl_rl.engine import Drive, EngineOptions, Sampling, open_engine
 from repl_rl.engine.base import Engine
 from repl_rl.engine.vllm import VllmEngine
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import ReplSampler, Rollouts, RolloutThread
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
 from repl_rl.trainer import StepRecord, TrainerConfig, train

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import EngineDied, EngineError
-from repl_rl.stopping import Terminated, explained, terminable, undisturbed
+from repl_rl.machine.stopping import Terminated, explained, terminable, undisturbed
 from tests.processes import command, descendants, identity, shared_files, wait_for
 
 LIMIT_S = 10.0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import InvariantError
-from repl_rl.trajectory import (
+from repl_rl.record.trajectory import (
     Execution,
     Failure,
     Group,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from repl_rl.store import write_step
+from repl_rl.runs.store import write_step
 from tests.documents import blocks
 from tests.test_replay import played
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from repl_rl.coldstart.demonstrations import CLEAN, Plan
 from repl_rl.coldstart.played import Course, played
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
+from repl_rl.record.trajectory import Stop
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
-from repl_rl.trajectory import Stop
 from tests.vocabularies import VOCABULARIES, tekken
 from tests.worlds import TASK, world
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task
 from tests.conftest import merged_tokenizer

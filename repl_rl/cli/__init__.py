@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from repl_rl.engine.environment import cores
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.stopping import Terminated, explained, terminable
+from repl_rl.machine.cores import cores
+from repl_rl.machine.stopping import Terminated, explained, terminable
 
 VERBS = {
     "train": "train a policy with line rewards, and evaluate it before and after",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from repl_rl.bench.credit.experiment import Experiment, run_experiment
-from repl_rl.bench.credit.settings import Settings
-from repl_rl.cli.arguments import parse
 from repl_rl.errors import ConfigError
-from repl_rl.sandbox.bench import run_bench as bench_sandbox
-from repl_rl.trainer.bench import bench_update
+from repl_rl.lab.credit.experiment import Experiment, run_experiment
+from repl_rl.lab.credit.settings import Settings
+from repl_rl.lab.sandbox import run_bench as bench_sandbox
+from repl_rl.lab.update import bench_update
+from repl_rl.settings.arguments import parse
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _bench_credit(config: CreditBenchConfig) -> object:
 
 def _bench_rollout(config: RolloutBenchConfig) -> object:
     # imported here: vllm and trl take seconds, and vllm is not always installed
-    from repl_rl.bench.rollout import Effort, run_bench
+    from repl_rl.lab.rollout import Effort, run_bench
 
     repeats = {"small": config.small} | ({"medium": config.medium} if config.medium else {})
     return run_bench(Effort(config.rollouts, config.lines, repeats))

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.arguments import parse
-from repl_rl.engine.environment import cores
 from repl_rl.engine.preflight import broken_companions
 from repl_rl.errors import SandboxUnavailable
+from repl_rl.machine.cores import cores
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.daemon import connect, refuse_weak
 from repl_rl.sandbox.image import own_image
+from repl_rl.settings.arguments import parse
 
 
 @dataclass(frozen=True)

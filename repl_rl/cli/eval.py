@@ -9,8 +9,6 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.arguments import dump, parse
-from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import (
     Comparison,
@@ -24,9 +22,11 @@ from repl_rl.evaluation import (
     write_study,
 )
 from repl_rl.judges import check_judges
-from repl_rl.samplers import RolloutThread
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import RolloutThread
+from repl_rl.settings.arguments import dump, parse
 from repl_rl.tasks import Task, load_tasks
-from repl_rl.trajectory import Trajectory
+from repl_rl.world import Setup
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jupyter_core.paths import jupyter_data_dir, jupyter_path
 
-from repl_rl.cli.arguments import parse
 from repl_rl.errors import ConfigError
 from repl_rl.sandbox import jupyter
+from repl_rl.settings.arguments import parse
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from repl_rl.cli.setup import Setup
-from repl_rl.record import RolloutLimits
+from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.sandbox import DockerOptions, Limits
 from repl_rl.tasks import Split, Task, load_tasks
+from repl_rl.world import Setup
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,20 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from repl_rl.cli.arguments import parse
 from repl_rl.cli.recorded import RecordedRun
 from repl_rl.cli.rollout import transcript
-from repl_rl.cli.setup import Setup
-from repl_rl.console import PS1
+from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
-from repl_rl.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
-from repl_rl.report import clip
-from repl_rl.samplers import RolloutThread
+from repl_rl.record.console import PS1
+from repl_rl.record.trajectory import LineStatus, Trajectory
+from repl_rl.rollout import RolloutThread
+from repl_rl.runs.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
+from repl_rl.runs.report import clip
+from repl_rl.runs.store import Damage, Store, exchanges, guarded, printable, to_text
+from repl_rl.runs.store.notebook import read_notebook, write_notebook
 from repl_rl.sandbox import Sandbox, open_sandbox
-from repl_rl.store import Credited, Damage, Store, exchanges, guarded, printable, to_text
-from repl_rl.store.notebook import read_notebook, write_notebook
-from repl_rl.trajectory import LineStatus, Trajectory
+from repl_rl.settings.arguments import parse
+from repl_rl.world import Setup
 
 _COLOURS = {LineStatus.OK: "green", LineStatus.INCOMPLETE: "green", LineStatus.ANSWERED: "cyan"}
 _HELP = "Enter: next recorded line; :b: one line back; :q: leave; anything else is run"

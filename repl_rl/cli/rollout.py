@@ -7,14 +7,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from repl_rl.cli.arguments import parse
-from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
-from repl_rl.report import clip
-from repl_rl.samplers import RolloutThread
-from repl_rl.store import guarded, printable, write_step
+from repl_rl.record.trajectory import Observed, Trajectory
+from repl_rl.rollout import RolloutThread
+from repl_rl.runs.report import clip
+from repl_rl.runs.store import guarded, printable, write_step
+from repl_rl.settings.arguments import parse
 from repl_rl.tasks import Split, load_tasks
-from repl_rl.trajectory import Observed, Trajectory
+from repl_rl.world import Setup
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.arguments import parse
-from repl_rl.cli.setup import Setup
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import TEMPLATES, Overshoot, Renderer
+from repl_rl.rollout.renderer import TEMPLATES, Overshoot, Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.conformance import TIMEOUT_S, check
+from repl_rl.settings.arguments import parse
+from repl_rl.world import Setup
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.arguments import parse
 from repl_rl.errors import ConfigError
 from repl_rl.sandbox.conformance import run
 from repl_rl.sandbox.image import build
+from repl_rl.settings.arguments import parse
 
 
 @dataclass(frozen=True)

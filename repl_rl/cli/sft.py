@@ -7,16 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from repl_rl.cli.arguments import parse
-from repl_rl.cli.setup import Setup
 from repl_rl.coldstart.selection import FinetuneConfig, Selection, select
 from repl_rl.errors import ConfigError
 from repl_rl.judges import check_judges
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import RolloutThread
-from repl_rl.store import read, write_step
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import RolloutThread
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.runs.store import read, write_step
+from repl_rl.settings.arguments import parse
 from repl_rl.tasks import Split, load_tasks
-from repl_rl.trajectory import Trajectory
+from repl_rl.world import Setup
 
 _ROLLOUTS = "rollouts"
 

@@ -9,22 +9,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.assets import asset
-from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.progress import Progress
-from repl_rl.cli.run_folder import RunFolder
-from repl_rl.cli.setup import Setup
-from repl_rl.engine.environment import cores
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
-from repl_rl.metrics import draw_curves
-from repl_rl.report import Json
-from repl_rl.samplers import RolloutThread
-from repl_rl.stopping import explained, undisturbed
+from repl_rl.machine.assets import asset
+from repl_rl.machine.cores import cores
+from repl_rl.machine.stopping import explained, undisturbed
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import RolloutThread
+from repl_rl.runs.curves import draw_curves
+from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.report import Json
+from repl_rl.settings.arguments import dump, parse
 from repl_rl.tasks import Curriculum, Split, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, train
-from repl_rl.trajectory import Trajectory
+from repl_rl.world import Setup
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.arguments import dump, parse
-from repl_rl.cli.setup import QUICKSTART, Setup
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.played import Course, demonstrations
 from repl_rl.coldstart.verified import Recipe, Tally, verified
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Overshoot, Renderer
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.renderer import Overshoot, Renderer
+from repl_rl.runs.store import write_step
 from repl_rl.sandbox import InProcessSandbox, Limits, Sandbox, open_sandbox
-from repl_rl.store import write_step
+from repl_rl.settings.arguments import dump, parse
 from repl_rl.tasks import families_of
-from repl_rl.trajectory import Trajectory
+from repl_rl.world import QUICKSTART, Setup
 
 _TOLD_EVERY = 250
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from repl_rl.cli.arguments import parse
 from repl_rl.errors import ConfigError
-from repl_rl.report import ReportServer, write_report
+from repl_rl.runs.report import ReportServer, write_report
+from repl_rl.settings.arguments import parse
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from repl_rl.console import typed_lines
 from repl_rl.errors import ConfigError
+from repl_rl.record.console import typed_lines
 from repl_rl.sandbox.conformance.harvest import docstrings
 
 STDLIB = "stdlib"

@@ -27,10 +27,10 @@ from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig, SFTTrainer
 
 from repl_rl.coldstart.selection import FinetuneConfig
+from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError
-from repl_rl.forbidden import forbid
-from repl_rl.renderer import Renderer
-from repl_rl.trajectory import Observed, Trajectory
+from repl_rl.record.trajectory import Observed, Trajectory
+from repl_rl.rollout.renderer import Renderer
 
 IGNORED = -100
 """The label of a token that is context and not learned."""

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from repl_rl.coldstart.vocabulary import CONTEXT_TOKENS, make_tokenizer
-from repl_rl.renderer import Renderer
+from repl_rl.rollout.renderer import Renderer
 
 
 def write_fresh_policy(folder: Path, seed: int) -> None:

@@ -16,13 +16,13 @@ from repl_rl.coldstart.fenced import fenced_plan
 from repl_rl.coldstart.verified import Tally
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.record.trajectory import Observed, Prompt, Stop, Trajectory
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Sketch, Split, Task, sketch, task_of
-from repl_rl.trajectory import Observed, Prompt, Stop, Trajectory
 
 _LIMITS = RolloutLimits(max_lines=64, max_line_tokens=512, max_observation_tokens=512)
 _CONTEXT_TOKENS = 1 << 20

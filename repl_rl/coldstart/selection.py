@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from repl_rl.errors import ConfigError
-from repl_rl.trajectory import Trajectory
+from repl_rl.record.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.coldstart.doctests import Example, Specimen
-from repl_rl.console import prompt
-from repl_rl.renderer import Renderer
+from repl_rl.record.console import prompt
+from repl_rl.record.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Sampled, Segment, Stop, Trajectory
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
-from repl_rl.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Sampled, Segment, Stop, Trajectory
 
 _WRITTEN = 0.0
 """Log probability (nats) of a demonstrated token: it was written, not drawn, so its probability is 1."""

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from repl_rl.engine.arena import Arena
+from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import EngineError
-from repl_rl.forbidden import forbid
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -24,11 +24,6 @@ def log_level(options: EngineOptions) -> Mapping[str, str]:
     }
 
 
-def cores() -> int:
-    """Cores that this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 _LONGEST_FOLDER = 60
 """Bytes of a folder in which sockets with long names still have an address: 107 in all."""
 

@@ -10,9 +10,10 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from repl_rl.engine.environment import cores, environment, log_level, preloads, socket_folder
+from repl_rl.engine.environment import environment, log_level, preloads, socket_folder
 from repl_rl.engine.options import EngineOptions, ModelFacts
 from repl_rl.errors import ConfigError
+from repl_rl.machine.cores import cores
 
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model inside the engine's process. Given as a path because vLLM replaces the short name `uni` on CPU."""

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
-from repl_rl.forbidden import present, silence
+from repl_rl.engine.forbidden import present, silence
 
 
 class _Runner(Protocol):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from repl_rl.metrics import describe, families
-from repl_rl.samplers import RolloutThread
+from repl_rl.record.metrics import describe, families
+from repl_rl.rollout import RolloutThread
 from repl_rl.tasks import Task
 
 

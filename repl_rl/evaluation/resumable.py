@@ -7,9 +7,9 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.study import Study, TaskResult, result
-from repl_rl.store import read, write_step
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.runs.store import read, write_step
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Trajectory
 
 Play = Callable[[Sequence[Task], float], Sequence[Trajectory]]
 """Plays one rollout a task at a temperature, in order."""

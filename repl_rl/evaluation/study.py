@@ -10,8 +10,8 @@ from typing import TypedDict
 
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.intervals import Interval, bootstrap, pass_at_k, wilson
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Trajectory
 
 _SCHEMA_VERSION = 1
 

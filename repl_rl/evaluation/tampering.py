@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
-from repl_rl.samplers import RolloutThread
+from repl_rl.record.trajectory import LineStatus, Observed, Trajectory
+from repl_rl.rollout import RolloutThread
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.tasks import Task
-from repl_rl.trajectory import LineStatus, Observed, Trajectory
 
 _CLASSES = ("123456789", "aeiou", "bcdfghklmnprstvz", "jqwxy")
 """Characters that stand for each other: an altered value is as plausible as the true one, and a number stays a number

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repl_rl.console import typed_lines
 from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.record.console import typed_lines
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.tasks import Task
-from repl_rl.trajectory import LineStatus
 
 _ATTEMPTS = 2
 

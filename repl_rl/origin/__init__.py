@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from repl_rl.assets import asset
 from repl_rl.errors import ConfigError
+from repl_rl.machine.assets import asset
 from repl_rl.origin.adapters import base_of, holds_adapters, merge
 from repl_rl.origin.gguf import dequantise
 from repl_rl.origin.hub import HubName, download

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
-from repl_rl.folders import whole_folder
+from repl_rl.machine.folders import whole_folder
 from repl_rl.origin.stamp import stamp
 
 _CONFIG = "adapter_config.json"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
-from repl_rl.folders import whole_folder
+from repl_rl.machine.folders import whole_folder
 from repl_rl.origin.stamp import stamp
 
 _MAGIC = b"GGUF"

@@ -1,8 +1,5 @@
-"""Samplers, and the machinery that runs them."""
+"""Samplers beside the line console, and how one is found by its name."""
 
-from repl_rl.samplers.base import ReplSampler, RolloutSampler
 from repl_rl.samplers.loading import load_sampler
-from repl_rl.samplers.runner import Rollouts
-from repl_rl.samplers.source import RolloutThread
 
-__all__ = ["ReplSampler", "RolloutSampler", "RolloutThread", "Rollouts", "load_sampler"]
+__all__ = ["load_sampler"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from jinja2 import TemplateError
 
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
-from repl_rl.trajectory import Observed, Prompt
+from repl_rl.record.trajectory import Observed, Prompt
+from repl_rl.rollout.renderer import Renderer
 
 Message = Mapping[str, object]
 """A message as chat templates take it: `role`, `content`, ..."""

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from transformers.utils import get_json_schema
 
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
-from repl_rl.samplers.base import RolloutSampler
+from repl_rl.record.trajectory import Execution, LineEnd, Prompt, Trajectory
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.samplers.patterns import BOXED, last_match, one_group
 from repl_rl.samplers.tool_format import ParseCalls, detect
 from repl_rl.samplers.tools import CallResult, Function, RunCall, Toolbox
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Execution, LineEnd, Prompt, Trajectory
 
 ANSWERED, FAILED = "tools/answered", "tools/failed"
 """Names of the rewards that a turn gets, one for each of its calls."""

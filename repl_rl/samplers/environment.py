@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.renderer import Renderer
-from repl_rl.samplers.base import RolloutSampler
+from repl_rl.record.trajectory import LineEnd, Prompt
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, opening
 from repl_rl.samplers.tools import InThread
 from repl_rl.tasks import Task
-from repl_rl.trajectory import LineEnd, Prompt
 
 SOLVED, NOT_SOLVED = "solved", "not solved"
 FAMILY = "environment"

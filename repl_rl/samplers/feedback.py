@@ -5,14 +5,14 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.renderer import Renderer
-from repl_rl.samplers.base import RolloutSampler
+from repl_rl.record.trajectory import LineEnd, Prompt
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.samplers.patterns import BOXED, last_match, one_group
 from repl_rl.tasks import Task
-from repl_rl.trajectory import LineEnd, Prompt
 
 
 @dataclass(frozen=True, slots=True)

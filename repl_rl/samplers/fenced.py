@@ -3,14 +3,14 @@
 import re
 from dataclasses import replace
 
-from repl_rl.episode import Episode
-from repl_rl.renderer import Renderer
-from repl_rl.samplers.base import RolloutSampler
+from repl_rl.record.trajectory import Execution, LineEnd, LineStatus, Prompt
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import opening
 from repl_rl.samplers.patterns import BOXED, framed, last_match, one_group, one_place
 from repl_rl.sandbox.base import PushResult
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Execution, LineEnd, LineStatus, Prompt
 
 BLOCK = r"^```(?:python|py)[ \t]*\n(.*?)^```"
 """A block in Markdown."""

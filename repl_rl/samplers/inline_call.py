@@ -4,14 +4,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repl_rl.episode import Episode
-from repl_rl.renderer import Renderer
-from repl_rl.samplers.base import RolloutSampler
+from repl_rl.record.trajectory import Execution, Prompt
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import opening
 from repl_rl.samplers.patterns import framed, one_group, one_place
 from repl_rl.samplers.tools import CallResult, Function, Toolbox, parse_call
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Execution, Prompt
 
 
 @dataclass(frozen=True, slots=True)

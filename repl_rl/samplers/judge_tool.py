@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Literal
 
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import LineStatus
+from repl_rl.rollout.episode import Episode
 from repl_rl.samplers.chat_tool import ChatToolSampler
 from repl_rl.samplers.tool_format import ParseCalls
 from repl_rl.samplers.tools import Call, CallResult, Function, RunCall
-from repl_rl.trajectory import LineStatus
 
 Reveal = Literal["verdict", "nothing"]
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.plugins import imported
-from repl_rl.samplers.base import API_VERSION, ReplSampler, RolloutSampler
+from repl_rl.rollout.sampler import API_VERSION, ReplSampler, RolloutSampler
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
+from repl_rl.settings.plugins import imported
 
 SHIPPED: dict[str, Callable[[], RolloutSampler]] = {
     "repl": ReplSampler,

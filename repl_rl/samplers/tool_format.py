@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.samplers.chat import ChatFormat
 from repl_rl.samplers.tools import Call, CallResult
-from repl_rl.trajectory import LineStatus
 
 ParseCalls = Callable[[str], Sequence[Call | CallResult]]
 """A turn's text -> its calls in order. What looks like a call and is none is a `syntax_error`."""

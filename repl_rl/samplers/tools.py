@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from repl_rl.errors import ConfigError
-from repl_rl.trajectory import LineStatus
+from repl_rl.record.trajectory import LineStatus
 
 Function = Callable[..., object]
 """A function of the user, plain or async. A plain one runs in a thread of its own; an async one must not block."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from repl_rl.errors import ConfigError
-from repl_rl.trajectory import LineStatus
+from repl_rl.record.trajectory import LineStatus
 
 
 @dataclass(frozen=True, slots=True)

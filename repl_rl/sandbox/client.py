@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import zmq
 
-from repl_rl.console import CellBuffer, Verdict
+from repl_rl.record.console import CellBuffer, Verdict
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Limits, PushResult, refuse_unfit
 from repl_rl.sandbox.keeper import Death, KeeperLink
 from repl_rl.sandbox.wire import MalformedReply, Reply, Wire
-from repl_rl.trajectory import LineStatus
 
 _SIGXCPU = 24
 _LAST_REPLY_S = 0.05

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from repl_rl.assets import asset
 from repl_rl.errors import ConfigError
+from repl_rl.machine.assets import asset
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.daemon import REMEDY, Container, connect, refuse_weak, unavailable
 from repl_rl.sandbox.image import NAME, build_missing, own_image

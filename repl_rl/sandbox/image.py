@@ -14,8 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
-from repl_rl.assets import asset
 from repl_rl.errors import ConfigError, SandboxUnavailable
+from repl_rl.machine.assets import asset
 from repl_rl.sandbox.daemon import Daemon, connect, unavailable
 
 NAME = "repl-rl-sandbox"

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Limits, PushResult, refuse_unfit
-from repl_rl.trajectory import LineStatus
 
 
 class _Console(code.InteractiveConsole):

@@ -13,8 +13,8 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
-from repl_rl.assets import asset
 from repl_rl.errors import ConfigError, SandboxUnavailable
+from repl_rl.machine.assets import asset
 from repl_rl.sandbox import local
 
 NAME = "repl-rl"

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import PushResult, SandboxSession
-from repl_rl.trajectory import LineStatus
 
 
 async def push_lines(console: SandboxSession, lines: Sequence[str]) -> PushResult:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from repl_rl.assets import asset
+from repl_rl.machine.assets import asset
 from repl_rl.sandbox.local import ENVIRONMENT
 from repl_rl.sandbox.process import ProcessLaunch
 

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from stat import S_ISDIR
 
-from repl_rl.assets import asset
 from repl_rl.errors import SandboxUnavailable
+from repl_rl.machine.assets import asset
 
 PRIVATE = ("/tmp", "/dev/shm")
 """Covered by each console with an empty folder of its own."""

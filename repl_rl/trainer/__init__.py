@@ -1,9 +1,8 @@
 """The update: trajectories in, a better policy out, on TRL's GRPO trainer."""
 
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.credit import Credit
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.loop import credit_of, train
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
 
-__all__ = ["Credit", "OnStep", "ReplGRPOTrainer", "RolloutSource", "StepRecord", "TrainerConfig", "credit_of", "train"]
+__all__ = ["OnStep", "ReplGRPOTrainer", "RolloutSource", "StepRecord", "TrainerConfig", "credit_of", "train"]

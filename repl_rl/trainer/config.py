@@ -8,11 +8,11 @@ from typing import Literal, get_args
 import torch
 from transformers.utils import is_torch_bf16_gpu_available
 
+from repl_rl.credit.rewards import RewardTable
+from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import ConfigError
-from repl_rl.rewards import RewardTable
 from repl_rl.trainer.lora import require_peft
 from repl_rl.trainer.sinks import require_sinks
-from repl_rl.trainer.stops import StopPolicy
 
 with warnings.catch_warnings():
     # TRL judges the version of a vLLM that it will not use here.
@@ -57,7 +57,7 @@ class TrainerConfig:
     importance_cap: float = 2.0
     """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
     estimator: str = "two_stream"
-    """Line rewards to advantages: a name of `repl_rl.advantages`, or module:function."""
+    """Line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function."""
     line_weight: float | None = None
     """Weight of line credit beside the outcome, >= 0; None: the estimator's default."""
     discount: float | None = None
@@ -68,7 +68,7 @@ class TrainerConfig:
     """Functions of yours, module:function or module:function=weight, from a trajectory to one more reward a line."""
     potential: str = ""
     """A function like those, from a trajectory to how promising the console is before each line, such as
-    repl_rl.rewards:broken=0.1; only its differences are paid, so it cannot be farmed. Empty: none."""
+    repl_rl.credit.rewards:broken=0.1; only its differences are paid, so it cannot be farmed. Empty: none."""
     fade_steps: int = 0
     """Steps over which line rewards fade to nothing, >= 0; 0: they stay."""
     stops: StopPolicy = field(default_factory=StopPolicy)

@@ -15,14 +15,8 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from repl_rl.batch import columns, line_numbers, widen
-from repl_rl.errors import ConfigError, WeightSyncError
-from repl_rl.forbidden import forbid
-from repl_rl.store import LineCredit
-from repl_rl.tasks import Curriculum, assigned
-from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
-from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
-from repl_rl.trainer.credit import (
+from repl_rl.credit.credited import LineCredit
+from repl_rl.credit.group import (
     Credit,
     Earned,
     earned_by,
@@ -31,11 +25,17 @@ from repl_rl.trainer.credit import (
     line_credit,
     shaping_metrics,
 )
+from repl_rl.credit.stops import CUT
+from repl_rl.credit.tensors import columns, line_numbers, widen
+from repl_rl.engine.forbidden import forbid
+from repl_rl.errors import ConfigError, WeightSyncError
+from repl_rl.record.trajectory import Group, Trajectory
+from repl_rl.tasks import Curriculum, assigned
+from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
+from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
 from repl_rl.trainer.scoring import Scores, install, packs, score_rows
 from repl_rl.trainer.source import RolloutSource, check_rollouts
-from repl_rl.trainer.stops import CUT
 from repl_rl.trainer.sync import Sync
-from repl_rl.trajectory import Group, Trajectory
 
 
 class ReplGRPOTrainer(GRPOTrainer):

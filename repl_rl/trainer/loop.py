@@ -20,19 +20,19 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.advantages import discount_of, estimator
+from repl_rl.credit.advantages import discount_of, estimator
+from repl_rl.credit.credited import LineCredit
+from repl_rl.credit.group import Credit
+from repl_rl.credit.rewards import Potential, line_reward
 from repl_rl.errors import ConfigError
-from repl_rl.metrics import describe
-from repl_rl.rewards import Potential, line_reward
-from repl_rl.store import LineCredit
+from repl_rl.record.metrics import describe
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.credit import Credit
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.sinks import PREFIX, Sinks
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord, weights_folder
-from repl_rl.trajectory import Trajectory
 
 
 def train(

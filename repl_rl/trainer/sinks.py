@@ -10,9 +10,9 @@ from transformers import Trainer
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 
 from repl_rl.errors import ConfigError
-from repl_rl.store import marked, printable
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.runs.store import marked, printable
 from repl_rl.trainer.source import StepRecord
-from repl_rl.trajectory import Trajectory
 
 SINKS = ("tensorboard", "trackio", "wandb")
 PREFIX = "repl_rl/"

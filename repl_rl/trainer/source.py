@@ -11,10 +11,10 @@ from typing import Protocol
 import torch
 from safetensors.torch import save_file
 
+from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import InvariantError, WeightSyncError
-from repl_rl.folders import private_folder
-from repl_rl.store import LineCredit
-from repl_rl.trajectory import Trajectory
+from repl_rl.machine.folders import private_folder
+from repl_rl.record.trajectory import Trajectory
 
 _PREFIX = "repl_rl-weights-"
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.advantages import GroupRewards, estimator
-from repl_rl.bench.credit.conditions import BASELINE, CONDITIONS, ESTIMATORS, SAME_AS, SHAPINGS, conditions
-from repl_rl.bench.credit.experiment import Experiment, run_experiment
-from repl_rl.bench.credit.jobs import Job, jobs, play_all
-from repl_rl.bench.credit.processes import Processes
-from repl_rl.bench.credit.rows import Row, RowFile, Run, Start, parse, record
-from repl_rl.bench.credit.settings import Settings, header
+from repl_rl.credit.advantages import GroupRewards, estimator
+from repl_rl.credit.rewards import line_rewards
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.rewards import line_rewards
+from repl_rl.lab.credit.conditions import BASELINE, CONDITIONS, ESTIMATORS, SAME_AS, SHAPINGS, conditions
+from repl_rl.lab.credit.experiment import Experiment, run_experiment
+from repl_rl.lab.credit.jobs import Job, jobs, play_all
+from repl_rl.lab.credit.processes import Processes
+from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, parse, record
+from repl_rl.lab.credit.settings import Settings, header
 from tests.worlds import TASK, world
 
 START = Start("lines", {"solve_rate": 0.2, "greedy": 0.1}, 1.0)

@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks import credit
 from benchmarks.credit import block
-from repl_rl.bench.credit.conditions import BASELINE
-from repl_rl.bench.credit.experiment import Experiment, report
-from repl_rl.bench.credit.rows import Run, Start
-from repl_rl.bench.credit.settings import Settings, header
+from repl_rl.lab.credit.conditions import BASELINE
+from repl_rl.lab.credit.experiment import Experiment, report
+from repl_rl.lab.credit.rows import Run, Start
+from repl_rl.lab.credit.settings import Settings, header
 
 FIGURES = (
     *("solve_rate", "greedy", "line_error_rate", "lines_per_rollout", "rollout_tokens", "void_line_rate"),
@@ -45,8 +45,8 @@ def test_no_number_was_typed_into_the_page_by_hand() -> None:
 
 
 def test_every_command_of_the_page_is_one() -> None:
-    from repl_rl.cli.arguments import parse
     from repl_rl.cli.bench import CreditBenchConfig
+    from repl_rl.settings.arguments import parse
 
     first, second = re.findall(r"^(?:repl-rl|python) .*$", credit.PAGE.around, re.MULTILINE)
     words = first.split()

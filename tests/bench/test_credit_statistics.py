@@ -4,10 +4,10 @@ from math import gamma, pi, sqrt
 
 import pytest
 
-from repl_rl.bench.credit import statistics
-from repl_rl.bench.credit.conditions import CONDITIONS, effects
-from repl_rl.bench.credit.rows import Run, Start
-from repl_rl.bench.credit.statistics import (
+from repl_rl.lab.credit import statistics
+from repl_rl.lab.credit.conditions import CONDITIONS, effects
+from repl_rl.lab.credit.rows import Run, Start
+from repl_rl.lab.credit.statistics import (
     aggregate,
     at_tokens,
     budget_mean,

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.bench.credit.conditions import BASELINE, conditions
-from repl_rl.bench.credit.experiment import Experiment, run_experiment
-from repl_rl.bench.credit.jobs import Job
-from repl_rl.bench.credit.rows import Run, Start
-from repl_rl.bench.credit.settings import Settings
-from repl_rl.bench.credit.world import opened
+from repl_rl.lab.credit.conditions import BASELINE, conditions
+from repl_rl.lab.credit.experiment import Experiment, run_experiment
+from repl_rl.lab.credit.jobs import Job
+from repl_rl.lab.credit.rows import Run, Start
+from repl_rl.lab.credit.settings import Settings
+from repl_rl.lab.credit.world import opened
 
 TINY = Settings(tokens=60, prompts_per_step=2, group_size=2, held_out=4, engine="transformers")
 

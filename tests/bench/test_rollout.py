@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from repl_rl.assets import asset
-from repl_rl.bench.forced import LONGEST, SHORTEST, ForcedRenderer, Plan, TimedEngine
-from repl_rl.bench.many import many
 from repl_rl.engine import ScriptedEngine
-from repl_rl.record import RolloutLimits
-from repl_rl.samplers import ReplSampler, Rollouts
+from repl_rl.lab.forced import LONGEST, SHORTEST, ForcedRenderer, Plan, TimedEngine
+from repl_rl.lab.many import many
+from repl_rl.machine.assets import asset
+from repl_rl.record.trajectory import LineStatus
+from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.sandbox import InProcessSandbox
-from repl_rl.trajectory import LineStatus
 from tests.worlds import TASK
 
 QUICKSTART = asset("policies/quickstart")
@@ -54,7 +54,7 @@ def test_figures_of_few_and_many_rollouts_are_about_the_same_lines() -> None:
 
 @pytest.mark.heavy
 def test_the_bench_reports_every_way_a_reason_for_each_null_and_a_profile() -> None:
-    from repl_rl.bench.rollout import KEYS, Effort, run_bench
+    from repl_rl.lab.rollout import KEYS, Effort, run_bench
 
     report = run_bench(Effort(rollouts=8, lines=3, repeats={"small": 1}))
     small, bundled = report["small"], report["bundled"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.training import FIGURES, PAGE, block, command, record
-from repl_rl.cli.arguments import dump, parse
 from repl_rl.cli.train import TrainConfig
+from repl_rl.settings.arguments import dump, parse
 from repl_rl.trainer import TrainerConfig
 
 

@@ -7,9 +7,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import Rollouts, RolloutSampler
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.chat_tool import ChatToolSampler
 from repl_rl.samplers.environment import EnvironmentSampler
 from repl_rl.samplers.feedback import Exchange, Feedback, FeedbackSampler
@@ -19,7 +20,6 @@ from repl_rl.samplers.judge_tool import JudgeToolSampler
 from repl_rl.samplers.tools import Call
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Trajectory
 from tests.engine.models import STOPS, VOCABULARY, Host, torch_logprobs
 
 LIMITS = RolloutLimits(max_lines=6, max_line_tokens=24, max_observation_tokens=16)

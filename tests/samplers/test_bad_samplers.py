@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from repl_rl.engine import Chunk, Sampling, ScriptedEngine, Watch
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import ReplSampler, RolloutSampler, runner
+from repl_rl.record.trajectory import Prompt, Stop, Trajectory
+from repl_rl.rollout import ReplSampler, RolloutSampler, runner
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Prompt, Stop, Trajectory
 from tests.worlds import RENDERER, world
 
 LINES = ["x = 6 * 7\n", "submit_final_answer(x)\n"]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.chat import ChatFormat, Message, opening
 from tests.conftest import merged_tokenizer
 from tests.samplers.marked import chat_renderer

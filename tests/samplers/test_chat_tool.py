@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.renderer import Renderer
+from repl_rl.record.trajectory import LineStatus, Stop
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.chat import ChatFormat
 from repl_rl.samplers.chat_tool import ChatToolSampler
 from repl_rl.samplers.tool_format import bare_json, detect, tagged
 from repl_rl.samplers.tools import Call, CallResult
 from repl_rl.tasks import Task
-from repl_rl.trajectory import LineStatus, Stop
 from tests.conftest import merged_tokenizer
 from tests.samplers.marked import LIMITS, chat_renderer, play, rollouts_of, written
 from tests.worlds import TASK

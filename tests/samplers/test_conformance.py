@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.episode import Episode
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import ReplSampler, RolloutSampler
+from repl_rl.record.trajectory import Observed, Prompt
+from repl_rl.rollout import ReplSampler, RolloutSampler
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.chat_tool import ChatToolSampler
 from repl_rl.samplers.conformance import CHECKS, Bench, check
 from repl_rl.samplers.environment import EnvironmentSampler
@@ -19,7 +20,6 @@ from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.samplers.inline_call import InlineCallSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Observed, Prompt
 from tests.samplers.marked import chat_renderer
 from tests.samplers.test_environment import Doors
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.record.trajectory import Stop
 from repl_rl.samplers.environment import Environment, EnvironmentSampler
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Stop
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.record.trajectory import Stop, Trajectory
 from repl_rl.samplers.feedback import Exchange, Feedback, FeedbackSampler, right_or_wrong, to_go
-from repl_rl.trajectory import Stop, Trajectory
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
 from tests.worlds import TASK
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.batch import widen
+from repl_rl.credit.tensors import widen
 from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import Observed, Stop
 from repl_rl.samplers.judge_tool import JudgeToolSampler
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Observed, Stop
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
 
 EGGS = Task("eggs", "16 eggs, 3 eaten, 4 baked, the rest sold at 2 dollars: how much?", "18", judge="numeric")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.samplers import ReplSampler, load_sampler
+from repl_rl.rollout import ReplSampler
+from repl_rl.samplers import load_sampler
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
 

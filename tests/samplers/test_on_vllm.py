@@ -9,16 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from repl_rl.assets import asset
-from repl_rl.console import prompt
 from repl_rl.engine import open_engine
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers import Rollouts, RolloutSampler
+from repl_rl.machine.assets import asset
+from repl_rl.record.console import prompt
+from repl_rl.record.trajectory import Observed, Trajectory
+from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.sandbox.lines import push_lines
 from repl_rl.tasks import Task, load_tasks
-from repl_rl.trajectory import Observed, Trajectory
 
 POLICY = asset("policies/quickstart")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "samplers" / "line_console.md"

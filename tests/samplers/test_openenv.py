@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 from pydantic import create_model
 
+from repl_rl.record.trajectory import Stop
 from repl_rl.samplers.environment import EnvironmentSampler
-from repl_rl.trajectory import Stop
 from tests.samplers.marked import play
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.episode import Episode
 from repl_rl.errors import ConfigError, EngineDied, UserCodeError
-from repl_rl.samplers import ReplSampler, Rollouts, RolloutSampler, RolloutThread, load_sampler
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler, RolloutThread
+from repl_rl.rollout.episode import Episode
+from repl_rl.samplers import load_sampler
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Trajectory
 from tests.worlds import RENDERER, TASK, world
 
 
@@ -128,7 +129,7 @@ def test_an_error_in_the_thread_rises_in_the_caller_and_the_thread_goes_on() -> 
 
 def test_samplers_are_found_by_name_and_by_path() -> None:
     assert isinstance(load_sampler("repl"), ReplSampler)
-    assert isinstance(load_sampler("repl_rl.samplers.base:ReplSampler"), ReplSampler)
+    assert isinstance(load_sampler("repl_rl.rollout.sampler:ReplSampler"), ReplSampler)
 
 
 @pytest.mark.parametrize("name", ["nope", "no.such.module:X", "json:Nope", "json:JSONDecoder"])

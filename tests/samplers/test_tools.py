@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.samplers.tools import Call, CallResult, Function, Toolbox, parse_call
-from repl_rl.trajectory import LineStatus
 
 literals = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=20),

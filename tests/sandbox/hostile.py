@@ -5,7 +5,7 @@ Each is the text of one session, one line a push. Every line must end by its dea
 
 from dataclasses import dataclass
 
-from repl_rl.trajectory import LineStatus as S
+from repl_rl.record.trajectory import LineStatus as S
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from repl_rl.sandbox.bench import Effort, run_bench
-from repl_rl.sandbox.stock import open_stock
+from repl_rl.lab.sandbox import Effort, run_bench
+from repl_rl.lab.stock import open_stock
 
 
 @pytest.mark.heavy

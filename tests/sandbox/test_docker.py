@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.assets import asset
 from repl_rl.errors import ConfigError, SandboxUnavailable
+from repl_rl.machine.assets import asset
 from repl_rl.sandbox import DockerOptions, docker, open_sandbox
 from repl_rl.sandbox.conformance import (
     Row,

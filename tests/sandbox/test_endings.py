@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import Limits, Sandbox, open_sandbox
-from repl_rl.trajectory import LineStatus
 
 ROOT = Path(__file__).parents[2]
 LIMITS = replace(Limits(), line_timeout_s=2.0, interrupt_grace_s=0.2)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.assets import asset
 from repl_rl.errors import ConfigError, SandboxFault, SandboxUnavailable
+from repl_rl.machine.assets import asset
 from repl_rl.sandbox import DockerOptions, Limits, open_sandbox
 from repl_rl.sandbox.forkserver import ForkServer
 from repl_rl.sandbox.pool import Pool

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import InProcessSandbox, Limits, PushResult, Sandbox, SandboxSession, open_sandbox
-from repl_rl.trajectory import LineStatus
 
 LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=0.3, output_bytes=1024)
 

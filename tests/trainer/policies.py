@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from repl_rl.forbidden import forbid
-from repl_rl.trajectory import (
+from repl_rl.engine.forbidden import forbid
+from repl_rl.record.trajectory import (
     Execution,
     Failure,
     Line,

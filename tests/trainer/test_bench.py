@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from repl_rl.trainer.bench import CASES, Case, bench_update, measure
+from repl_rl.lab.update import CASES, Case, bench_update, measure
 
 SMALL = Case(vocab=512, observed_share=0.5, tokens=64, hidden=32, layers=1)
 

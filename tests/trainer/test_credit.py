@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from repl_rl.credit.group import Earned, length_metrics
 from repl_rl.errors import InvariantError
-from repl_rl.trainer.credit import Earned, length_metrics
-from repl_rl.trajectory import Group, Prompt
+from repl_rl.record.trajectory import Group, Prompt
 from tests.trainer.policies import ReplayedSource, prompt_of, tiny_model, trajectory_of
 from tests.trainer.test_grpo import SMALL, make, run
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer import StepRecord, TrainerConfig, train
-from repl_rl.trajectory import Trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [

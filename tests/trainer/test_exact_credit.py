@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.advantages import ESTIMATORS
-from repl_rl.rewards import NO_SHAPING, line_states
-from repl_rl.trajectory import NamedReward, Observed, Sampled, Segment, Trajectory
+from repl_rl.credit.advantages import ESTIMATORS
+from repl_rl.credit.rewards import NO_SHAPING, line_states
+from repl_rl.record.trajectory import NamedReward, Observed, Sampled, Segment, Trajectory
 from tests.trainer.policies import draw, prompt_of, trajectory_of
 from tests.trainer.test_grpo import SMALL, token_gradients
 

@@ -6,10 +6,10 @@ from statistics import fmean
 
 import pytest
 
-from repl_rl.metrics import describe
+from repl_rl.credit.group import earned_by, group_advantages, shaping_metrics
+from repl_rl.record.metrics import describe
+from repl_rl.record.trajectory import Group, Stop, Trajectory
 from repl_rl.trainer import TrainerConfig, credit_of
-from repl_rl.trainer.credit import earned_by, group_advantages, shaping_metrics
-from repl_rl.trajectory import Group, Stop, Trajectory
 from tests.worlds import TASK, world
 
 HONEST = ["x = 6 * 7\n", "x\n", "submit_final_answer({answer})\n"]

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError, WeightSyncError
-from repl_rl.forbidden import forbid
 from repl_rl.trainer import StepRecord, TrainerConfig, train
 from repl_rl.trainer.scoring import install, score_rows
 from tests.trainer.policies import VOCAB, SampledSource, tiny_model, tiny_tokenizer

@@ -14,13 +14,14 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 from trl import GRPOTrainer
 
-from repl_rl.advantages import ESTIMATORS, GroupRewards, estimator
-from repl_rl.batch import columns
+from repl_rl.credit.advantages import ESTIMATORS, GroupRewards, estimator
+from repl_rl.credit.group import Credit
+from repl_rl.credit.rewards import RewardTable, line_rewards, line_states
+from repl_rl.credit.tensors import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
-from repl_rl.rewards import RewardTable, line_rewards, line_states
-from repl_rl.trainer import Credit, ReplGRPOTrainer, RolloutSource, TrainerConfig, credit_of
+from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory, spread
+from repl_rl.trainer import ReplGRPOTrainer, RolloutSource, TrainerConfig, credit_of
 from repl_rl.trainer.config import Importance
-from repl_rl.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from tests.trainer.policies import (
     PAD,
     ReplayedSource,

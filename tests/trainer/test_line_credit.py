@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.rewards import RewardTable, line_rewards
-from repl_rl.store import Credited, LineCredit
+from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.credit.group import line_credit
+from repl_rl.credit.rewards import RewardTable, line_rewards
+from repl_rl.record.trajectory import Failure, Observed, Sampled, Stop, Trajectory
 from repl_rl.trainer import StepRecord, TrainerConfig, train
-from repl_rl.trainer.credit import line_credit
-from repl_rl.trajectory import Failure, Observed, Sampled, Stop, Trajectory
 from tests.test_trajectory import line, trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 

@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from repl_rl.advantages import GroupRewards, estimator
+from repl_rl.credit.advantages import GroupRewards, estimator
+from repl_rl.credit.stops import Name, StopPolicy
 from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import Stop, Trajectory
 from repl_rl.trainer import StepRecord, TrainerConfig, train
-from repl_rl.trainer.stops import Name, StopPolicy
-from repl_rl.trajectory import Stop, Trajectory
 from tests.trainer.policies import SampledSource, Skeleton, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
 from tests.trainer.test_grpo import SMALL, TASKS, token_gradients
 

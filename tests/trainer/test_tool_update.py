@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from repl_rl.advantages import estimator
+from repl_rl.credit.advantages import estimator
+from repl_rl.credit.group import Credit
+from repl_rl.record.trajectory import Line, Sampled, Segment, Trajectory
 from repl_rl.samplers.chat_tool import ChatToolSampler
-from repl_rl.trainer import Credit, ReplGRPOTrainer, TrainerConfig
-from repl_rl.trajectory import Line, Sampled, Segment, Trajectory
+from repl_rl.trainer import ReplGRPOTrainer, TrainerConfig
 from tests.samplers.marked import chat_renderer, rollouts_of, written
 from tests.samplers.test_chat_tool import BAD, GOOD, multiply
 from tests.trainer.policies import ReplayedSource, tiny_model

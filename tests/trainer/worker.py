@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer import StepRecord, TrainerConfig, train
-from repl_rl.trajectory import Trajectory
 from tests.trainer.policies import (
     SampledSource,
     draw,

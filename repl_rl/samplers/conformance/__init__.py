@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
-from repl_rl.assets import asset
-from repl_rl.renderer import Renderer
-from repl_rl.samplers.base import RolloutSampler
+from repl_rl.machine.assets import asset
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.conformance.checks import CHECKS, Bench, Check
 
 __all__ = ["CHECKS", "Bench", "Check", "Row", "check"]

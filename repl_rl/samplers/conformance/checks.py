@@ -11,15 +11,15 @@ from functools import cached_property
 
 from repl_rl.engine.base import Engine
 from repl_rl.errors import EngineDied
-from repl_rl.record import RolloutLimits
-from repl_rl.renderer import Renderer
-from repl_rl.samplers.base import RolloutSampler
+from repl_rl.record.trajectory import Observed, Stop, Trajectory
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.runner import Rollouts
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.conformance.witness import FaultySandbox, Pause, Seen, Trouble, Witness, at, no_trouble
-from repl_rl.samplers.runner import Rollouts
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task
-from repl_rl.trajectory import Observed, Stop, Trajectory
 
 _REFERENCE = "REFERENCE-7391"
 _LIMITS = RolloutLimits(max_lines=12, max_line_tokens=256, max_observation_tokens=64, max_wall_s=5.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from repl_rl.engine.base import Chunk, EngineSession, Sampling, Watch
 from repl_rl.engine.scripted import ScriptedEngine
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
-from repl_rl.trajectory import LineStatus
 
 
 @dataclass(slots=True)

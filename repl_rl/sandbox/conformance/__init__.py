@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.sandbox.conformance.edges import edge_transcripts
@@ -13,7 +14,6 @@ from repl_rl.sandbox.conformance.harvest import Transcript, in_blocks, joined, t
 from repl_rl.sandbox.conformance.isolation import probes, run_probe, shared, spaces, world
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
 from repl_rl.sandbox.conformance.reference import compare, reference_command, reference_texts, reproducible
-from repl_rl.trajectory import LineStatus
 
 __all__ = [
     "Row",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repl_rl.console import typed_lines
+from repl_rl.record.console import typed_lines
 
 _SIMPLE = re.compile(r"[A-Za-z_(\[{'\"0-9-]")
 _COMPOUND = re.compile(r"\s*(if|for|while|def|class|with|try|async|match|@|from __future__)")

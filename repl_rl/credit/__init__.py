@@ -1,0 +1,1 @@
+"""From trajectories to one reward and one advantage a line."""

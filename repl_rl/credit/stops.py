@@ -1,0 +1,59 @@
+"""What the stop of a rollout means for learning: one policy, applied once, before anything is made of the rollout."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import Stop, Trajectory
+
+Name = Literal["eos", "finished", "max_lines", "max_tokens", "line_too_long", "exited", "doomed", "wall_clock"]
+"""Values of `Stop`, without `answered`, which is always trained on, and `fault`, which never is."""
+
+CUT = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_CLOCK})
+"""Stops that a budget decided, not the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopPolicy:
+    """Which stops are not learned from as they are. A rollout with a stop that is not named here is trained on."""
+
+    mask: tuple[Name, ...] = ()
+    """Stops whose rollouts teach nothing: no token of theirs gets a gradient, and they are in no baseline."""
+    penalise: tuple[Name, ...] = ()
+    """Stops that cost a rollout `penalty`, off its outcome; one without an outcome stays without."""
+    penalty: float = 0.5
+    """What a penalised stop costs, > 0, in reward units."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.mask, *self.penalise):
+            if name not in get_args(Name):
+                raise ConfigError("stops.mask or stops.penalise", name, f"choose among {', '.join(get_args(Name))}")
+        for name in self.mask:
+            if name in self.penalise:
+                raise ConfigError("stops.mask and stops.penalise", name, "a stop has one policy; leave it out of one")
+        if not (math.isfinite(self.penalty) and self.penalty > 0):
+            raise ConfigError("stops.penalty", self.penalty, "give a finite number above 0")
+
+    def learned(self, trajectory: Trajectory) -> Trajectory:
+        """The rollout as training is to see it.
+
+        A masked one has nothing that was sampled and no outcome: whatever holds for a rollout that may not be trained
+        on, from masks to baselines, then holds for it too.
+        """
+        if trajectory.stop.value in self.mask:
+            return replace(trajectory, segments=(), stop=Stop.FINISHED, outcome=None)
+        if trajectory.stop.value in self.penalise and trajectory.outcome is not None:
+            return replace(trajectory, outcome=trajectory.outcome - self.penalty)
+        return trajectory
+
+    def rates(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Shares of the rollouts that did not fail on our side: cut by a budget, masked, penalised."""
+        stops = [t.stop for t in trajectories if t.failure is None]
+        count = max(len(stops), 1)
+        return {
+            "cut_rate": sum(stop in CUT for stop in stops) / count,
+            "stop_masked_rate": sum(stop.value in self.mask for stop in stops) / count,
+            "stop_penalised_rate": sum(stop.value in self.penalise for stop in stops) / count,
+        }

@@ -1,0 +1,65 @@
+"""The only place where lines become padded tensors.
+
+Widening from lines to tokens is `trajectory.spread`; here its rows are padded to one length. Suffixes: `_B` has a row
+a rollout, `_T` a column a completion token (padded on the right).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repl_rl.errors import InvariantError
+from repl_rl.record.trajectory import Trajectory, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Token lists of a batch, one row a rollout, as TRL's rollout hook takes them."""
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    logprobs: list[list[float]]
+    """Sampled log probabilities (nats), 0.0 as a placeholder at observed tokens, which the mask removes."""
+    mask: list[list[int]]
+    """1 where the policy sampled the token and may learn from it, else 0."""
+
+
+def columns(trajectories: Sequence[Trajectory], pad_id: int) -> Columns:
+    """The token lists of a batch. A rollout that may not be trained on is a single masked padding token."""
+    return Columns(
+        [list(t.prompt.token_ids) for t in trajectories],
+        [list(t.completion_ids) if t.trainable else [pad_id] for t in trajectories],
+        [list(t.logprobs_T()) if t.trainable else [0.0] for t in trajectories],
+        [[int(sampled) for sampled in t.loss_mask] if t.trainable else [0] for t in trajectories],
+    )
+
+
+def widen(values_B_L: Sequence[Sequence[float]], trajectories: Sequence[Trajectory], width: int) -> Tensor:
+    """One value a line to one value a token: float32, shape (B, T) with T = `width`; 0 at observations and padding.
+
+    Raises:
+        InvariantError: the values do not match the lines, or a completion is longer than `width`.
+    """
+    rows = [spread(values_L, t) for values_L, t in zip(values_B_L, trajectories, strict=True)]
+    return _padded(rows, trajectories, width, 0.0, torch.float32)
+
+
+def line_numbers(trajectories: Sequence[Trajectory], width: int) -> Tensor:
+    """The line that each token belongs to: int64, shape (B, T); -1 at observations and padding."""
+    rows = [spread(range(len(t.lines)), t, observed=-1) for t in trajectories]
+    return _padded(rows, trajectories, width, -1, torch.int64)
+
+
+def _padded(
+    rows: Sequence[Sequence[float]], trajectories: Sequence[Trajectory], width: int, fill: float, dtype: torch.dtype
+) -> Tensor:
+    out = torch.full((len(rows), width), fill, dtype=dtype)
+    for b, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
+        if not trajectory.trainable:
+            continue
+        if len(row) > width:
+            raise InvariantError(f"trajectory {trajectory.id} has {len(row)} tokens, the batch is {width} wide")
+        out[b, : len(row)] = torch.tensor(row, dtype=dtype)
+    return out

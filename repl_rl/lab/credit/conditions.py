@@ -1,0 +1,74 @@
+"""What is compared: estimators under three reward tables, and blocks in place of lines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from repl_rl.credit.rewards import NO_SHAPING, RewardTable
+from repl_rl.errors import ConfigError
+
+ESTIMATORS = ("outcome", "process", "two_stream", "return_to_go", "state_anchor")
+PENALTIES = RewardTable()
+"""Lines in error cost something; nothing else counts."""
+SHAPINGS: MappingProxyType[str, RewardTable] = MappingProxyType(
+    {"none": NO_SHAPING, "penalty": PENALTIES, "gated": RewardTable(gated=True, ok=0.1)}
+)
+"""`gated`: the penalties, and as much again for each line that ran, which counts only in a rollout that solved."""
+BASELINE = "outcome/none"
+Way = Literal["lines", "fenced"]
+"""How a rollout goes: line by line in the console, or with code between fences."""
+SAME_AS: MappingProxyType[str, str] = MappingProxyType(
+    {"outcome/penalty": BASELINE, "outcome/gated": BASELINE, "two_stream/none": BASELINE}
+)
+"""Cells that are another one by definition: `outcome` reads no line rewards, and `two_stream` without any is it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One cell of the comparison."""
+
+    name: str
+    estimator: str = "outcome"
+    rewards: RewardTable = field(default_factory=lambda: NO_SHAPING)
+    way: Way = "lines"
+
+
+def _all() -> tuple[Condition, ...]:
+    cells = ((f"{estimator}/{name}", estimator, table) for estimator in ESTIMATORS for name, table in SHAPINGS.items())
+    lines = (Condition(name, estimator, table) for name, estimator, table in cells if name not in SAME_AS)
+    return (*lines, Condition("fenced", way="fenced"))
+
+
+CONDITIONS = _all()
+
+
+def effects() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Cells taken together, and those that they are compared with, cell by cell: single cells differ by little."""
+    dense = tuple(estimator for estimator in ESTIMATORS if estimator != "outcome")
+    played = {name: tuple(f"{name}/{s}" for s in SHAPINGS if f"{name}/{s}" not in SAME_AS) for name in dense}
+    shaped = {
+        f"{shaping} in place of none": (
+            tuple(f"{name}/{shaping}" for name in dense),
+            tuple(SAME_AS.get(f"{name}/none", f"{name}/none") for name in dense),
+        )
+        for shaping in SHAPINGS
+        if shaping != "none"
+    }
+    against = {f"{name} in place of outcome": (cells, (BASELINE,)) for name, cells in played.items()}
+    everything = tuple(cell for cells in played.values() for cell in cells)
+    return {"line credit of any kind": (everything, (BASELINE,)), **against, **shaped}
+
+
+def conditions(names: Sequence[str] = ()) -> tuple[Condition, ...]:
+    """The conditions of these names, in their own order; all of them without names.
+
+    Raises:
+        ConfigError: there is no such condition; a cell that equals another one is refused by that one's name.
+    """
+    for name in names:
+        if name in SAME_AS:
+            raise ConfigError("condition", name, f"it is the same as {SAME_AS[name]} by definition; name that one")
+        if name not in {condition.name for condition in CONDITIONS}:
+            raise ConfigError("condition", name, f"choose among {', '.join(c.name for c in CONDITIONS)}")
+    return tuple(condition for condition in CONDITIONS if not names or condition.name in names)

@@ -1,0 +1,111 @@
+"""Worker processes: each has one engine, and plays one job after the other."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
+from pathlib import Path
+from queue import Empty
+
+from repl_rl.engine.environment import environment
+from repl_rl.errors import ReplRLError
+from repl_rl.lab.credit.jobs import Job
+from repl_rl.lab.credit.rows import Row
+from repl_rl.lab.credit.settings import Settings
+from repl_rl.machine.stopping import terminable
+
+ONE_CORE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+_POLL_S = 1.0
+_END_S = 30.0
+
+
+class Processes:
+    """Players that are processes of one core each. Open them with `started`."""
+
+    def __init__(self, processes: list[BaseProcess], given: "Queue[Job | None]", made: "Queue[Row | str]") -> None:
+        self.places = len(processes)
+        self._processes = processes
+        self._given = given
+        self._made = made
+
+    def give(self, job: Job) -> None:
+        """See `Players.give`."""
+        self._given.put(job)
+
+    def take(self) -> Row:
+        """See `Players.take`."""
+        while True:
+            try:
+                made = self._made.get(timeout=_POLL_S)
+            except Empty:
+                if not all(process.is_alive() for process in self._processes):
+                    raise ReplRLError("a worker's process is gone; what it finished is kept, so run it again") from None
+                continue
+            if isinstance(made, str):
+                raise ReplRLError(f"a worker failed: {made}")
+            return made
+
+    def stop(self) -> None:
+        """Have every process give up what it has, as SIGTERM ends a run."""
+        for process in self._processes:
+            if process.is_alive():
+                process.terminate()
+
+    def close(self) -> None:
+        """Let every process end what it has, and end those that do not come to an end."""
+        for _ in self._processes:
+            self._given.put(None)
+        for process in self._processes:
+            if process.pid is None:
+                continue  # the start of one before it failed
+            process.join(_END_S)
+            if process.is_alive():
+                process.terminate()
+                process.join()
+
+
+@contextmanager
+def started(count: int, settings: Settings, out: Path) -> Iterator[Processes]:
+    """`count` (>= 1) processes, gone at the end."""
+    context = get_context("spawn")  # a fork would share the threads of whoever calls this
+    given: Queue[Job | None] = context.Queue()
+    made: Queue[Row | str] = context.Queue()
+    processes = [context.Process(target=_work, args=(given, made, settings, out)) for _ in range(count)]
+    players = Processes(list(processes), given, made)
+    try:
+        with environment(ONE_CORE):
+            for process in processes:
+                process.start()
+        yield players
+    except KeyboardInterrupt:
+        players.stop()  # a signal for this process alone did not reach them
+        raise
+    finally:
+        players.close()
+
+
+def _work(given: "Queue[Job | None]", made: "Queue[Row | str]", settings: Settings, out: Path) -> None:
+    # imported here: torch takes seconds, and reads its environment when it is imported
+    from repl_rl.lab.credit.world import opened
+
+    try:
+        with terminable(), opened(settings, out) as world:
+            while (job := _next(given)) is not None:
+                made.put(world.play(job))
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:
+        made.put(f"{error!r}\n{traceback.format_exc()}")
+
+
+def _next(given: "Queue[Job | None]") -> Job | None:
+    """The next job; None: there is none, or whoever gave jobs is gone."""
+    while True:
+        try:
+            return given.get(timeout=_POLL_S)
+        except Empty:
+            parent = parent_process()
+            if parent is not None and not parent.is_alive():
+                return None

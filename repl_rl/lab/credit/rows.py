@@ -1,0 +1,109 @@
+"""The file of rows: a header, then one row as each run ends. What is there is not played again."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+from repl_rl.lab.credit.conditions import Way
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The policy that the runs of a way start from, on held-out tasks."""
+
+    way: Way
+    figures: Mapping[str, float]
+    wall_s: float
+    """With the fine-tuning that made it, where that was needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run. Lists have an entry a step."""
+
+    condition: str
+    seed: int
+    tokens: Sequence[int]
+    """Sampled in training since the beginning."""
+    solve: Sequence[float]
+    """Solve rate of the step's rollouts."""
+    error: Sequence[float]
+    """Share of the step's executed lines in error."""
+    lines: Sequence[float]
+    """Lines a rollout."""
+    after: Mapping[str, float]
+    """Figures on held-out tasks after training."""
+    gap: float
+    """Largest difference of a log probability between sampler and trainer, nats."""
+    rollout_s: float
+    update_s: float
+    wall_s: float
+    """With its evaluation."""
+
+
+Row = Start | Run
+
+
+class RowFile:
+    """Rows of one experiment, in `path`."""
+
+    def __init__(self, path: Path, header: Mapping[str, object]) -> None:
+        """Take up the file, or plan a new one.
+
+        Raises:
+            ConfigError: it holds rows of another experiment, or something else.
+        """
+        self.path = path
+        self._texts = path.read_text().splitlines() if path.exists() else []
+        if not self._texts:
+            self._texts = [json.dumps(header)]
+        else:
+            self._check(json.loads(json.dumps(header)))
+
+    @property
+    def rows(self) -> list[Row]:
+        """Every row so far.
+
+        Raises:
+            ConfigError: one of them is none.
+        """
+        return [parse(text) for text in self._texts[1:]]
+
+    def add(self, row: Row) -> None:
+        """Add a row; the file is whole on disk before and after."""
+        self._texts.append(json.dumps(record(row)))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torn = self.path.with_name(self.path.name + ".tmp")
+        torn.write_text("\n".join((*self._texts, "")))
+        torn.replace(self.path)
+
+    def _check(self, header: Mapping[str, object]) -> None:
+        try:
+            found = json.loads(self._texts[0])
+            changed = sorted(key for key in header if found[key] != header[key])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError("file of rows", str(self.path), f"it holds something else: {error!r}") from error
+        if changed:
+            remedy = f"it holds runs with another {' and '.join(changed)}; name another --out"
+            raise ConfigError("file of rows", str(self.path), remedy)
+
+
+def record(row: Row) -> dict[str, object]:
+    """A row as it stands in JSON."""
+    return {"kind": "start" if isinstance(row, Start) else "run", **asdict(row)}
+
+
+def parse(text: str) -> Row:
+    """The row of a line of the file.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        fields = json.loads(text)
+        kind: type[Start] | type[Run] = {"start": Start, "run": Run}[fields.pop("kind")]
+        return kind(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError("row", text[:80], f"each row is a start or a run: {error!r}") from error

@@ -1,0 +1,145 @@
+"""From rows to figures: pure, so that a table can be made again from the file of rows."""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, stdev
+
+from repl_rl.lab.credit.conditions import BASELINE, effects
+from repl_rl.lab.credit.rows import Run, Start
+from repl_rl.lab.credit.settings import TARGET, WINDOW
+
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one, slightly wide, serves beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds."""
+
+    value: float
+    low: float | None
+    """Of Student's 95 % confidence interval of the mean; None: one seed has none."""
+    high: float | None
+    seeds: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """The mean of one value a seed (at least one), with Student's interval.
+
+    A bootstrap of so few values would be far too narrow, and a normal quantile too.
+    """
+    if len(values) < 2:
+        return Estimate(fmean(values), None, None, len(values))
+    half = _T[min(len(values) - 1, len(_T)) - 1] * stdev(values) / sqrt(len(values))
+    return Estimate(fmean(values), fmean(values) - half, fmean(values) + half, len(values))
+
+
+def running_mean(rates: Sequence[float], window: int = WINDOW) -> list[float]:
+    """Mean of each rate and of those before it, `window` in all at most."""
+    return [fmean(rates[max(0, at - window + 1) : at + 1]) for at in range(len(rates))]
+
+
+def tokens_to(
+    tokens: Sequence[int], rates: Sequence[float], target: float = TARGET, window: int = WINDOW
+) -> int | None:
+    """Sampled tokens after the first step at which the mean of the last `window` rates is `target`; None: never.
+
+    `tokens` are sums from the beginning, an entry a step.
+    """
+    for at, rate in enumerate(running_mean(rates, window)):
+        if at + 1 >= window and rate >= target:
+            return tokens[at]
+    return None
+
+
+def budget_mean(tokens: Sequence[int], rates: Sequence[float], budget: int) -> float:
+    """Mean of the rates over the first `budget` sampled tokens, a step weighing as many as it took."""
+    edges = [min(edge, budget) for edge in (0, *tokens)]
+    return sum(rate * (end - begin) for rate, (begin, end) in zip(rates, pairwise(edges), strict=True)) / edges[-1]
+
+
+def at_tokens(tokens: Sequence[int], values: Sequence[float], grid: Sequence[int]) -> list[float]:
+    """The value of the last step that was over at each number of sampled tokens; before the first, that one's."""
+    return [values[max(0, bisect_right(tokens, place) - 1)] for place in grid]
+
+
+def measures(run: Run, budget: int) -> dict[str, float]:
+    """What is compared between conditions, of one run."""
+    return {
+        **run.after,
+        "train_solve_rate": budget_mean(run.tokens, run.solve, budget),
+        "train_line_error_rate": budget_mean(run.tokens, run.error, budget),
+        "steps": len(run.tokens),
+        "wall_s": run.wall_s,
+    }
+
+
+def reached(runs: Sequence[Run], budget: int) -> dict[str, object]:
+    """Tokens to the target: of how many runs, and their mean, where the others count with the whole budget."""
+    found = [tokens_to(run.tokens, run.solve) for run in runs]
+    return {
+        "runs": sum(tokens is not None for tokens in found),
+        "of": len(found),
+        "tokens": asdict(mean([budget if tokens is None else min(tokens, budget) for tokens in found])),
+    }
+
+
+def aggregate(runs: Sequence[Run], starts: Sequence[Start], budget: int) -> dict[str, object]:
+    """Figures of every condition, and paired by seed their differences to `outcome` without shaping.
+
+    A condition that only some seeds of the baseline have is compared over those.
+    """
+    by_name: dict[str, dict[int, Run]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        by_name.setdefault(run.condition, {})[run.seed] = run
+    baseline = by_name.get(BASELINE, {})
+    return {
+        "start": {start.way: dict(start.figures) for start in starts},
+        "conditions": {
+            name: {
+                "mean": {key: asdict(value) for key, value in _means(list(mine.values()), budget).items()},
+                "reached": reached(list(mine.values()), budget),
+                "difference": {key: asdict(value) for key, value in differences(mine, baseline, budget).items()},
+            }
+            for name, mine in by_name.items()
+        },
+        "effects": {
+            name: {key: asdict(value) for key, value in found.items()}
+            for name, (cells, others) in effects().items()
+            if (found := together(by_name, cells, others, budget))
+        },
+    }
+
+
+def together(
+    by_name: Mapping[str, Mapping[int, Run]], cells: Sequence[str], others: Sequence[str], budget: int
+) -> dict[str, Estimate]:
+    """Mean of `cells` less mean of `others`, over the seeds that all of them have; empty without such a seed."""
+    if not {*cells, *others} <= by_name.keys():
+        return {}
+    seeds = sorted(set.intersection(*(set(by_name[name]) for name in (*cells, *others))))
+
+    def level(names: Sequence[str], seed: int) -> dict[str, float]:
+        found = [measures(by_name[name][seed], budget) for name in names]
+        return {key: fmean(figures[key] for figures in found) for key in found[0]}
+
+    pairs = [(level(cells, seed), level(others, seed)) for seed in seeds]
+    return {key: mean([one[key] - other[key] for one, other in pairs]) for key in pairs[0][0]} if pairs else {}
+
+
+def _means(runs: Sequence[Run], budget: int) -> dict[str, Estimate]:
+    found = [measures(run, budget) for run in runs]
+    return {key: mean([figures[key] for figures in found]) for key in found[0]}
+
+
+def differences(mine: Mapping[int, Run], others: Mapping[int, Run], budget: int) -> dict[str, Estimate]:
+    """Mean difference of each measure over the seeds that both have; empty without such a seed."""
+    return together({"mine": mine, "others": others}, ["mine"], ["others"], budget)

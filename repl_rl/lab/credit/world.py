@@ -1,0 +1,186 @@
+"""One worker's engine and consoles, and the runs that are played with them one after the other."""
+
+import gc
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from repl_rl.engine import EngineOptions, open_engine
+from repl_rl.lab.credit.conditions import Condition, Way
+from repl_rl.lab.credit.jobs import Job
+from repl_rl.lab.credit.rows import Row, Run, Start
+from repl_rl.lab.credit.settings import FENCED_LIMITS, LINE_LIMITS, TASKS, TRAIN_TASKS, Settings, header, policy_folder
+from repl_rl.record.metrics import describe
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.samplers.fenced import FencedCodeSampler
+from repl_rl.sandbox import InProcessSandbox, open_sandbox
+from repl_rl.sandbox.base import Sandbox
+from repl_rl.tasks import Split, Task, load_tasks
+from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.source import save_weights, weights_folder
+
+WARMUP_STEPS = 5
+ENDLESS_STEPS = 1_000_000
+"""Steps of the schedule, so that a learning rate that falls along a line stays where it is while tokens last."""
+FIGURES = (
+    *("solve_rate", "line_error_rate", "answered_rate", "lines_per_rollout", "void_line_rate", "print_rate"),
+    *("try_rate", "repeat_rate"),
+)
+"""Of `repl_rl.record.metrics.describe`, on held-out tasks at temperature 1."""
+
+
+class BudgetSpent(Exception):
+    """Ends a training whose tokens are spent."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Writes down the steps of a run until its tokens are spent."""
+
+    budget: int
+    tokens: list[int] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        """Take a step.
+
+        Raises:
+            BudgetSpent: it was the last one.
+        """
+        self.rows.append(record.metrics)
+        self.tokens.append(sum(t.sampled_tokens for t in trajectories) + (self.tokens[-1] if self.tokens else 0))
+        if self.tokens[-1] > self.budget:
+            raise BudgetSpent
+
+    def column(self, name: str) -> list[float]:
+        return [round(row[name], 4) for row in self.rows]
+
+
+class World:
+    """An engine, consoles, and the policies that runs start from. Open it with `opened`."""
+
+    def __init__(self, source: RolloutThread, settings: Settings, tasks: Sequence[Task], out: Path) -> None:
+        self.source = source
+        self.settings = settings
+        self.task_ids = [task.id for task in tasks]
+        self.held_out = load_tasks(TASKS, split=Split.HELD_OUT, count=settings.held_out, seed=0)
+        self.out = out
+
+    def play(self, job: Job) -> Row:
+        """Play a job; see `start` and `run`."""
+        if job.condition is None:
+            return self.start(job.way)
+        return self.run(job.condition, job.seed)
+
+    def start(self, way: Way) -> Start:
+        """The policy that the runs of a way start from; the fenced one is made here, if it is not there yet."""
+        began = time.monotonic()
+        if way == "fenced" and not self.policy(way).exists():
+            # imported here: of two workers only one needs it, and it takes seconds
+            from repl_rl.lab.credit.fenced import teach
+
+            teach(policy_folder(), self.policy(way), self.settings.fenced_steps)
+        self.use(way, seed=0)
+        self.source.load_weights(self.policy(way), 0)
+        return Start(way, self.figures(), round(time.monotonic() - began, 1))
+
+    def run(self, condition: Condition, seed: int) -> Run:
+        """Train from the starting policy until the tokens are spent, and evaluate.
+
+        Raises:
+            WeightSyncError: the sampler's log probabilities are not the trainer's.
+        """
+        began = time.monotonic()
+        self.use(condition.way, seed)
+        config = trainer_config(condition, seed, self.settings)
+        model = load_model(self.policy(condition.way), config)
+        ledger = Ledger(self.settings.tokens)
+        tokenizer = self.source.rollouts.renderer.tokenizer
+        with tempfile.TemporaryDirectory() as checkpoints, weights_folder() as weights:
+            try:
+                train(model, tokenizer, self.task_ids, self.source, config, Path(checkpoints), ledger.step)
+            except BudgetSpent:
+                save_weights(model.state_dict(), weights)
+                self.source.load_weights(weights, len(ledger.tokens))
+        after = self.figures()
+        del model
+        gc.collect()
+        return Run(
+            condition=condition.name,
+            seed=seed,
+            tokens=ledger.tokens,
+            solve=ledger.column("solve_rate"),
+            error=ledger.column("line_error_rate"),
+            lines=ledger.column("lines_per_rollout"),
+            after=after,
+            gap=max(row["logprob_gap_max"] for row in ledger.rows),
+            rollout_s=round(sum(ledger.column("rollout_s")), 1),
+            update_s=round(sum(ledger.column("update_s")), 1),
+            wall_s=round(time.monotonic() - began, 1),
+        )
+
+    def policy(self, way: Way) -> Path:
+        """The policy that the runs of a way start from."""
+        if way == "lines":
+            return policy_folder()
+        return self.out / f"fenced-{header(self.settings)['fingerprint']}"
+
+    def use(self, way: Way, seed: int) -> None:
+        """Play rollouts of a way from now on."""
+        sampler = FencedCodeSampler() if way == "fenced" else ReplSampler()
+        limits = FENCED_LIMITS if way == "fenced" else LINE_LIMITS
+        self.source.rollouts = replace(self.source.rollouts, sampler=sampler, limits=limits, seed=seed)
+
+    def figures(self) -> dict[str, float]:
+        """What the engine's policy does on held-out tasks, with `greedy` solve rate and tokens of a rollout."""
+        sampled = self.source.sample(self.held_out)
+        found = describe(sampled)
+        greedy = describe(self.source.sample(self.held_out, temperature=0.0))["solve_rate"]
+        rates = {name: round(found[name], 5) for name in FIGURES}
+        return {**rates, "greedy": round(greedy, 5), "rollout_tokens": round(found["sampled_tokens"] / len(sampled), 2)}
+
+
+def trainer_config(condition: Condition, seed: int, settings: Settings) -> TrainerConfig:
+    """How a condition is trained: the defaults, apart from what the experiment fixes."""
+    return TrainerConfig(
+        steps=ENDLESS_STEPS,
+        prompts_per_step=settings.prompts_per_step,
+        group_size=settings.group_size,
+        learning_rate=settings.learning_rate,
+        warmup_steps=WARMUP_STEPS,
+        estimator=condition.estimator,
+        rewards=condition.rewards,
+        seed=seed,
+    )
+
+
+@contextmanager
+def opened(settings: Settings, out: Path) -> Iterator[World]:
+    """A world on one core; its engine and consoles are gone at the end."""
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    training = load_tasks(TASKS, split=Split.TRAIN, count=TRAIN_TASKS, seed=0)
+    at_once = max(settings.prompts_per_step * settings.group_size, 64)
+    folder = policy_folder()
+
+    async def opener(stack: AsyncExitStack) -> Rollouts:
+        sandbox: Sandbox = InProcessSandbox()
+        if settings.sandbox == "local":
+            sandbox = await stack.enter_async_context(open_sandbox("local", warm=at_once))
+        options = EngineOptions(max_sessions=at_once, threads=1)
+        renderer = Renderer.from_folder(folder)
+        opening = open_engine(settings.engine, model=folder, options=options, forbidden_ids=renderer.forbidden_ids)
+        engine = await stack.enter_async_context(opening)
+        return Rollouts(engine, sandbox, renderer, ReplSampler(), LINE_LIMITS, "bare", concurrency=at_once)
+
+    with RolloutThread(opener, {task.id: task for task in training}) as source:
+        yield World(source, settings, training, out)

@@ -1,0 +1,188 @@
+"""Rollouts of a random policy with forced line lengths: what is sampled is real, where a line ends is given.
+
+Two seams are wrapped, all between them is what training uses: the engine ends each chunk at a given length, and the
+renderer captions each line with a runnable one. Half of the captions print 18 digits, half print nothing, so that an
+observation has ten tokens in the mean with the bundled tokenizer.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from repl_rl.engine.base import Chunk, ChunkEnd, Engine, EngineSession, Sampling, Watch
+from repl_rl.record.console import PS1
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.sandbox.base import Sandbox, SandboxSession
+
+SHORTEST, LONGEST = 8, 20
+"""Tokens of a line; 14 in the mean."""
+_LEAST_DIGITS = 10**17
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many lines of how many tokens each rollout has; the same for every way."""
+
+    rollouts: int
+    """Rollouts at once (>= 1)."""
+    lines: int
+    """Lines of each (>= 1)."""
+    line_s: float = 0.0
+    """How long each line sleeps in its console, seconds."""
+
+    def lengths(self) -> list[list[int]]:
+        """Tokens of each line of each rollout."""
+        rng = random.Random(0)
+        return [[rng.randint(SHORTEST, LONGEST) for _ in range(self.lines)] for _ in range(self.rollouts)]
+
+    def code(self, ids: Sequence[int]) -> str:
+        """The physical line that stands for the sampled `ids`."""
+        number = _LEAST_DIGITS + random.Random(hash(tuple(ids))).randrange(_LEAST_DIGITS)
+        value = f"__import__('time').sleep({self.line_s}) or {number}" if self.line_s else str(number)
+        return f"x = {value}" if number % 2 else f"print({value})"
+
+    def known(self) -> list[list[str]]:
+        """Observations of the same lengths as those that the captions bring about."""
+        rng = random.Random(1)
+        printed = f"{_LEAST_DIGITS}\n{PS1}"
+        return [[printed if rng.random() < 0.5 else PS1 for _ in range(self.lines)] for _ in range(self.rollouts)]
+
+
+class ForcedRenderer(Renderer):
+    """Captions sampled ids with a runnable line. What it costs to decode them is paid all the same."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._plain = Renderer.from_folder(folder)
+        self._plan = plan
+        super().__init__(self._plain.tokenizer)
+
+    def planned(self, plan: Plan) -> "ForcedRenderer":
+        """The same for another plan."""
+        other = copy(self)
+        other._plan = plan
+        return other
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """As `Renderer.encode`."""
+        return self._plain.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The caption of a line."""
+        super().decode(ids)
+        return self._plan.code(ids) + "\n"
+
+
+class TimedSession:
+    """An engine session with a clock."""
+
+    def __init__(self, inner: EngineSession) -> None:
+        self.engine_s = 0.0
+        """Wall clock spent in `sample`, seconds."""
+        self._inner = inner
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """As `EngineSession.ids`."""
+        return self._inner.ids
+
+    async def sample(
+        self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
+    ) -> Chunk:
+        """As `EngineSession.sample`."""
+        started = time.perf_counter()
+        try:
+            return await self._inner.sample(observed, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
+        finally:
+            self.engine_s += time.perf_counter() - started
+
+    async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        """As `EngineSession.undo`."""
+        return await self._inner.undo(call)
+
+
+class ForcedSession(TimedSession):
+    """Ends each chunk at its given length, as if its last id were a newline."""
+
+    def __init__(self, inner: EngineSession, lengths: Sequence[int]) -> None:
+        super().__init__(inner)
+        self._left = list(reversed(lengths))
+        self._length = 0
+
+    async def sample(
+        self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
+    ) -> Chunk:
+        """As `EngineSession.sample`, but `max_tokens`, `stop_ids` and `watch` have no effect."""
+        self._length = self._left.pop()
+        chunk = await super().sample(observed, max_tokens=self._length, stop_ids=frozenset())
+        return replace(chunk, end=ChunkEnd.STOP_ID)
+
+    async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        """As `EngineSession.undo`."""
+        self._left.append(self._length)
+        return await super().undo(call)
+
+
+class TimedEngine:
+    """An engine whose sessions have clocks and, given a plan's lengths, are forced, in the order of the plan."""
+
+    def __init__(self, inner: Engine, lengths: Sequence[Sequence[int]] | None = None) -> None:
+        self.name = inner.name
+        self.policy_step = inner.policy_step
+        self.context_tokens = inner.context_tokens
+        self.fallback_reason = inner.fallback_reason
+        self.seeds_sessions = inner.seeds_sessions
+        self.forbidden_ids = inner.forbidden_ids
+        self.sessions: list[TimedSession] = []
+        """All that were opened."""
+        self._inner = inner
+        self._lengths = None if lengths is None else iter(lengths)
+
+    @property
+    def engine_s(self) -> float:
+        """Wall clock spent in the engine, summed over sessions, seconds."""
+        return sum(session.engine_s for session in self.sessions)
+
+    def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
+        """As `Engine.session`."""
+        return self._session(prompt_ids, sampling)
+
+    @asynccontextmanager
+    async def _session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
+        async with self._inner.session(prompt_ids, sampling) as inner:
+            session = ForcedSession(inner, next(self._lengths)) if self._lengths is not None else TimedSession(inner)
+            self.sessions.append(session)
+            yield session
+
+    async def load_weights(self, folder: Path, policy_step: int) -> None:
+        """As `Engine.load_weights`."""
+        await self._inner.load_weights(folder, policy_step)
+
+
+class Leased:
+    """A sandbox of consoles that were leased beforehand and are let go afterwards: births are no part of a figure."""
+
+    def __init__(self, sandbox: Sandbox, sessions: list[SandboxSession]) -> None:
+        self.name = sandbox.name
+        self.python_version = sandbox.python_version
+        self._sessions = sessions
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[SandboxSession]:
+        """As `Sandbox.session`."""
+        yield self._sessions.pop()
+
+
+@asynccontextmanager
+async def leased(sandbox: Sandbox, count: int) -> AsyncIterator[Leased]:
+    """Lease `count` consoles for the block."""
+    async with AsyncExitStack() as stack:
+        yield Leased(sandbox, [await stack.enter_async_context(sandbox.session()) for _ in range(count)])

@@ -1,0 +1,131 @@
+"""All ways in one run, interleaved, and where the time of a line of ours goes."""
+
+import asyncio
+import os
+import statistics
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from repl_rl.engine import EngineOptions, open_engine
+from repl_rl.engine.vllm import VllmEngine
+from repl_rl.lab.bundled import bundled
+from repl_rl.lab.forced import ForcedRenderer, Plan, leased
+from repl_rl.lab.many import many
+from repl_rl.lab.policies import SIZES, write_policy
+from repl_rl.lab.profile import profile, watched
+from repl_rl.lab.rates import rates
+from repl_rl.lab.slow import slow_lines
+from repl_rl.lab.text_loop import text_loop
+from repl_rl.lab.trl_loop import TrlLoop
+from repl_rl.lab.ways import WAYS, Stage, Way, play
+from repl_rl.machine.cores import cores
+from repl_rl.sandbox import open_sandbox
+from repl_rl.sandbox.base import Sandbox
+
+Json = dict[str, object]
+_STOCK = "stock "
+KEYS = ("uninterrupted", "bound", "ours", "optimistic", "request_a_line", "lockstep", "text_loop", "trl")
+"""The ways, in the order in which each repeat plays them."""
+STOCK_BLOCK = 128
+"""Block size of vLLM as it comes, on CPU; ours is smaller, which makes a request a line cheaper for everybody."""
+STOCK_WAYS = ("request_a_line", "lockstep", "text_loop")
+"""Ways that are also played on vLLM as it comes: what one has without this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    rollouts: int = 64
+    """Rollouts at once (>= 1)."""
+    lines: int = 16
+    """Lines of each (>= 1)."""
+    repeats: Mapping[str, int] = field(default_factory=lambda: {"small": 3, "medium": 1})
+    """Times that each way is played, by size of the policy (>= 1); the JSON has medians."""
+
+
+def run_bench(effort: Effort | None = None) -> Json:
+    """Measure, and return what `bench rollout --json` writes.
+
+    `small` and `medium` have sampled tokens a second of each way, null where it cannot run (`reasons` says why);
+    `ratios` of each say how many times as fast ours is. `stock` has the same of the ways that compute a line's prefix
+    again, on an engine with the block size of vLLM as it comes.
+
+    Raises:
+        SandboxUnavailable: `local` cannot be had here.
+        ConfigError: vLLM is not installed.
+    """
+    return asyncio.run(_measure(effort or Effort()))
+
+
+async def _measure(effort: Effort) -> Json:
+    report: Json = {}
+    async with open_sandbox("local", warm=effort.rollouts) as sandbox:
+        for name in effort.repeats:
+            report[name] = await _size(name, effort, sandbox)
+        report["bundled"] = await bundled(sandbox, effort.rollouts, max(effort.repeats.values()))
+    plan = {"rollouts": effort.rollouts, "lines": effort.lines, "repeats": dict(effort.repeats)}
+    report["many"] = await many()
+    return report | {"plan": plan, "cpus": cores(), "load_average": os.getloadavg()[0]}
+
+
+async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
+    """All figures of one size of the policy."""
+    plan = Plan(effort.rollouts, effort.lines)
+    options = EngineOptions(max_sessions=effort.rollouts)
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        parameters = write_policy(SIZES[name], folder)
+        engine = await stack.enter_async_context(open_engine("vllm", model=folder, options=options))
+        assert isinstance(engine, VllmEngine)
+        ways = dict(WAYS)
+        ways["text_loop"] = await stack.enter_async_context(text_loop(folder, options))
+        ways["trl"] = TrlLoop(folder, plan)
+        ways |= await _stock(stack, folder, replace(options, block_size=STOCK_BLOCK))
+        stage, repeats = Stage(plan, engine, sandbox, ForcedRenderer(folder, plan)), effort.repeats[name]
+        await rates(ways, replace(stage, plan=Plan(effort.rollouts, 1)), 1)  # nothing cold is measured
+        raw = await rates(ways, stage, repeats)
+        profiles = [await _profile(stage) for _ in range(repeats)]
+        slow = await slow_lines(stage, repeats)
+    medians = {key: statistics.median(found) for key, found in raw.items()}
+    ratios = {key: medians["ours"] / rate for key, rate in medians.items() if key != "ours"}
+    stock = {key: _STOCK + key for key in STOCK_WAYS}
+    return {
+        **{key: medians[key] for key in KEYS},
+        "reasons": {},
+        "ratios": {key: ratios[key] for key in KEYS if key != "ours"},
+        "stock": {key: medians[name] for key, name in stock.items()}
+        | {"block_size": STOCK_BLOCK, "ratios": {key: ratios[name] for key, name in stock.items()}},
+        "raw": raw,
+        "profile": {part: statistics.median(found[part] for found in profiles) for part in profiles[0]},
+        "slow_lines": slow,
+        "parameters": parameters,
+        "fallback": engine.fallback_reason,
+    }
+
+
+async def _stock(stack: AsyncExitStack, folder: Path, options: EngineOptions) -> dict[str, Way]:
+    """The stock ways, on engines of their own."""
+    engine = await stack.enter_async_context(open_engine("vllm", model=folder, options=options))
+    assert isinstance(engine, VllmEngine)
+
+    def on_stock(way: Way) -> Way:
+        return lambda stage: way(replace(stage, engine=engine))
+
+    loop = await stack.enter_async_context(text_loop(folder, options))
+    return {_STOCK + key: on_stock(WAYS[key]) if key in WAYS else loop for key in STOCK_WAYS}
+
+
+async def _profile(stage: Stage) -> dict[str, float]:
+    """Parts of a line of ours; `vllm_host` is that of `bound`: vLLM's front end for chunks like ours, no more."""
+    async with watched() as engine_alone:
+        await WAYS["bound"](stage)
+    async with leased(stage.sandbox, stage.plan.rollouts) as consoles:
+        async with watched() as watch:
+            played = await play(replace(stage, sandbox=consoles))
+        parts = profile(played, watch)
+    vllm_host_ms = 1000 * engine_alone.cpu_s / (stage.plan.rollouts * stage.plan.lines)
+    return parts | {"vllm_host_ms": vllm_host_ms, "own_host_ms": parts["host_ms"] - vllm_host_ms}

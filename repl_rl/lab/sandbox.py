@@ -1,0 +1,241 @@
+"""`bench sandbox`: our consoles beside plain `jupyter_client` with the stock ipykernel, in one run, interleaved.
+
+Line figures are compared at the 10th percentile, because the stock kernel's history writes make its median unstable;
+all others by their medians. Nothing comes from the warm pool: each console is forked when it is asked for.
+"""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from repl_rl.errors import SandboxUnavailable
+from repl_rl.lab.stock import StockConsole, open_stock
+from repl_rl.sandbox import open_sandbox
+from repl_rl.sandbox.base import Sandbox, SandboxSession
+
+_LINES = ("x = 1", "1 + 1", "print('a')")
+_ERROR = "1/0"
+_AT_ONCE = 16
+_ROLLOUT_LINES = 10
+_ROLLOUTS_AT_ONCE = 8
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    checkouts: int = 12
+    """Consoles started one after the other, a contender."""
+    lines: int = 150
+    """Repeats of each line, a contender."""
+    many: int = 40
+    """Lines a console when 16 run at once."""
+    rollouts: int = 24
+    """Fresh console + 10 lines + kill, 8 at once; a quarter of it for the stock kernel."""
+
+
+async def _line(session: SandboxSession, code: str) -> float:
+    started = time.perf_counter()
+    await session.push(code)
+    return time.perf_counter() - started
+
+
+@asynccontextmanager
+async def _stock(*, history: bool = True) -> AsyncIterator[StockConsole]:
+    console = await open_stock(history=history)
+    try:
+        yield console
+    finally:
+        await console.close()
+
+
+def _p10(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=10)[0]
+
+
+def _summary(values: Sequence[float]) -> Json:
+    return {"p10_ms": _p10(values) * 1000, "median_ms": statistics.median(values) * 1000, "n": len(values)}
+
+
+async def _checkouts(ours: Sandbox, effort: Effort) -> dict[str, list[float]]:
+    """Seconds from asking for a console until its first line is done."""
+    found: dict[str, list[float]] = {"ours": [], "stock": []}
+    for _ in range(effort.checkouts):
+        started = time.perf_counter()
+        async with ours.session() as session:
+            await session.push("1 + 1")
+            found["ours"].append(time.perf_counter() - started)
+        started = time.perf_counter()
+        async with _stock() as console:
+            await console.line("1 + 1")
+            found["stock"].append(time.perf_counter() - started)
+    return found
+
+
+async def _lines(ours: Sandbox, docker: Sandbox | None, effort: Effort) -> dict[str, dict[str, list[float]]]:
+    """Seconds a line: {contender: {line: times}}."""
+    found: dict[str, dict[str, list[float]]] = {}
+    async with AsyncExitStack() as stack:
+        ask = {"ours": await stack.enter_async_context(ours.session())}
+        if docker is not None:
+            ask["docker"] = await stack.enter_async_context(docker.session())
+        stock = {
+            "stock": await stack.enter_async_context(_stock()),
+            "stock_history_off": await stack.enter_async_context(_stock(history=False)),
+        }
+        for code in (*_LINES, _ERROR):
+            for _ in range(effort.lines):
+                for name, session in ask.items():
+                    found.setdefault(name, {}).setdefault(code, []).append(await _line(session, code))
+                for name, console in stock.items():
+                    found.setdefault(name, {}).setdefault(code, []).append(await console.line(code))
+    return found
+
+
+async def _many(ours: Sandbox, effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
+    """16 consoles at once: lines a second, and memory (PSS, MiB) a console, by contender."""
+    rate, memory = {}, {}
+    async with AsyncExitStack() as stack:
+        empty = _pss_mib()
+        sessions = [await stack.enter_async_context(ours.session()) for _ in range(_AT_ONCE)]
+        await asyncio.gather(*(_line(session, "1 + 1") for session in sessions))
+        memory["ours"] = (_pss_mib() - empty) / _AT_ONCE
+        empty = _pss_mib()
+        stocks = await asyncio.gather(*(stack.enter_async_context(_stock()) for _ in range(_AT_ONCE)))
+        await asyncio.gather(*(console.line("1 + 1") for console in stocks))
+        memory["stock"] = (_pss_mib() - empty) / _AT_ONCE
+
+        async def ours_lines(session: SandboxSession) -> None:
+            for number in range(effort.many):
+                await session.push(f"print({number})")
+
+        async def stock_lines(console: StockConsole) -> None:
+            for number in range(effort.many // 4):
+                await console.line(f"print({number})")
+
+        rates: dict[str, list[float]] = {"ours": [], "stock": []}
+        for _ in range(3):
+            started = time.perf_counter()
+            await asyncio.gather(*map(ours_lines, sessions))
+            rates["ours"].append(_AT_ONCE * effort.many / (time.perf_counter() - started))
+            started = time.perf_counter()
+            await asyncio.gather(*map(stock_lines, stocks))
+            rates["stock"].append(_AT_ONCE * (effort.many // 4) / (time.perf_counter() - started))
+        rate = {name: statistics.median(values) for name, values in rates.items()}
+    return rate, memory
+
+
+async def _rollouts(ours: Sandbox, effort: Effort) -> dict[str, float]:
+    """Fresh console + 10 lines + kill, a second, by contender."""
+    gate = asyncio.Semaphore(_ROLLOUTS_AT_ONCE)
+
+    async def one_of_ours() -> None:
+        async with gate, ours.session() as session:
+            for number in range(_ROLLOUT_LINES):
+                await session.push(f"print({number})")
+
+    async def one_of_stock() -> None:
+        async with gate, _stock() as console:
+            for number in range(_ROLLOUT_LINES):
+                await console.line(f"print({number})")
+
+    rates: dict[str, list[float]] = {"ours": [], "stock": []}
+    for _ in range(3):
+        for name, one, count in (("ours", one_of_ours, effort.rollouts), ("stock", one_of_stock, effort.rollouts // 4)):
+            started = time.perf_counter()
+            await asyncio.gather(*(one() for _ in range(count)))
+            rates[name].append(count / (time.perf_counter() - started))
+    return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def _family() -> list[int]:
+    """Every process below this one."""
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            try:
+                children = [int(word) for word in path.read_text().split()]
+            except OSError:
+                continue
+            found += children
+            waiting += children
+    return found
+
+
+def _pss_mib() -> float:
+    """Proportional memory of every process below this one, MiB."""
+    total = 0
+    for pid in _family():
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    return total / 1024
+
+
+def _line_ratios(found: dict[str, dict[str, list[float]]], against: str) -> dict[str, float]:
+    ratio = {code: _p10(found[against][code]) / _p10(times) for code, times in found["ours"].items()}
+    return {"line": min(ratio[code] for code in _LINES), "line_error": ratio[_ERROR]}
+
+
+async def _docker(stack: AsyncExitStack) -> tuple[Sandbox | None, str]:
+    try:
+        return await stack.enter_async_context(open_sandbox("docker", warm=0)), ""
+    except SandboxUnavailable as reason:
+        return None, str(reason)
+
+
+async def measure(effort: Effort, *, docker: bool) -> Json:
+    """All figures; see `run_bench`."""
+    async with AsyncExitStack() as stack:
+        ours = await stack.enter_async_context(open_sandbox("local", warm=0))
+        beside, why_not = await _docker(stack) if docker else (None, "not asked for")
+        checkouts = await _checkouts(ours, effort)
+        lines = await _lines(ours, beside, effort)
+        rate, memory = await _many(ours, effort)
+        rollouts = await _rollouts(ours, effort)
+    ratios = {
+        "checkout": statistics.median(checkouts["stock"]) / statistics.median(checkouts["ours"]),
+        **_line_ratios(lines, "stock"),
+        "lines_16": rate["ours"] / rate["stock"],
+        "rollouts": rollouts["ours"] / rollouts["stock"],
+        "memory": memory["stock"] / memory["ours"],
+    }
+    if "docker" in lines:
+        per_line = [_p10(lines["docker"][code]) / _p10(lines["ours"][code]) for code in _LINES]
+        ratios["docker_line"] = max(per_line)
+    return {
+        "ratios": ratios,
+        "ratios_history_off": _line_ratios(lines, "stock_history_off"),
+        "checkout": {name: _summary(times) for name, times in checkouts.items()},
+        "lines": {name: {code: _summary(times) for code, times in by.items()} for name, by in lines.items()},
+        "lines_16_per_s": rate,
+        "rollouts_per_s": rollouts,
+        "memory_mib": memory,
+        "docker": why_not or "measured",
+        "isolation": "on",
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def run_bench(effort: Effort | None = None, *, docker: bool = False) -> Json:
+    """Measure, and return what `bench sandbox --json` writes.
+
+    `ratios` says how many times better ours is than plain `jupyter_client` + stock ipykernel (`checkout`, `line`: the
+    worst of three good lines, `line_error`, `lines_16`, `rollouts`, `memory`); `docker_line` is docker's line time over
+    local's. Raw figures are beside them.
+
+    Raises:
+        SandboxUnavailable: `local` cannot be had here.
+    """
+    return asyncio.run(measure(effort or Effort(), docker=docker))

@@ -1,0 +1,54 @@
+"""The loop of TRL's issue 2723: text in, `LLM.generate` with `stop="\\n"` a line, run the lines, send longer texts.
+
+It runs on a vLLM of its own with the arguments of ours, because ours has no tokenizer and `LLM` cannot share it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from vllm import LLM, SamplingParams
+
+from repl_rl.engine.environment import environment
+from repl_rl.engine.options import EngineOptions, read_model_folder
+from repl_rl.engine.vllm_setup import arguments, core_environment
+from repl_rl.lab.ways import QUESTION, Stage, Way
+from repl_rl.record.console import prompt
+
+
+@asynccontextmanager
+async def text_loop(folder: Path, options: EngineOptions) -> AsyncIterator[Way]:
+    """Start vLLM's `LLM` on `folder`; the way that uses it is good for the block."""
+    llm = await asyncio.to_thread(_start, folder, options)
+    try:
+        yield lambda stage: _play(llm, stage)
+    finally:
+        await asyncio.to_thread(llm.llm_engine.engine_core.shutdown)
+
+
+def _start(folder: Path, options: EngineOptions) -> LLM:
+    with environment(core_environment(options)):
+        given = arguments(folder, read_model_folder(folder, options), options)
+        return LLM(**given | {"skip_tokenizer_init": False})
+
+
+async def _play(llm: LLM, stage: Stage) -> int:
+    lengths = stage.plan.lengths()
+    texts = [stage.renderer.prompt(QUESTION, "bare").text] * len(lengths)
+    sampled = 0
+    async with AsyncExitStack() as stack:
+        consoles = [await stack.enter_async_context(stage.sandbox.session()) for _ in lengths]
+        for line in zip(*lengths, strict=True):
+            parameters = [
+                SamplingParams(max_tokens=most, stop="\n", temperature=1.0, logprobs=0, ignore_eos=True)
+                for most in line
+            ]
+            outputs = await asyncio.to_thread(llm.generate, texts, parameters, use_tqdm=False)
+            written = [output.outputs[0] for output in outputs]
+            codes = [stage.renderer.decode(part.token_ids).rstrip("\n") for part in written]
+            results = await asyncio.gather(*(c.push(code) for c, code in zip(consoles, codes, strict=True)))
+            shown = [result.text + prompt(result.more) for result in results]
+            texts = [f"{t}{part.text}\n{seen}" for t, part, seen in zip(texts, written, shown, strict=True)]
+            sampled += sum(len(part.token_ids) for part in written)
+    return sampled

@@ -1,0 +1,270 @@
+"""`repl-rl bench update`: our update against the update of TRL's GRPOTrainer, on the same rollouts.
+
+Each measurement runs in a process of its own, so that peak memory is its own. Both trainers score the sampler's
+rollouts (TRL's old log probabilities), form the loss and its gradients; neither takes the optimizer step.
+"""
+
+import multiprocessing
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
+
+from repl_rl.credit.advantages import estimator
+from repl_rl.credit.group import Credit
+from repl_rl.credit.tensors import columns
+from repl_rl.errors import ReplRLError
+from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt, Sampled, Stop, Trajectory
+from repl_rl.trainer.config import GRPOTrainer, TrainerConfig
+from repl_rl.trainer.grpo import ReplGRPOTrainer
+
+Side = Literal["ours", "trl"]
+Gradients = dict[str, Tensor]
+"""The gradient of every weight, on the CPU."""
+PAD, EOS = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload: a group of rollouts of one task."""
+
+    vocab: int
+    """Vocabulary size."""
+    observed_share: float
+    """Share of a completion's tokens that were observed, in [0, 1)."""
+    tokens: int = 2048
+    """Tokens of a completion."""
+    rollouts: int = 2
+    """Rollouts in the batch, >= 2."""
+    hidden: int = 128
+    """Width of the model."""
+    layers: int = 2
+    """Layers of the model."""
+
+
+CASES = tuple(Case(vocab, share) for vocab in (32_768, 151_936) for share in (0.5, 0.8))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one update took."""
+
+    update_s: float
+    """Scoring of the rollouts, loss and gradients: wall clock on a GPU, CPU time of all threads without one."""
+    loss_s: float
+    """Loss and gradients alone, as in a step of several micro-batches; same clock."""
+    peak_mib: float
+    """Peak memory above what the loaded model and the rollouts take."""
+    loss: float
+
+
+def bench_update(cases: Sequence[Case] = CASES, repeats: int = 2) -> list[dict[str, float | str]]:
+    """Measure each case; a row a case with ratios of ours over TRL's, best of `repeats` for times."""
+    return [_row(case, repeats) for case in cases]
+
+
+def _row(case: Case, repeats: int) -> dict[str, float | str]:
+    with tempfile.TemporaryDirectory() as folder:
+        ours, our_gradients = _apart(case, "ours", repeats, Path(folder))
+        theirs, gradients = _apart(case, "trl", repeats, Path(folder))
+    return {
+        **asdict(case),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "dtype": "float32",
+        "time_ratio": ours.update_s / theirs.update_s,
+        "loss_time_ratio": ours.loss_s / theirs.loss_s,
+        "memory_ratio": ours.peak_mib / theirs.peak_mib,
+        "max_abs_loss_diff": abs(ours.loss - theirs.loss),
+        "max_abs_gradient_diff": max((our_gradients[name] - g).abs().max().item() for name, g in gradients.items()),
+        "gradient_max": max(g.abs().max().item() for g in gradients.values()),
+        **{f"ours_{key}": value for key, value in asdict(ours).items()},
+        **{f"trl_{key}": value for key, value in asdict(theirs).items()},
+    }
+
+
+def _apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+    # Neither CUDA nor PyTorch's threads survive a fork; the server that forks here uses neither, and has all imported.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    near, far = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(case, side, repeats, folder, far))
+    process.start()
+    far.close()
+    try:
+        cost = near.recv()
+    except EOFError as error:
+        raise ReplRLError(f"the process that measured {side!r} ended without figures; see what it printed") from error
+    finally:
+        process.join()
+    return cost, load_file(folder / f"{side}.safetensors")
+
+
+def _report(case: Case, side: Side, repeats: int, folder: Path, pipe: Connection) -> None:
+    cost, gradients = measure(case, side, repeats, folder)
+    save_file(gradients, folder / f"{side}.safetensors")
+    pipe.send(cost)
+
+
+def measure(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+    """Cost of one side's update, and its gradients."""
+    model = _model(case)
+    rollouts = _rollouts(case)
+    trainer = _ours(model, rollouts, folder) if side == "ours" else _trl(model, rollouts, folder)
+    trainer.current_gradient_accumulation_steps = 1
+    update_s, loss_s = [], []
+    before = _reset_peak()
+    for _ in range(repeats):
+        model.zero_grad(set_to_none=True)
+        start = _clock()
+        batch = trainer._generate_and_score_completions([{"prompt": "task"}] * case.rollouts)
+        loss = trainer._compute_loss(trainer.model, batch)
+        loss.backward()
+        _wait()
+        update_s.append(_clock() - start)
+    peak_mib = _peak() - before
+    gradients = {name: p.grad.float().cpu().clone() for name, p in model.named_parameters() if p.grad is not None}
+    trainer.num_iterations = 2  # a step of several losses: each has to score its rows anew
+    for _ in range(repeats):
+        model.zero_grad(set_to_none=True)
+        start = _clock()
+        trainer._compute_loss(trainer.model, batch).backward()
+        _wait()
+        loss_s.append(_clock() - start)
+    return Cost(min(update_s), min(loss_s), peak_mib, float(loss.detach())), gradients
+
+
+class _Replay:
+    forbidden_ids = frozenset[int]()
+
+    def __init__(self, rollouts: Sequence[Trajectory]) -> None:
+        self.rollouts = rollouts
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
+        return self.rollouts
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        pass
+
+
+def _config(rollouts: Sequence[Trajectory]) -> TrainerConfig:
+    # Random weights and made-up log probabilities disagree, so the check of the sync is set wide.
+    return TrainerConfig(steps=1, prompts_per_step=1, group_size=len(rollouts), logprob_tolerance=1e9)
+
+
+def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -> ReplGRPOTrainer:
+    config = _config(rollouts)
+    trainer = ReplGRPOTrainer(
+        model=model,
+        tokenizer=_tokenizer(),
+        task_ids=["task"],
+        source=_Replay(rollouts),
+        args=config.grpo_args(folder),
+        credit=Credit(estimator("outcome"), config.rewards),
+        tolerance=config.tolerance,
+        weights=folder,
+    )
+    trainer._last_loaded_step = 0  # the weights need not travel
+    trainer.model_wrapped.train()
+    return trainer
+
+
+def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -> GRPOTrainer:
+    rows = columns(rollouts, PAD)
+    ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
+    args = replace(_config(rollouts), fast=False).grpo_args(folder)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=[lambda **_: [t.outcome for t in rollouts]],
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["task"]}),
+        processing_class=_tokenizer(),
+        # TRL takes the mask out of what it is given.
+        rollout_func=lambda prompts, _: {**ids, "env_mask": rows.mask},
+    )
+    trainer.use_vllm, trainer._last_loaded_step = True, 0  # corrected for the sampler, without an engine to sync
+    trainer.model.train()
+    return trainer
+
+
+def _model(case: Case) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=case.vocab,
+        hidden_size=case.hidden,
+        num_hidden_layers=case.layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=case.hidden // 4,
+        intermediate_size=3 * case.hidden,
+        tie_word_embeddings=False,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    words = {"<pad>": PAD, "<eos>": EOS}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+def _rollouts(case: Case, line: int = 16) -> list[Trajectory]:
+    """Rollouts of lines of 16 tokens, each followed by an observation that makes up the share."""
+    rng = random.Random(0)
+    observed = round(line * case.observed_share / (1 - case.observed_share))
+    prompt = Prompt("task", tuple(rng.randrange(2, case.vocab) for _ in range(32)))
+    rollouts = []
+    for number in range(case.rollouts):
+        segments: list[Sampled | Observed] = []
+        for _ in range(case.tokens // (line + observed)):
+            ids = tuple(rng.randrange(2, case.vocab) for _ in range(line))
+            segments.append(Sampled((Line(ids, (-10.0,) * line, "x\n", LineEnd.NEWLINE),)))
+            segments.append(Observed("y", tuple(rng.randrange(2, case.vocab) for _ in range(observed))))
+        outcome = float(number % 2)
+        rollouts.append(
+            Trajectory(str(number), "task", prompt, tuple(segments), Stop.FINISHED, 0, number, 0.0, outcome)
+        )
+    return rollouts
+
+
+def _reset_peak() -> float:
+    """Forget the peak so far; returns the memory in use now, MiB."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 2**20
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak() -> float:
+    return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _status("VmHWM")
+
+
+def _status(key: str) -> float:
+    for row in Path("/proc/self/status").read_text().splitlines():
+        if row.startswith(f"{key}:"):
+            return int(row.split()[1]) / 1024
+    raise KeyError(key)
+
+
+def _clock() -> float:
+    # Without a GPU the work is what counts, not who else uses the machine.
+    return time.perf_counter() if torch.cuda.is_available() else time.process_time()
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

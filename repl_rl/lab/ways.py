@@ -1,0 +1,139 @@
+"""The ways to play the same rollouts. Each returns how many tokens it sampled; whoever calls it holds the clock."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from repl_rl.engine.ahead import Tally
+from repl_rl.engine.base import Chunk, Sampling
+from repl_rl.engine.options import Drive
+from repl_rl.engine.vllm import VllmEngine
+from repl_rl.lab.forced import ForcedRenderer, Plan, TimedEngine
+from repl_rl.record.console import prompt
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.sandbox.base import Sandbox
+from repl_rl.tasks import Task
+
+QUESTION = "Compute the sum of the first ten numbers and submit it."
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a way plays on."""
+
+    plan: Plan
+    engine: VllmEngine
+    sandbox: Sandbox
+    """Of consoles that are ready."""
+    renderer: ForcedRenderer
+
+
+Way = Callable[[Stage], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Rollouts of one way, with what the profile needs."""
+
+    trajectories: Sequence[Trajectory]
+    engine_s: float
+    """Summed over rollouts, seconds."""
+    tally: Tally
+
+
+async def play(stage: Stage, *, optimistic: bool = False) -> Played:
+    """Ours: the very objects that training uses, on the forced engine."""
+    plan = stage.plan
+    engine = TimedEngine(stage.engine, plan.lengths())
+    limits = RolloutLimits(max_lines=plan.lines, max_observation_tokens=64, max_wall_s=600.0, optimistic=optimistic)
+    rollouts = Rollouts(engine, stage.sandbox, stage.renderer, ReplSampler(), limits, "bare", concurrency=plan.rollouts)
+    tasks = [Task("t", QUESTION, "55")] * plan.rollouts
+    trajectories = await rollouts.collect(tasks)
+    return Played(trajectories, engine.engine_s, rollouts.tally)
+
+
+async def ours(stage: Stage) -> int:
+    """A session a rollout, a console each, nobody waits for anybody."""
+    stage.engine.use(Drive.SESSION)
+    return _sampled((await play(stage)).trajectories)
+
+
+async def optimistic(stage: Stage) -> int:
+    """Ours, sampling on while a line that most likely prints nothing runs."""
+    stage.engine.use(Drive.SESSION)
+    return _sampled((await play(stage, optimistic=True)).trajectories)
+
+
+async def request_a_line(stage: Stage) -> int:
+    """The same with a new request a line; only the prefix cache is kept between lines."""
+    stage.engine.use(Drive.REQUEST)
+    return _sampled((await play(stage)).trajectories)
+
+
+async def uninterrupted(stage: Stage) -> int:
+    """Plain generation of as many tokens: one request a rollout, no observation, no console."""
+    stage.engine.use(Drive.REQUEST)
+
+    async def one(lengths: Sequence[int]) -> Chunk:
+        async with stage.engine.session(_prompt(stage), Sampling()) as session:
+            return await session.sample((), max_tokens=sum(lengths), stop_ids=frozenset())
+
+    chunks = await asyncio.gather(*map(one, stage.plan.lengths()))
+    return sum(len(chunk.token_ids) for chunk in chunks)
+
+
+async def bound(stage: Stage) -> int:
+    """The same tokens in sessions, with observations that were known beforehand: no console, no record."""
+    stage.engine.use(Drive.SESSION)
+    known = [[stage.renderer.encode(text) for text in texts] for texts in stage.plan.known()]
+
+    async def one(lengths: Sequence[int], observations: Sequence[tuple[int, ...]]) -> int:
+        observed: tuple[int, ...] = ()
+        async with stage.engine.session(_prompt(stage), Sampling()) as session:
+            for length, following in zip(lengths, observations, strict=True):
+                await session.sample(observed, max_tokens=length, stop_ids=frozenset())
+                observed = following
+        return sum(lengths)
+
+    return sum(await asyncio.gather(*map(one, stage.plan.lengths(), known)))
+
+
+async def lockstep(stage: Stage) -> int:
+    """Batches: all sample a line, then all run it; the slowest of each decides. A new request a line."""
+    stage.engine.use(Drive.REQUEST)
+    lengths = stage.plan.lengths()
+    async with AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(stage.engine.session(_prompt(stage), Sampling())) for _ in lengths]
+        consoles = [await stack.enter_async_context(stage.sandbox.session()) for _ in lengths]
+        observed: list[tuple[int, ...]] = [()] * len(lengths)
+        for line in zip(*lengths, strict=True):
+            sampling = zip(sessions, observed, line, strict=True)
+            chunks = await asyncio.gather(
+                *(session.sample(seen, max_tokens=most, stop_ids=frozenset()) for session, seen, most in sampling)
+            )
+            texts = [stage.renderer.decode(chunk.token_ids).rstrip("\n") for chunk in chunks]
+            results = await asyncio.gather(*(c.push(text) for c, text in zip(consoles, texts, strict=True)))
+            observed = [stage.renderer.encode(result.text + prompt(result.more)) for result in results]
+    return sum(map(sum, lengths))
+
+
+def _prompt(stage: Stage) -> tuple[int, ...]:
+    return stage.renderer.prompt(QUESTION, "bare").token_ids
+
+
+def _sampled(trajectories: Sequence[Trajectory]) -> int:
+    return sum(trajectory.sampled_tokens for trajectory in trajectories)
+
+
+WAYS: dict[str, Way] = {
+    "uninterrupted": uninterrupted,
+    "bound": bound,
+    "ours": ours,
+    "optimistic": optimistic,
+    "request_a_line": request_a_line,
+    "lockstep": lockstep,
+}
+"""On the engine that training uses, by their keys in the JSON."""

@@ -1,5 +1,0 @@
-"""A notebook widget that plays stored trajectories. It needs the extra `notebooks` (anywidget)."""
-
-from repl_rl.player.widget import TrajectoryPlayer
-
-__all__ = ["TrajectoryPlayer"]

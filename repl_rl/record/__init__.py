@@ -1,0 +1,1 @@
+"""What a rollout leaves: tokens, lines, trajectories, and their figures. It knows no engine and no sandbox."""

@@ -1,0 +1,114 @@
+"""A line, the unit of credit: its tokens, how the console took it, what closed it, and the rewards it was given.
+
+A line owns its token ids and one log probability (natural logarithm, nats) for each. `repl_rl.record.trajectory` builds
+rollouts of them, and exports every name of this module.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from repl_rl.errors import InvariantError
+
+
+def refuse(field: str, value: object, remedy: str) -> None:
+    """Raise an `InvariantError` that names the field, its value and the remedy."""
+    raise InvariantError(f"{field} is {value!r}; {remedy}")
+
+
+class LineStatus(StrEnum):
+    """How the console took a line. The list is closed."""
+
+    INCOMPLETE = "incomplete"
+    OK = "ok"
+    SYNTAX_ERROR = "syntax_error"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    MEMORY_LIMIT = "memory_limit"
+    OUTPUT_LIMIT = "output_limit"
+    EXITED = "exited"
+    KILLED = "killed"
+    ANSWERED = "answered"
+    SANDBOX_FAULT = "sandbox_fault"
+
+    @property
+    def is_error(self) -> bool:
+        """True when the policy's own code went wrong. A `sandbox_fault` is ours, so it is not an error here."""
+        return self in _ERRORS
+
+
+_ERRORS = frozenset(
+    {
+        LineStatus.SYNTAX_ERROR,
+        LineStatus.EXCEPTION,
+        LineStatus.TIMEOUT,
+        LineStatus.MEMORY_LIMIT,
+        LineStatus.OUTPUT_LIMIT,
+        LineStatus.KILLED,
+    }
+)
+
+
+class LineEnd(StrEnum):
+    """What closed a line's token record."""
+
+    NEWLINE = "newline"
+    """Its last token contains a newline."""
+    MATCH = "match"
+    """A sampler's watch asked to stop after its last token."""
+    EOS = "eos"
+    """Its last token is an end token of the vocabulary."""
+    LENGTH = "length"
+    """Cut in the middle by a token budget; nothing can follow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedReward:
+    """A reward that a sampler gave to one line, in reward units (dimensionless, finite)."""
+
+    name: str
+    value: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            refuse(f"reward {self.name!r}", self.value, "a reward is a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What the console made of a line."""
+
+    status: LineStatus
+    elapsed_s: float
+    answer: str | None = None
+    """What `submit_final_answer(...)` was given on this line; None: it was not called."""
+
+    def __post_init__(self) -> None:
+        if (self.answer is not None) != (self.status is LineStatus.ANSWERED):
+            refuse("Execution.answer", self.answer, f"status {self.status!s} and an answer must agree")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the policy: its tokens, a log probability (nats, <= 0) for each, and what became of it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    """The tokens decoded, newline included: a caption, never re-encoded."""
+    end: LineEnd
+    execution: Execution | None = None
+    """None: no console was asked to run it."""
+    rewards: tuple[NamedReward, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            refuse("Line.token_ids", self.token_ids, "a line has at least one sampled token")
+        if len(self.logprobs) != len(self.token_ids):
+            n = f"{len(self.logprobs)} for {len(self.token_ids)} tokens"
+            refuse("Line.logprobs", n, "give exactly one log probability per sampled token")
+        for logprob in self.logprobs:
+            if not -math.inf < logprob <= 0.0:
+                refuse("Line.logprobs", logprob, "a log probability is finite and <= 0")
+        if self.end is LineEnd.NEWLINE and "\n" not in self.text:
+            refuse("Line.text", self.text, "a line closed by a newline contains one")

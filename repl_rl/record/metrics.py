@@ -1,0 +1,84 @@
+"""What a batch of trajectories looks like in numbers."""
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import TypeVar
+
+from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.record.console import is_void
+from repl_rl.record.trajectory import Failure, Line, LineStatus, Stop, Trajectory
+
+T = TypeVar("T")
+
+_PRINT = re.compile(r"\bprint\s*\(")
+_TRY = re.compile(r"^\s*(try|except)\b")
+
+
+def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Rates and means over trajectories.
+
+    Our own failures count in `sandbox_fault_rate` only, those of a sampler in `user_error_rate` only.
+
+    Rates are shares in [0, 1]. `void_line_rate`, `print_rate`, `print_spam_rate`, `try_rate` and `repeat_rate` are the
+    farming indicators: shares of lines that compute nothing, print, print nothing but literals or what the rollout has
+    printed by the same line before, hide errors, or repeat the line before.
+    """
+    sound = [t for t in trajectories if t.failure is None]
+    graded = [t.outcome for t in sound if t.outcome is not None]
+    lines = [line for t in sound for line in t.lines]
+    run = [line.execution for line in lines if line.execution is not None]
+    return {
+        "solve_rate": _share(graded, lambda outcome: outcome >= 1.0),
+        "reward_mean": fmean(graded) if graded else 0.0,
+        "answered_rate": _share(sound, lambda t: t.answer is not None),
+        "line_error_rate": _share(run, lambda execution: execution.status.is_error),
+        "timeout_rate": _share(run, lambda execution: execution.status is LineStatus.TIMEOUT),
+        "too_long_rate": _share(sound, lambda t: t.stop in (Stop.LINE_TOO_LONG, Stop.MAX_TOKENS)),
+        "lines_per_rollout": len(lines) / max(len(sound), 1),
+        "line_tokens_mean": fmean(len(line.token_ids) for line in lines) if lines else 0.0,
+        "sampled_tokens": float(sum(t.sampled_tokens for t in sound)),
+        "observed_tokens": float(sum(t.observed_tokens for t in sound)),
+        "sandbox_fault_rate": _share(trajectories, lambda t: t.failure is not None and not _users(t.failure)),
+        "user_error_rate": _share(trajectories, lambda t: t.failure is not None and _users(t.failure)),
+        "void_line_rate": _share(lines, lambda line: is_void(line.text)),
+        "print_rate": _share(lines, lambda line: _PRINT.search(line.text) is not None),
+        "print_spam_rate": sum(map(_print_spam, sound)) / max(len(lines), 1),
+        "try_rate": _share(lines, lambda line: _TRY.match(line.text) is not None),
+        "repeat_rate": _share([pair for t in sound for pair in _pairs(t)], lambda pair: pair[0].text == pair[1].text),
+    }
+
+
+def families(trajectories: Sequence[Trajectory], family_of: Mapping[str, str]) -> dict[str, float]:
+    """Solve rate of each task family; `family_of` maps task ids."""
+    names = sorted({family_of[t.task_id] for t in trajectories})
+    return {name: describe([t for t in trajectories if family_of[t.task_id] == name])["solve_rate"] for name in names}
+
+
+def _share(items: Sequence[T], test: Callable[[T], bool]) -> float:
+    return sum(map(test, items)) / len(items) if items else 0.0
+
+
+def _users(failure: Failure) -> bool:
+    """True where the sampler or the task is to blame, and no part of ours."""
+    return failure.kind in (UserCodeError.__name__, ConfigError.__name__)
+
+
+def _print_spam(trajectory: Trajectory) -> int:
+    """Lines that print without showing anything new."""
+    printed = [line.text.strip() for line in trajectory.lines if _PRINT.search(line.text)]
+    return len(printed) - sum(not _prints_literals(text) for text in set(printed))
+
+
+def _prints_literals(text: str) -> bool:
+    """True for a print of numbers and strings as they stand: it computes nothing."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return isinstance(tree, ast.Call) and all(isinstance(argument, ast.Constant) for argument in tree.args)
+
+
+def _pairs(trajectory: Trajectory) -> list[tuple[Line, Line]]:
+    return list(zip(trajectory.lines, trajectory.lines[1:], strict=False))

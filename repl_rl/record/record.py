@@ -1,0 +1,140 @@
+"""What a rollout has recorded so far: lines and observations in order. It only grows.
+
+Pure: it knows no engine, no console and no event loop. Segments are derived from it, so sampled and observed tokens
+cannot be mixed up, whatever a sampler does.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from repl_rl.errors import ConfigError, InvariantError
+from repl_rl.record.trajectory import (
+    Execution,
+    Failure,
+    Line,
+    LineEnd,
+    NamedReward,
+    Observed,
+    Prompt,
+    Sampled,
+    Segment,
+    Stop,
+    Trajectory,
+)
+from repl_rl.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a rollout starts from, and the identity of its record."""
+
+    id: str
+    task: Task
+    prompt: Prompt
+    seed: int
+    policy_step: int
+
+
+class Record:
+    """Lines and observations in the order in which they came."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self._items: list[Line | Observed] = []
+        self._at: list[int] = []  # where the lines are among the items
+
+    @property
+    def line_count(self) -> int:
+        return len(self._at)
+
+    @property
+    def last(self) -> Line | None:
+        """The newest line, as long as nothing was observed after it; None otherwise."""
+        newest = self._items[-1] if self._items else None
+        return newest if isinstance(newest, Line) else None
+
+    def sampled(self, line: Line) -> None:
+        """Append a line of the policy."""
+        self._at.append(len(self._items))
+        self._items.append(line)
+
+    def observed(self, observed: Observed) -> None:
+        """Append an observation.
+
+        Raises:
+            ConfigError: it does not follow a line that is closed.
+        """
+        if self.last is None:
+            raise ConfigError("episode.observe()", observed.text[:40], "an observation follows a sampled line")
+        if self.last.end is LineEnd.LENGTH:
+            raise ConfigError("episode.observe()", observed.text[:40], "a cut line ends the rollout; check its `ended`")
+        self._items.append(observed)
+
+    def executed(self, execution: Execution) -> None:
+        """Note what became of the newest line.
+
+        Raises:
+            ConfigError: there is no line.
+        """
+        at, line = self._find(-1, "episode.execute()")
+        self._items[at] = replace(line, execution=execution)
+
+    def reward(self, value: float, name: str, number: int) -> None:
+        """Add a reward to a line, found by its number as in a list.
+
+        Raises:
+            ConfigError: there is no such line, or `value` is not finite.
+        """
+        if not math.isfinite(value):
+            raise ConfigError(f"episode.reward(name={name!r})", value, "give a finite number")
+        at, line = self._find(number, "episode.reward()")
+        self._items[at] = replace(line, rewards=(*line.rewards, NamedReward(name, float(value))))
+
+    def trajectory(self, stop: Stop, wall_s: float, failure: Failure | None, seen: Sequence[int] | None) -> Trajectory:
+        """The record so far, frozen. `seen` are all ids that the engine saw or sampled; None: do not compare.
+
+        Raises:
+            InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
+        """
+        origin = self.origin
+        record = Trajectory(
+            id=origin.id,
+            task_id=origin.task.id,
+            prompt=origin.prompt,
+            segments=tuple(self._segments()),
+            stop=stop,
+            policy_step=origin.policy_step,
+            seed=origin.seed,
+            wall_s=wall_s,
+            failure=failure,
+        )
+        if seen is not None:
+            _check_prefix(seen, (*origin.prompt.token_ids, *record.completion_ids), origin.id)
+        return record
+
+    def _segments(self) -> Iterator[Segment]:
+        """Runs of lines as sampled segments, observations as they are."""
+        for is_line, items in groupby(self._items, lambda item: isinstance(item, Line)):
+            if is_line:
+                yield Sampled(tuple(item for item in items if isinstance(item, Line)))
+            else:
+                yield from (item for item in items if isinstance(item, Observed))
+
+    def _find(self, number: int, asked_by: str) -> tuple[int, Line]:
+        try:
+            at = self._at[number]
+        except IndexError:
+            remedy = f"{len(self._at)} lines were sampled; sample a line first"
+            raise ConfigError(f"{asked_by}, line", number, remedy) from None
+        line = self._items[at]
+        assert isinstance(line, Line)
+        return at, line
+
+
+def _check_prefix(seen: Sequence[int], record: Sequence[int], id: str) -> None:
+    # Ids are only ever appended on both sides, so equality at the end implies that every request was a prefix.
+    if tuple(seen) != tuple(record[: len(seen)]):
+        at = next((i for i, (a, b) in enumerate(zip(seen, record, strict=False)) if a != b), len(record))
+        raise InvariantError(f"trajectory {id}: the engine's ids differ from the record at position {at} (I5)")

@@ -1,0 +1,253 @@
+"""All data types of a rollout's record, with their invariants; those of a line come from `repl_rl.record.line`.
+
+A `Trajectory` is a prompt followed by alternating segments. A `Sampled` segment is made of lines, which own the sampled
+tokens. An `Observed` segment is text that the console printed; it has no log probability, so none can be wrong. The
+loss mask is a question about these types and is stored nowhere.
+
+Suffixes name shapes: `_T` has an entry a completion token, `_L` an entry a line, `_G` an entry a rollout.
+The invariants I1 to I12 are listed in docs/specification.md.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
+
+from repl_rl.errors import InvariantError
+from repl_rl.record.line import Execution, Line, LineEnd, LineStatus, NamedReward, refuse
+
+__all__ = [
+    "SCHEMA_VERSION", "Execution", "Failure", "Group", "Line", "LineEnd", "LineStatus", "Member", "NamedReward",
+    "Observed", "Prompt", "Sampled", "Segment", "Stop", "Trajectory", "spread",
+]  # fmt: skip
+
+SCHEMA_VERSION = 2
+
+
+class Stop(StrEnum):
+    """Who decided that a rollout is over."""
+
+    ANSWERED = "answered"
+    EOS = "eos"
+    FINISHED = "finished"
+    """The sampler called `episode.finish()`."""
+    MAX_LINES = "max_lines"
+    MAX_TOKENS = "max_tokens"
+    LINE_TOO_LONG = "line_too_long"
+    EXITED = "exited"
+    """The console ended: `exit()`, or a limit that ends the rollout."""
+    DOOMED = "doomed"
+    """Given up: see `RolloutLimits.give_up_after`."""
+    WALL_CLOCK = "wall_clock"
+    FAULT = "fault"
+    """Dropped: see `Trajectory.failure`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A run of the policy's own tokens, partitioned into lines."""
+
+    lines: tuple[Line, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lines:
+            refuse("Sampled.lines", self.lines, "a sampled segment has at least one line")
+        for line in self.lines[:-1]:
+            if line.end is LineEnd.LENGTH:
+                refuse("Sampled.lines", line.text, "a line cut by a budget can only be the last one")
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for line in self.lines for token in line.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Text spliced into the prefill: console output and prompts. Masked, never trained. It may be empty."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+Segment = Sampled | Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a rollout starts from: its ids are sent, its text is shown."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            refuse("Prompt.token_ids", self.token_ids, "a prompt has at least one token")
+
+    @property
+    def key(self) -> str:
+        """A short name, equal for equal ids: what a group compares, also across processes."""
+        return hashlib.blake2b(repr(self.token_ids).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rollout was dropped: the class of the `RolloutFailure`, or of what user code raised, and its message."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The record of one rollout. Frozen: whatever is derived from it is computed once."""
+
+    id: str
+    task_id: str
+    prompt: Prompt
+    segments: tuple[Segment, ...]
+    stop: Stop
+    policy_step: int
+    """Optimizer steps that the sampling policy had seen; 0 is the starting policy."""
+    seed: int
+    wall_s: float
+    outcome: float | None = None
+    """The judge's outcome reward; None: not graded (a fault, or a rollout without a judge)."""
+    failure: Failure | None = None
+    """Set exactly when `stop` is `fault`."""
+
+    def __post_init__(self) -> None:
+        self._check_segments()
+        if self.policy_step < 0:
+            refuse("Trajectory.policy_step", self.policy_step, "count optimizer steps from 0")
+        if (self.failure is not None) != (self.stop is Stop.FAULT):
+            refuse("Trajectory.failure", self.failure, f"a failure goes with stop='fault', stop is {self.stop!s}")
+        if self.outcome is not None and not math.isfinite(self.outcome):
+            refuse("Trajectory.outcome", self.outcome, "an outcome reward is a finite number")
+        if self.failure is not None and self.outcome is not None:
+            refuse("Trajectory.outcome", self.outcome, "a rollout that failed on our side is never rewarded")
+        if self.stop is Stop.EOS and (not self.lines or self.lines[-1].end is not LineEnd.EOS):
+            refuse("Trajectory.stop", self.stop, "the end token belongs to the last line; its end is 'eos'")
+
+    def _check_segments(self) -> None:
+        previous: Segment | None = None
+        for segment in self.segments:
+            if previous is not None and type(segment) is type(previous):
+                refuse("Trajectory.segments", type(segment).__name__, "sampled and observed segments alternate")
+            if isinstance(segment, Observed):
+                if previous is None:
+                    refuse("Trajectory.segments", segment.text, "text before the first line belongs to the prompt")
+                if isinstance(previous, Sampled) and previous.lines[-1].end is LineEnd.LENGTH:
+                    refuse("Trajectory.segments", segment.text, "only a closed line is followed by an observation")
+            previous = segment
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        return tuple(line for segment in self.segments if isinstance(segment, Sampled) for line in segment.lines)
+
+    @cached_property
+    def completion_ids(self) -> tuple[int, ...]:
+        """Ids after the prompt, shape (T,)."""
+        return tuple(token for segment in self.segments for token in segment.token_ids)
+
+    @cached_property
+    def loss_mask(self) -> tuple[bool, ...]:
+        """True where the policy sampled the token, shape (T,). Derived from the segment types."""
+        return tuple(isinstance(segment, Sampled) for segment in self.segments for _ in segment.token_ids)
+
+    @property
+    def prompt_key(self) -> str:
+        """The key of its prompt."""
+        return self.prompt.key
+
+    @property
+    def answer(self) -> str | None:
+        """The answer that was submitted; None: none was."""
+        return next((e.answer for e in self.executions if e.answer is not None), None)
+
+    @property
+    def executions(self) -> Iterator[Execution]:
+        """What the console made of the lines that it was asked to run, in order."""
+        return (line.execution for line in self.lines if line.execution is not None)
+
+    @property
+    def trainable(self) -> bool:
+        """False when nothing may be learned from it: our failure, or no sampled token."""
+        return self.failure is None and bool(self.lines)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(line.token_ids) for line in self.lines)
+
+    @property
+    def observed_tokens(self) -> int:
+        return len(self.completion_ids) - self.sampled_tokens
+
+    def logprobs_T(self, observed: float = 0.0) -> tuple[float, ...]:
+        """Sampled log probabilities (nats), shape (T,). `observed` is a placeholder that must be masked."""
+        return tuple(
+            value
+            for segment in self.segments
+            for value in (
+                (p for line in segment.lines for p in line.logprobs)
+                if isinstance(segment, Sampled)
+                else (observed for _ in segment.token_ids)
+            )
+        )
+
+
+def spread(values_L: Sequence[float], trajectory: Trajectory, observed: float = 0.0) -> tuple[float, ...]:
+    """Widen one value a line to one value a completion token, shape (T,).
+
+    The only place where line values meet tokens. Tokens of an observation get `observed`.
+
+    Raises:
+        InvariantError: the number of values is not the number of lines.
+    """
+    if len(values_L) != len(trajectory.lines):
+        raise InvariantError(
+            f"trajectory {trajectory.id} got {len(values_L)} values for {len(trajectory.lines)} lines; "
+            "give exactly one value per line"
+        )
+    values = iter(values_L)
+    widened: list[float] = []
+    for segment in trajectory.segments:
+        if isinstance(segment, Observed):
+            widened.extend([observed] * len(segment.token_ids))
+        else:
+            for line in segment.lines:
+                widened.extend([next(values)] * len(line.token_ids))
+    return tuple(widened)
+
+
+class Member(Protocol):
+    """What a group asks of a rollout: a `Trajectory`, or what another process tells of one."""
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def prompt_key(self) -> str: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+@dataclass(frozen=True, slots=True)
+class Group(Generic[M]):
+    """Rollouts of one task from one prompt; the baseline of an advantage."""
+
+    members: tuple[M, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.members) < 2:
+            refuse("Group.members", f"{len(self.members)} long", "a group needs at least 2 rollouts for an advantage")
+        first = self.members[0]
+        for number, other in enumerate(self.members):
+            if other.task_id != first.task_id:
+                refuse("Group.members", other.task_id, f"a group shares one task, here {first.task_id!r}")
+            if other.prompt_key != first.prompt_key:
+                where = f"rollout {number} of task {first.task_id!r}"
+                refuse("Group.members", where, "it starts from another prompt; a group shares one prompt")

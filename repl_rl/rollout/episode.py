@@ -1,0 +1,293 @@
+"""One rollout's recorder: what a sampler holds while it samples, pushes, observes and rewards.
+
+The episode owns the token record, so a sampler cannot get masks, log probabilities or lengths wrong. It is the only
+place where an engine and a sandbox meet.
+"""
+
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+
+from repl_rl.engine.ahead import AheadSession, Guess
+from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Watch
+from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.judges import graded
+from repl_rl.record.console import LineBuffer, likely_silent, prompt
+from repl_rl.record.record import Origin, Record
+from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.sandbox.lines import push_lines
+from repl_rl.tasks import Task
+
+
+class Episode:
+    """The public handle of one rollout: `sample` or `turn`, `push` or `execute`, `observe`, `reward`, `submit`."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        engine: EngineSession,
+        sandbox: Sandbox,
+        renderer: Renderer,
+        limits: RolloutLimits,
+        context_tokens: int,
+    ) -> None:
+        self.renderer = renderer
+        """Owner of the tokenizer, for samplers that splice a model's chat format."""
+        self.limits = limits
+        self._engine = engine
+        self._sandbox = sandbox
+        self._context_left = context_tokens - len(origin.prompt.token_ids)
+        self._record = Record(origin)
+        self._pending: list[int] = []  # observed ids that the engine has not seen yet
+        self._sampling: int | None = None  # how many ids the engine had before the call that is under way
+        self._buffer = LineBuffer()
+        self._resources = AsyncExitStack()
+        self._console: SandboxSession | None = None
+        self._more = False  # the console waits for the rest of a cell
+        self._stop: Stop | None = None
+        self._failure: Failure | None = None
+        self._started = time.monotonic()
+
+    async def __aenter__(self) -> "Episode":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._resources.aclose()
+
+    @property
+    def task(self) -> Task:
+        """The task of this rollout. Its reference answer is there for user code, never for the sandbox."""
+        return self._record.origin.task
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing further can be sampled."""
+        return self._stop is not None
+
+    async def lines(self) -> AsyncIterator[Line]:
+        """Sample line after line until the rollout ends. Lines that were cut are recorded but not yielded."""
+        while not self.ended:
+            line = await self.sample()
+            if not self.ended:
+                yield line
+
+    async def sample(self, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None) -> Line:
+        """Let the policy write until a newline, or until the text written now matches `until`.
+
+        Args:
+            until: a regular expression searched in the text of this call; None: one line. The token that completes
+                a match is kept whole, so the line may hold a few characters after it.
+            max_tokens: budget of this call (>= 1); None: `RolloutLimits.max_line_tokens`.
+
+        Returns:
+            The recorded line. An end token, a cut or a full context end the rollout: see `ended`.
+
+        Raises:
+            ConfigError: the rollout has ended, or `max_tokens` < 1.
+            EngineError: see `EngineSession.sample`.
+        """
+        stop_ids = self.renderer.stop_ids if until is None else self.renderer.eos_ids
+        line = await self._write(stop_ids, self.renderer.watch(until) if until else None, max_tokens)
+        if line.end is LineEnd.EOS:
+            self.finish(Stop.EOS)
+        return line
+
+    async def turn(self, max_tokens: int | None = None) -> Line:
+        """Let the policy write until its end token, which ends its turn and not the rollout.
+
+        Arguments, errors and cuts are those of `sample`. `text` is without the end token.
+        """
+        return await self._write(self.renderer.eos_ids, None, max_tokens)
+
+    async def _write(self, stop_ids: frozenset[int], watch: Watch | None, max_tokens: int | None) -> Line:
+        if self._stop is not None:
+            raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
+        if self._sampling is not None:
+            what = "called while another call is under way, or after one was interrupted"
+            raise ConfigError("episode.sample()", what, "await each call to its end")
+        wanted = self.limits.max_line_tokens if max_tokens is None else max_tokens
+        if wanted < 1:
+            raise ConfigError("max_tokens", wanted, "give at least 1")
+        budget = min(wanted, self._context_left)
+        self._sampling = len(self._engine.ids)
+        chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
+        self._sampling, self._pending = None, []
+        self._context_left -= len(chunk.token_ids)
+        line = self._line(chunk)
+        self._record.sampled(line)
+        if line.end is LineEnd.LENGTH:
+            self.finish(Stop.LINE_TOO_LONG if budget == wanted else Stop.MAX_TOKENS)
+        return line
+
+    def observe(self, text: str | Observed) -> Observed:
+        """Splice text that the policy did not write. It is masked, and it may be empty.
+
+        A text is encoded alone, without control tokens, its middle cut where it is too long; an `Observed` is taken
+        as it is. The rollout ends when its lines or its context are used up: see `ended`.
+
+        Raises:
+            ConfigError: nothing was sampled since the last observation, or the last line was cut.
+        """
+        if isinstance(text, str):
+            text = self.renderer.observation(text, self.limits.max_observation_tokens)
+        self._record.observed(text)
+        self._pending.extend(text.token_ids)
+        self._context_left -= len(text.token_ids)
+        if self._record.line_count >= self.limits.max_lines:
+            self.finish(Stop.MAX_LINES)
+        if self._context_left < 1:
+            self.finish(Stop.MAX_TOKENS)
+        return text
+
+    async def push(self, line: Line) -> PushResult:
+        """Execute the last sampled line in this rollout's console, and splice what it printed and the next prompt.
+
+        A token may close several physical lines: they run in order, and their outputs are spliced together after it.
+
+        Raises:
+            ConfigError: `line` is not the last sampled line, was executed already, or closes no physical line.
+            SandboxFault: our console failed; the rollout is dropped.
+        """
+        last = self._record.last
+        if last is None or last.execution is not None or last.token_ids != line.token_ids:
+            raise ConfigError("episode.push()", line.text, "push the line that was sampled last, once")
+        physical = self._buffer.feed(line.text)
+        if not physical:
+            raise ConfigError("episode.push()", line.text, "it has no newline; check episode.ended before you push")
+        self._sample_ahead(physical)
+        result = await self.execute(*physical)
+        if not self.ended:
+            self.observe(result.text + prompt(result.more))
+        elif result.text:
+            self.observe(result.text)
+        return result
+
+    async def execute(self, *lines: str) -> PushResult:
+        """Run physical lines in this rollout's console, on behalf of the line sampled last, and splice nothing.
+
+        Raises:
+            ConfigError: nothing was sampled yet, there is no line to run, or the console has ended.
+            SandboxFault: our console failed; the rollout is dropped.
+        """
+        if not lines or not self._record.line_count:
+            raise ConfigError("episode.execute()", lines, "sample a line first, then give at least one to run")
+        console = await self._open()
+        result = await push_lines(console, lines)
+        self._more = result.more
+        self.executed(Execution(result.status, result.elapsed_s, result.answer))
+        if result.status is LineStatus.SANDBOX_FAULT:
+            raise SandboxFault(result.text or "the console did not answer")
+        if console.ended:
+            self.finish(Stop.EXITED)
+        return result
+
+    async def _open(self) -> SandboxSession:
+        if self._console is None:
+            self._console = await self._resources.enter_async_context(self._sandbox.session())
+        return self._console
+
+    async def restore(self, segments: Sequence[Segment], texts: Sequence[str]) -> None:
+        """Begin in the middle: take over recorded segments, and run `texts` in the console to have its state back.
+
+        The record keeps its ids, log probabilities and outputs; what the console prints now is spliced nowhere. Lines
+        taken over count towards the limits.
+
+        Raises:
+            ConfigError: something was sampled already.
+            SandboxFault: the console failed, or ended while `texts` ran.
+        """
+        if self._record.line_count:
+            raise ConfigError("episode.restore()", "after a sampled line", "call it first")
+        for segment in segments:
+            if isinstance(segment, Observed):
+                self.observe(segment)
+                continue
+            for line in segment.lines:
+                self._record.sampled(line)
+            self._pending.extend(segment.token_ids)
+            self._context_left -= len(segment.token_ids)
+        for text in texts:
+            console = await self._open()
+            result = await push_lines(console, self._buffer.feed(text))
+            if console.ended:
+                raise SandboxFault("the console ended while its state was rebuilt")
+            self._more = result.more
+
+    def executed(self, execution: Execution) -> None:
+        """Say what became of the line sampled last, where something other than the console ran it.
+
+        Raises:
+            ConfigError: no line was sampled yet.
+        """
+        self._record.executed(execution)
+        if execution.answer is not None:
+            self.finish(Stop.ANSWERED)
+
+    def submit(self, answer: str) -> None:
+        """Take `answer`, written in the line sampled last, as the final one. The host grades it; the rollout ends."""
+        self.executed(Execution(LineStatus.ANSWERED, 0.0, answer))
+
+    async def judge(self, answer: str) -> float:
+        """What the task's judge gives for `answer`, as it would at the end. What the policy is told is your decision.
+
+        Raises:
+            ConfigError, UserCodeError, SandboxFault: as `repl_rl.judges.graded`.
+        """
+        return await graded(self.task, answer, self._sandbox)
+
+    def reward(self, value: float, name: str = "sampler", line: int = -1) -> None:
+        """Give a sampled line a reward of its own (dimensionless, finite), under a name for the metrics.
+
+        Args:
+            value: it is added to what the line earns otherwise.
+            name: what it is for; a line may have several rewards of one name.
+            line: which sampled line, as an index into all of them; -1: the last one.
+
+        Raises:
+            ConfigError: there is no such line, or `value` is not finite.
+        """
+        self._record.reward(value, name, line)
+
+    def finish(self, reason: Stop = Stop.FINISHED) -> None:
+        """End the rollout. The first reason stands."""
+        self._stop = self._stop or reason
+
+    def fail(self, failure: Exception) -> None:
+        """Record our own failure: the trajectory is kept, never rewarded and never trained on."""
+        self._stop = Stop.FAULT
+        self._failure = Failure(type(failure).__name__, str(failure))
+
+    def trajectory(self) -> Trajectory:
+        """The record so far.
+
+        Raises:
+            InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
+        """
+        wall_s = time.monotonic() - self._started
+        # What a call sampled that never returned is nobody's: it is not recorded, and not trained on.
+        seen = None if self._failure else self._engine.ids[: self._sampling]
+        return self._record.trajectory(self._stop or Stop.FINISHED, wall_s, self._failure, seen)
+
+    def _sample_ahead(self, closed: Sequence[str]) -> None:
+        """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""
+        if not isinstance(self._engine, AheadSession) or self._more or len(closed) != 1:
+            return
+        observed = self.renderer.encode(prompt(False))
+        room = self._context_left - len(observed)
+        if room >= 1 and self._record.line_count < self.limits.max_lines and likely_silent(closed[0]):
+            most = min(self.limits.max_line_tokens, room)
+            self._engine.guess(Guess(observed, most, self.renderer.stop_ids))
+
+    def _line(self, chunk: Chunk) -> Line:
+        last = chunk.token_ids[-1]
+        if last in self.renderer.eos_ids:
+            text, end = self.renderer.decode(chunk.token_ids[:-1]), LineEnd.EOS
+        else:
+            text = self.renderer.decode(chunk.token_ids)
+            ends = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
+            end = ends[chunk.end]
+        return Line(chunk.token_ids, chunk.logprobs, text, end)

@@ -1,0 +1,106 @@
+"""A synchronous face for rollouts: the trainer runs in its thread, rollouts in an event loop of their own."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from repl_rl.engine.base import Resting
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.runner import Rollouts
+from repl_rl.tasks import Task
+
+T = TypeVar("T")
+_RELEASE_S = 10.0
+Opener = Callable[[AsyncExitStack], Coroutine[None, None, Rollouts]]
+"""Opens engine and sandbox on the given stack and returns the rollouts that use them."""
+
+
+class LoopThread:
+    """An event loop in a daemon thread. `run` blocks; an interrupt while it blocks cancels the coroutine first."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[None, None, T]) -> T:
+        finished = threading.Event()
+
+        async def tracked() -> T:
+            try:
+                return await coroutine
+            finally:
+                finished.set()
+
+        future: Future[T] = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # An interrupt reached this thread, or the coroutine failed: in the first case let it release what it holds.
+            future.cancel()
+            finished.wait(_RELEASE_S)
+            raise
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class RolloutThread:
+    """Context manager: engine, sandbox and rollouts, opened and closed in one event loop thread.
+
+    It satisfies the trainer's `RolloutSource`.
+    """
+
+    def __init__(self, opener: Opener, tasks: Mapping[str, Task]) -> None:
+        self._opener = opener
+        self._tasks = tasks
+        self._stack = AsyncExitStack()
+
+    def __enter__(self) -> "RolloutThread":
+        self._thread = LoopThread()
+        try:
+            self.rollouts = self._thread.run(self._opener(self._stack))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._thread.run(self._stack.aclose())
+        finally:
+            self._thread.close()
+
+    @property
+    def forbidden_ids(self) -> frozenset[int]:
+        """Ids that the policy never samples."""
+        return self.rollouts.engine.forbidden_ids
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
+        """One trajectory a task id, in order; the engine must hold the weights of `policy_step`."""
+        trajectories = self.sample([self._tasks[i] for i in task_ids])
+        engine = self.rollouts.engine
+        if isinstance(engine, Resting):
+            self._thread.run(engine.rest())
+        return trajectories
+
+    def sample(self, tasks: Sequence[Task], temperature: float = 1.0) -> Sequence[Trajectory]:
+        """One trajectory a task, at `temperature` (0: greedy)."""
+        return self._thread.run(self.rollouts.collect(tasks, temperature))
+
+    def run(self, coroutine: Coroutine[None, None, T]) -> T:
+        """Run any coroutine in the rollouts' event loop."""
+        return self._thread.run(coroutine)
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        """Give the engine the weights in `folder`."""
+        self._thread.run(self.rollouts.engine.load_weights(folder, policy_step))

@@ -1,0 +1,130 @@
+"""`TrajectoryPlayer`: the report's view of a trajectory as an anywidget, and as a page of its own without a kernel."""
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import anywidget
+import traitlets
+
+from repl_rl.runs.player.live import Live
+from repl_rl.runs.report import PLAYER_SCRIPTS, entries_payload, pack, player_page, read, scripts
+from repl_rl.rollout import RolloutThread
+from repl_rl.credit.credited import Credited
+from repl_rl.runs.store import Store
+from repl_rl.tasks import Task
+from repl_rl.record.trajectory import Trajectory
+
+MOST = 5000
+"""Trajectories that one player takes; the rest of a longer source is left out."""
+
+_RENDER = """
+export default {
+  render({ model, el: host }) {
+    const root = host.attachShadow({ mode: "open" });
+    root.append(el("style", {}, STYLE));
+    const body = document.body;
+    const theme = body.dataset.jpThemeLight || (body.classList.contains("vscode-dark") ? "false" : "");
+    if (theme) host.style.colorScheme = theme === "false" ? "dark" : "light";
+    const waiting = new Map();
+    let asked = 0;
+    model.on("msg:custom", (answer) => {
+      const done = waiting.get(answer.number);
+      waiting.delete(answer.number);
+      if (done) done(answer);
+    });
+    const live = (message) => new Promise((done) => {
+      asked += 1;
+      waiting.set(asked, done);
+      model.send({ ...message, number: asked });
+    });
+    // Jupyter would take a typed x for "cut the cell": it sees the host alone, not the field in the shadow tree. The
+    // attribute tells it to leave keys alone; it is set before Jupyter looks, and not for the likes of Ctrl+S.
+    const typed = (event) => host.toggleAttribute("data-lm-suppress-shortcuts", !event.ctrlKey && !event.metaKey);
+    window.addEventListener("keydown", typed, true);
+    unpacked(model.get("data")).then((data) => player(root, data, model.get("live") ? live : null));
+    return () => window.removeEventListener("keydown", typed, true);
+  },
+};
+"""
+
+
+def _module() -> str:
+    style = read("page.css").replace(":root", ":host")
+    return f"{scripts((*PLAYER_SCRIPTS, 'player.js'))}\nconst STYLE = {json.dumps(style)};\n{_RENDER}"
+
+
+class TrajectoryPlayer(anywidget.AnyWidget):
+    """Plays trajectories in a notebook: step, scrub, compare, and go on live from any line.
+
+    Keys: arrows step, Home and End jump, space plays. It draws in a shadow tree, so neither style touches the other.
+    """
+
+    _esm = _module()
+    data = traitlets.Unicode("").tag(sync=True)
+    live = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(
+        self,
+        source: Path | str | Trajectory | Credited | Iterable[Trajectory | Credited],
+        *,
+        sandbox: str = "local",
+        policy: RolloutThread | None = None,
+        tasks: Sequence[Task] = (),
+        tokens: Sequence[str] = (),
+    ) -> None:
+        """Take trajectories, or a place where they are stored; at most `MOST` of them.
+
+        Args:
+            source: a run folder, a trajectories folder or file, or trajectories.
+            sandbox: where lines run when one goes on live: "local", "docker" or "unsafe"; "" for a player that only
+                shows.
+            policy: an open `RolloutThread`, which samples continuations, in its own sandbox; None: no branches.
+            tasks: the tasks that grade continuations; those of others stay ungraded.
+            tokens: the text of each token id, if `source` is no run folder that holds them.
+
+        Raises:
+            StoreError: nothing can be read there.
+        """
+        self.entries, captions = _entries(source)
+        self._payload = entries_payload(self.entries, tokens or captions)
+        self._live = Live(self.entries, sandbox, policy, tasks) if sandbox else None
+        super().__init__(data=pack(self._payload), live=bool(sandbox))
+        self.on_msg(self._asked)
+
+    def html(self) -> str:
+        """The player as one HTML document that needs no kernel and no network; what is live is left out."""
+        return player_page(self._payload)
+
+    def _repr_mimebundle_(self, **options: dict[str, object]) -> tuple[dict[str, object], dict[str, object]] | None:
+        """The widget; and for whatever shows no widgets, the same page in a frame that can reach nothing."""
+        bundle = super()._repr_mimebundle_(**options)
+        if bundle is None:
+            return None
+        kinds, metadata = bundle
+        framed = (
+            f'<iframe sandbox="allow-scripts" width="100%" height="480" srcdoc="{html.escape(self.html())}"></iframe>'
+        )
+        return {**kinds, "text/html": framed}, metadata
+
+    def close(self) -> None:
+        """Let the console go, and take the widget off the page."""
+        if self._live is not None:
+            self._live.close()
+        super().close()
+
+    def _asked(self, _: object, message: Mapping[str, object], buffers: object) -> None:
+        if self._live is not None:
+            self.send({**self._live.answer(message), "number": message.get("number")})
+
+
+def _entries(
+    source: Path | str | Trajectory | Credited | Iterable[Trajectory | Credited],
+) -> tuple[list[Credited], Sequence[str]]:
+    if isinstance(source, str | Path):
+        store = Store(Path(source))
+        return list(islice(store, MOST)), store.tokens()
+    given = [source] if isinstance(source, Trajectory | Credited) else islice(source, MOST)
+    return [entry if isinstance(entry, Credited) else Credited(entry) for entry in given], ()

@@ -1,0 +1,141 @@
+"""Continuations of a stored trajectory from the middle: what the policy would do from here, and how it ends."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from repl_rl.record.console import PS1, PS2
+from repl_rl.rollout.episode import Episode
+from repl_rl.errors import ConfigError
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.runs.replay.session import Replay, check
+from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.tasks import Task
+from repl_rl.record.trajectory import Observed, Prompt, Sampled, Segment, Trajectory
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The middle of a trajectory, from which others go on."""
+
+    trajectory: Trajectory
+    line: int
+    """Recorded lines that lie behind."""
+    prompt: Prompt
+    segments: tuple[Segment, ...]
+    """What follows the prompt, with the recorded ids."""
+    texts: tuple[str, ...]
+    """What the console is given to have its state back, in order."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What the policy goes on from, prompt included."""
+        return (*self.prompt.token_ids, *(i for segment in self.segments for i in segment.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Continuations from one start."""
+
+    start: Start
+    trajectories: tuple[Trajectory, ...]
+    """Whole trajectories: what was recorded before the start, then what the policy did."""
+
+    @property
+    def value(self) -> float | None:
+        """Mean outcome: what it is worth to be here. None: nothing was graded."""
+        outcomes = [t.outcome for t in self.trajectories if t.outcome is not None]
+        return fmean(outcomes) if outcomes else None
+
+
+def start_at(trajectory: Trajectory, line: int) -> Start:
+    """The point after the first `line` lines, as they were recorded.
+
+    Raises:
+        ConfigError: there is no such point: too many lines, or one that ended the rollout, or no console's lines.
+    """
+    check(trajectory)
+    if not 0 <= line <= len(trajectory.lines):
+        raise ConfigError("line to branch from", line, f"give 0 to {len(trajectory.lines)}")
+    segments: list[Segment] = []
+    left = line
+    for segment in trajectory.segments:
+        if isinstance(segment, Observed):
+            segments.append(segment)
+        elif left == 0:
+            break
+        else:
+            segments.append(Sampled(segment.lines[:left]))
+            left = max(0, left - len(segment.lines))
+    if line and trajectory.lines[line - 1].execution is not None and not isinstance(segments[-1], Observed):
+        raise ConfigError("line to branch from", line, "the rollout ended with that line; give a smaller number")
+    texts = tuple(each.text for each in trajectory.lines[:line] if each.execution is not None)
+    return Start(trajectory, line, trajectory.prompt, tuple(segments), texts)
+
+
+def start_of(replay: Replay, encode: Encode) -> Start:
+    """The point where a replay stands. From the first typed line on, all text counts as observed: masked, not trained.
+
+    Raises:
+        ConfigError: the console has ended.
+    """
+    typed = next((i for i, step in enumerate(replay.steps) if step.recorded is None), None)
+    if typed is None:
+        return start_at(replay.trajectory, replay.position)
+    if replay.steps[-1].result.answer is not None or not replay.steps[-1].shown.text.endswith((PS1, PS2)):
+        raise ConfigError("console", "ended", "nothing can follow; open a fresh replay")
+    first = next((step.line for step in replay.steps[typed:] if step.line is not None), replay.position)
+    start = start_at(replay.trajectory, first)
+    for step in replay.steps[typed:]:
+        start = _spliced(start, step.text, step.text + step.shown.text, encode)
+    return replace(start, line=replay.position)
+
+
+def _spliced(start: Start, typed: str, shown: str, encode: Encode) -> Start:
+    """`start` with text appended that no policy wrote."""
+    ids = tuple(encode(shown))
+    texts = (*start.texts, typed)
+    if not start.segments:
+        return replace(start, prompt=Prompt(start.prompt.text + shown, (*start.prompt.token_ids, *ids)), texts=texts)
+    last = start.segments[-1]
+    if isinstance(last, Observed):
+        merged = Observed(last.text + shown, (*last.token_ids, *ids))
+        return replace(start, segments=(*start.segments[:-1], merged), texts=texts)
+    return replace(start, segments=(*start.segments, Observed(shown, ids)), texts=texts)
+
+
+class Continue(RolloutSampler):
+    """Rebuilds a start, then lets another sampler go on from there."""
+
+    def __init__(self, sampler: RolloutSampler, start: Start) -> None:
+        self._sampler = sampler
+        self._start = start
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        """The recorded one, bit for bit."""
+        return self._start.prompt
+
+    async def rollout(self, episode: Episode) -> None:
+        await episode.restore(self._start.segments, self._start.texts)
+        if not episode.ended:
+            await self._sampler.rollout(episode)
+
+
+async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int, temperature: float = 1.0) -> Branches:
+    """Sample `count` (>= 1) continuations of `start` with the policy and the sampler of `rollouts`.
+
+    Every continuation begins with exactly the ids of `start`. `task` grades them; None: they stay ungraded.
+
+    Raises:
+        EngineError, UserCodeError, InvariantError: as `Rollouts.collect`.
+    """
+    origin = start.trajectory
+    graded = task or Task(origin.task_id, origin.prompt.text, "")
+    seed = rollouts.seed + zlib.crc32(f"{origin.id}/{start.line}".encode())
+    world = replace(rollouts, sampler=Continue(rollouts.sampler, start), seed=seed)
+    found = await world.collect([graded] * count, temperature)
+    named = (replace(t, id=f"{origin.id}+{start.line}.{i}") for i, t in enumerate(found))
+    return Branches(start, tuple(t if task else replace(t, outcome=None) for t in named))

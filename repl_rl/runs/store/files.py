@@ -1,0 +1,155 @@
+"""Trajectories on disk: one file a step, written record by record, read in order or by id."""
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from repl_rl.errors import StoreError
+from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.runs.store.members import Damage, Place, is_plain, pack, plain_lines, scan, unpack
+from repl_rl.runs.store.records import dump, parse
+from repl_rl.record.trajectory import Trajectory
+
+_TOKENS = "tokens.json"
+
+
+def write_step(
+    folder: Path, step: int, trajectories: Sequence[Trajectory], credit: Sequence[Sequence[LineCredit]] = ()
+) -> Path:
+    """Write the trajectories of one step as `folder/NNNNNN.jsonl.gz`, replacing an older file of that step.
+
+    `credit` has an entry a trajectory, or none at all. Each record is on its way to the disk before the next one is
+    packed: a process that is killed here loses the record at hand and no other.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{step:06d}.jsonl.gz"
+    path.unlink(missing_ok=True)
+    rows = credit or [()] * len(trajectories)
+    append(path, (Credited(t, tuple(row)) for t, row in zip(trajectories, rows, strict=True)))
+    return path
+
+
+def append(path: Path, entries: Iterable[Credited]) -> None:
+    """Append records to a file of this format, which may not exist yet.
+
+    Raises:
+        StoreError: the file is damaged or of another make; what was appended could not be found.
+    """
+    if path.exists():
+        last = next((found for found in scan(path) if isinstance(found, Damage)), None)
+        if last is not None:
+            raise StoreError(f"{last}; nothing can be appended behind it")
+    with path.open("ab") as file:
+        for entry in entries:
+            file.write(pack(entry.trajectory.id, dump(entry)))
+            file.flush()  # an unbuffered file may write a part and call that success
+        os.fsync(file.fileno())
+
+
+def write_tokens(folder: Path, texts: Sequence[str]) -> None:
+    """Store the text of each token id beside the trajectories, as captions for readers without a tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _TOKENS).write_text(json.dumps(list(texts)))
+
+
+class Store:
+    """The trajectories of a run folder, of a `trajectories/` folder, or of one file. Opening it reads the index only.
+
+    Raises:
+        StoreError: there is no such file or folder.
+    """
+
+    def __init__(self, source: Path) -> None:
+        if (source / "trajectories").is_dir():
+            source = source / "trajectories"
+        if not source.exists():
+            raise StoreError(f"no trajectories at {str(source)!r}; give a run's folder or one of its trajectory files")
+        self.source = source
+        self.damage: list[Damage] = []
+        """What could not be read, as far as it was noticed. Reading on past it is safe."""
+        self._places: list[Place] = []
+        for path in sorted(source.glob("*.jsonl.gz")) if source.is_dir() else [source]:
+            for found in _plain_places(path) if is_plain(path) else scan(path):
+                if isinstance(found, Place):
+                    self._places.append(found)
+                else:
+                    self.damage.append(found)
+        self._by_id: dict[str, Place] = {}
+        for place in self._places:
+            self._by_id.setdefault(place.id, place)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of the trajectories, in order."""
+        return tuple(place.id for place in self._places)
+
+    def __getitem__(self, id: str) -> Credited:
+        """The trajectory of that id; the first one if there are several.
+
+        Raises:
+            StoreError: there is none, or it is damaged.
+        """
+        if id not in self._by_id:
+            near = difflib.get_close_matches(id, self._by_id, n=1)
+            known = "did you mean" if near else "the first one is"
+            hint = "".join(f"; {known} {name!r}" for name in (near or self.ids)[:1])
+            raise StoreError(f"no trajectory {id!r} in {self.source}{hint}")
+        return _load(self._by_id[id])
+
+    def __iter__(self) -> Iterator[Credited]:
+        """All readable trajectories in order. A damaged one is left out and noted in `damage`."""
+        plain: Path | None = None
+        for place in self._places:
+            if place.plain:
+                if place.path != plain:
+                    plain = place.path
+                    yield from _plain_entries(plain)
+                continue
+            try:
+                yield _load(place)
+            except StoreError as error:
+                found = Damage(place.path, place.offset, str(error))
+                if found not in self.damage:
+                    self.damage.append(found)
+
+    def tokens(self) -> tuple[str, ...]:
+        """The text of each token id; () where the run did not store it."""
+        path = (self.source if self.source.is_dir() else self.source.parent) / _TOKENS
+        return tuple(json.loads(path.read_text())) if path.exists() else ()
+
+
+def read(source: Path) -> Iterator[Trajectory]:
+    """Trajectories of a step's file, or of all steps of a run folder or a `trajectories/` folder, in order.
+
+    Raises:
+        StoreError: the file is missing; or, after all that can be read, a part is damaged.
+    """
+    store = Store(source)
+    for entry in store:
+        yield entry.trajectory
+    if store.damage:
+        raise StoreError("; ".join(map(str, store.damage)))
+
+
+def _load(place: Place) -> Credited:
+    where = f"line {place.offset + 1}" if place.plain else f"byte {place.offset}"
+    return parse(unpack(place), f"{place.path}, {where}")
+
+
+def _plain_entries(path: Path) -> Iterator[Credited]:
+    for number, line in enumerate(plain_lines(path), 1):
+        if not isinstance(line, Damage):
+            yield parse(line, f"{path}, line {number}")
+
+
+def _plain_places(path: Path) -> Iterator[Place | Damage]:
+    for number, line in enumerate(plain_lines(path)):
+        if isinstance(line, Damage):
+            yield line
+        else:
+            yield Place(path, number, 0, parse(line, f"{path}, line {number + 1}").trajectory.id)

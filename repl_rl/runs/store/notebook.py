@@ -1,0 +1,68 @@
+"""A trajectory as a Jupyter notebook (nbformat 4.5), and back.
+
+Each line is a code cell with what it printed. The exact record lies in the notebook's metadata, as the store's line of
+JSON, and it alone is read back: cells are for people, and what they show is escaped.
+"""
+
+import json
+from pathlib import Path
+
+from repl_rl.errors import StoreError
+from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.runs.store.records import dump, parse
+from repl_rl.runs.store.text import Exchange, exchanges, printable
+
+_KEY = "repl_rl"
+
+
+def write_notebook(entry: Credited, path: Path) -> None:
+    """Write `path`."""
+    t = entry.trajectory
+    answer = "none" if t.answer is None else repr(t.answer)
+    outcome = "not graded" if t.outcome is None else f"{t.outcome:g}"
+    head = f"trajectory {t.id}\nended: {t.stop}; outcome: {outcome}; answer: {answer}\n\n{t.prompt.text}"
+    credit_L = entry.credit_L or (None,) * len(t.lines)
+    first: dict[str, object] = {"cell_type": "raw", "id": "prompt", "metadata": {}, "source": printable(head)}
+    pairs = zip(exchanges(t), credit_L, strict=True)
+    notebook = {
+        "cells": [first, *(_cell(exchange, credit, number) for number, (exchange, credit) in enumerate(pairs, 1))],
+        "metadata": {_KEY: dump(entry).decode(), "language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    path.write_text(json.dumps(notebook, indent=1) + "\n")
+
+
+def read_notebook(path: Path) -> Credited:
+    """The trajectory that `write_notebook` wrote; cells that were changed since have no effect on it.
+
+    Raises:
+        StoreError: it is no notebook, or holds no trajectory.
+    """
+    try:
+        record = json.loads(path.read_text())["metadata"].get(_KEY)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path} is no notebook: {error!r}") from error
+    if record is None:
+        raise StoreError(f"{path} holds no trajectory; give a notebook that was exported from one")
+    return parse(str(record).encode(), str(path))
+
+
+def _cell(exchange: Exchange, credit: LineCredit | None, number: int) -> dict[str, object]:
+    line, run = exchange.line, exchange.line.execution
+    shown = printable(exchange.output)
+    facts = {
+        "status": run.status.value if run else None,
+        "elapsed_s": run.elapsed_s if run else None,
+        "rewards": {reward.name: reward.value for reward in line.rewards},
+        "reward": credit.reward if credit else None,
+        "advantage": credit.advantage if credit else None,
+    }
+    return {
+        "cell_type": "code",
+        "id": f"line-{number}",
+        "execution_count": number,
+        "metadata": {_KEY: facts},
+        "source": printable(line.text).removesuffix("\n"),
+        "outputs": [{"output_type": "stream", "name": "stdout", "text": shown}] if shown else [],
+    }

@@ -1,0 +1,162 @@
+"""The JSON form of a trajectory and its credit, in the schema of `SCHEMA_VERSION`.
+
+Version 1 had no `credit`; it is still read.
+"""
+
+import json
+from typing import TypedDict
+
+from repl_rl.errors import InvariantError, StoreError
+from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.record.trajectory import (SCHEMA_VERSION, Execution, Failure, Line, LineEnd, LineStatus, NamedReward, Observed, Prompt, Sampled, Segment, Stop, Trajectory)
+
+
+class LineRecord(TypedDict):
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    end: str
+    execution: tuple[str, float, str | None] | None
+    rewards: list[tuple[str, float]]
+
+
+class SegmentRecord(TypedDict, total=False):
+    sampled: list[LineRecord]
+    observed: str
+    token_ids: list[int]
+
+
+class CreditRecord(TypedDict):
+    reward: float
+    advantage: float
+    logprobs: list[float]
+
+
+class TrajectoryRecord(TypedDict):
+    schema_version: int
+    policy_step: int
+    id: str
+    task_id: str
+    prompt: tuple[str, list[int]]
+    segments: list[SegmentRecord]
+    stop: str
+    seed: int
+    wall_s: float
+    outcome: float | None
+    failure: tuple[str, str] | None
+    credit: list[CreditRecord]
+
+
+READABLE = (1, SCHEMA_VERSION)
+"""Schema versions that this release reads. It writes the last one."""
+
+
+def dump(entry: Credited) -> bytes:
+    """One line of JSON, in ASCII, with its newline."""
+    return json.dumps(to_record(entry), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+
+
+def parse(text: bytes, where: str) -> Credited:
+    """The inverse of `dump`. `where` begins the message of an error.
+
+    Raises:
+        StoreError: it is no record, of another version, or breaks an invariant.
+    """
+    try:
+        return from_record(json.loads(text))
+    except StoreError as error:
+        raise StoreError(f"{where}: {error}") from error
+    except (KeyError, TypeError, ValueError, InvariantError, AttributeError, RecursionError) as error:
+        raise StoreError(f"{where}: not a trajectory: {error!r}") from error
+
+
+def to_record(entry: Credited) -> TrajectoryRecord:
+    """The JSON form of a trajectory and its credit."""
+    trajectory = entry.trajectory
+    failure = trajectory.failure
+    return TrajectoryRecord(
+        schema_version=SCHEMA_VERSION,
+        policy_step=trajectory.policy_step,
+        id=trajectory.id,
+        task_id=trajectory.task_id,
+        prompt=(trajectory.prompt.text, list(trajectory.prompt.token_ids)),
+        segments=[_segment_record(segment) for segment in trajectory.segments],
+        stop=trajectory.stop.value,
+        seed=trajectory.seed,
+        wall_s=trajectory.wall_s,
+        outcome=trajectory.outcome,
+        failure=(failure.kind, failure.message) if failure else None,
+        credit=[
+            CreditRecord(reward=c.reward, advantage=c.advantage, logprobs=list(c.logprobs)) for c in entry.credit_L
+        ],
+    )
+
+
+def from_record(record: TrajectoryRecord) -> Credited:
+    """The inverse of `to_record`; every invariant is checked again.
+
+    Raises:
+        StoreError: the schema version or the policy step is missing or unknown (I10).
+    """
+    version = record.get("schema_version")
+    if version not in READABLE or "policy_step" not in record:
+        raise StoreError(
+            f"schema_version is {version!r} and policy_step is {record.get('policy_step')!r}; "
+            f"this release reads records of version {' and '.join(map(str, READABLE))} that name their policy step"
+        )
+    credit = record["credit"] if version > 1 else []
+    credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in credit)
+    return Credited(_trajectory(record), credit_L)
+
+
+def _trajectory(record: TrajectoryRecord) -> Trajectory:
+    text, ids = record["prompt"]
+    failure = record["failure"]
+    return Trajectory(
+        id=record["id"],
+        task_id=record["task_id"],
+        prompt=Prompt(text, tuple(ids)),
+        segments=tuple(_segment(segment) for segment in record["segments"]),
+        stop=Stop(record["stop"]),
+        policy_step=record["policy_step"],
+        seed=record["seed"],
+        wall_s=record["wall_s"],
+        outcome=record["outcome"],
+        failure=Failure(*failure) if failure else None,
+    )
+
+
+def _segment_record(segment: Segment) -> SegmentRecord:
+    if isinstance(segment, Observed):
+        return SegmentRecord(observed=segment.text, token_ids=list(segment.token_ids))
+    return SegmentRecord(sampled=[_line_record(line) for line in segment.lines])
+
+
+def _line_record(line: Line) -> LineRecord:
+    run = line.execution
+    return LineRecord(
+        text=line.text,
+        token_ids=list(line.token_ids),
+        logprobs=list(line.logprobs),
+        end=line.end.value,
+        execution=(run.status.value, run.elapsed_s, run.answer) if run else None,
+        rewards=[(reward.name, reward.value) for reward in line.rewards],
+    )
+
+
+def _segment(record: SegmentRecord) -> Segment:
+    if "sampled" not in record:
+        return Observed(record["observed"], tuple(record["token_ids"]))
+    return Sampled(tuple(_line(line) for line in record["sampled"]))
+
+
+def _line(record: LineRecord) -> Line:
+    run = record["execution"]
+    return Line(
+        token_ids=tuple(record["token_ids"]),
+        logprobs=tuple(record["logprobs"]),
+        text=record["text"],
+        end=LineEnd(record["end"]),
+        execution=Execution(LineStatus(run[0]), run[1], run[2]) if run else None,
+        rewards=tuple(NamedReward(name, value) for name, value in record["rewards"]),
+    )

@@ -1,0 +1,1 @@
+"""How settings are read, and how code of the user is found by name."""
