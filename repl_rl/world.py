@@ -1,29 +1,41 @@
-"""What every verb that plays rollouts needs: a policy, tasks, an engine, a sandbox."""
+"""The policy and the world that it acts in: one value, read in one way, with two doors.
+
+    world = World(engine="transformers", concurrency=8)
+    async with world.rollouts() as rollouts: ...     # policy, engine and consoles, opened together
+    async with world.consoles() as sandbox: ...      # the consoles alone, with the same limits and preloads
+
+`World.recorded(run)` is the one that a stored run was played in.
+"""
 
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
-from repl_rl.engine import EngineOptions, open_engine
-from repl_rl.errors import ConfigError
+from repl_rl.engine import ENGINES, Dtype, EngineKind, open_engine
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.samplers import load_sampler
-from repl_rl.sandbox import DockerOptions, Limits, open_sandbox
+from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxKind, open_sandbox
+from repl_rl.settings.arguments import read
+from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.legacy import modern
+from repl_rl.settings.toml import load
+from repl_rl.tasks import Split, Task, load_tasks
 
 QUICKSTART = "builtin:quickstart"
 """The bundled tasks."""
-_OF_VLLM = ("kv_cache_gib", "block_size", "threads", "drive", "sleep", "verbose")
-"""Engine options that `transformers` does not read."""
+OF_A_RUN = frozenset({"name", "out", "overwrite", "train_tasks", "eval_tasks", "curriculum", "trainer"})
+"""What `config.toml` of a training run says beside its world."""
 
 
 @dataclass(frozen=True)
-class Setup:
+class World:
     """The policy and the world that it acts in."""
 
     model: str = BUNDLED
@@ -31,43 +43,64 @@ class Setup:
     the hub; builtin:quickstart is the bundled tiny one."""
     tasks: str = QUICKSTART
     """Where tasks come from: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE or math:FILE."""
-    engine: Literal["vllm", "transformers"] = "vllm"
-    """What samples: vllm, or transformers, which needs no vLLM."""
-    sandbox: Literal["local", "docker", "gateway", "unsafe"] = "local"
-    """Where lines run. `unsafe` isolates nothing: use it only for a policy whose every line you would run yourself.
-    `gateway` is not in this version."""
+    engine: Annotated[EngineKind | str, ENGINES] = "vllm"
+    """What samples."""
+    sandbox: Annotated[SandboxKind | str, SANDBOXES] = "local"
+    """Where lines run."""
     preload: str = ""
     """Modules that every console has imported already, so that they cost it nothing: names with commas between."""
     sampler: str = "repl"
-    """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments."""
+    """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments;
+    options in parentheses, such as "repl(give_up_after=3)"."""
     prompt: str = "bare"
     """Prompt template: bare, base, few_shot, chat or chat_few_shot."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
-    concurrency: int = 128
+    context_tokens: Annotated[int | None, AtLeast(2)] = None
+    """Longest sequence that is sampled in, tokens, prompt included, >= 2. None: what the model's config.json says."""
+    dtype: Dtype = "auto"
+    """Number format of the sampling weights and of keys and values; auto is float32 on CPU, bfloat16 on a GPU."""
+    concurrency: Annotated[int, AtLeast(1)] = 128
     """Rollouts under way at once, and consoles kept ready for them, >= 1."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """Seeds tasks, rollouts and training, >= 0."""
     rollout: RolloutLimits = field(default_factory=RolloutLimits)
     limits: Limits = field(default_factory=Limits)
-    docker: DockerOptions = field(default_factory=DockerOptions)
-    engine_options: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ConfigError("concurrency", self.concurrency, "give at least 1")
-        if self.seed < 0:
-            raise ConfigError("seed", self.seed, "give 0 or more")
-        if self.sandbox != "docker" and self.docker != DockerOptions():
-            raise ConfigError("docker", self.docker, "it has no effect without --sandbox docker; leave it out")
-        for name, instead in (("seed", "--seed"), ("max_sessions", "--concurrency")):
-            if getattr(self.engine_options, name) != getattr(EngineOptions(), name):
-                raise ConfigError(f"engine_options.{name}", getattr(self.engine_options, name), f"give {instead}")
-        for name in _OF_VLLM if self.engine != "vllm" else ():
-            value = getattr(self.engine_options, name)
-            if value != getattr(EngineOptions(), name):
-                raise ConfigError(f"engine_options.{name}", value, "only the engine vllm reads it; leave it out")
+        check_fields(self)
+        # A name becomes the kind as it is by default, so that equal worlds are equal however they were written.
+        object.__setattr__(self, "engine", ENGINES.chosen(self.engine))
+        object.__setattr__(self, "sandbox", SANDBOXES.chosen(self.sandbox))
+
+    @classmethod
+    def recorded(
+        cls, run: Path, *, sandbox: str | None = None, engine: str | None = None, model: str | None = None
+    ) -> "World":
+        """The world of a stored run, but for what is given; its policy is the one that it trained, where there is one.
+
+        Args:
+            run: the run's folder, or a file or folder of trajectories in it. One that belongs to no run has the world
+                that is the default.
+            sandbox: another kind of sandbox, as it is by default.
+            engine: another kind of engine, as it is by default.
+            model: another policy.
+
+        Raises:
+            ConfigError: its config.toml cannot be read, or says what no run can be told.
+        """
+        folder = folder_of(run)
+        said: Mapping[str, object] = modern(load(folder / "config.toml")) if folder else {}
+        own = {key: value for key, value in said.items() if key not in OF_A_RUN}
+        world = read(World, own, str(folder / "config.toml") if folder else "settings")
+        if sandbox is not None and sandbox != SANDBOXES.chosen(world.sandbox).kind:
+            world = replace(world, sandbox=sandbox)
+        if engine is not None and engine != ENGINES.chosen(world.engine).kind:
+            world = replace(world, engine=engine)
+        trained = folder / "checkpoints" / "final" if folder else None
+        policy = model or (str(trained) if trained and trained.is_dir() else world.model)
+        return replace(world, model=policy)
 
     @property
     def models(self) -> Path:
@@ -88,26 +121,89 @@ class Setup:
         """Where the policy lies. Raises as `policy` does."""
         return self.policy.folder
 
-    async def open(self, stack: AsyncExitStack) -> Rollouts:
-        """Open engine and sandbox on `stack`. Whatever a person can mend is refused before the slow parts start."""
-        sampler = load_sampler(self.sampler)
+    def renderer(self) -> Renderer:
+        """The owner of the policy's tokenizer, with the prompt template tried.
+
+        Raises:
+            ConfigError: the vocabulary or the template does not fit.
+        """
         renderer = Renderer.from_folder(self.model_folder, self.overshoot)
         renderer.prompt("", self.prompt)
-        containers = self.docker if self.sandbox == "docker" else None
-        sandbox = await stack.enter_async_context(
-            open_sandbox(
-                self.sandbox,
-                limits=self.limits,
-                preload=[name.strip() for name in self.preload.split(",") if name.strip()],
-                warm=self.concurrency,
-                containers=containers,
+        return renderer
+
+    def consoles(self, warm: int | None = None) -> AbstractAsyncContextManager[Sandbox]:
+        """The sandbox with this world's limits and preloads, for the length of an `async with`.
+
+        Args:
+            warm: consoles kept ready (>= 0); None: `concurrency` of them.
+
+        Raises:
+            SandboxUnavailable: its isolation cannot be had on this machine. Nothing weaker is used instead.
+        """
+        preload = [name.strip() for name in self.preload.split(",") if name.strip()]
+        ready = self.concurrency if warm is None else warm
+        return open_sandbox(self.sandbox, limits=self.limits, preload=preload, warm=ready)
+
+    @asynccontextmanager
+    async def rollouts(self, replica: int = 0) -> AsyncIterator[Rollouts]:
+        """Policy, engine, sandbox and sampler, for the length of an `async with`.
+
+        Whatever a person can mend is refused before the slow parts start.
+
+        Args:
+            replica: which of several processes this is (>= 0), so that none plays another's rollouts.
+
+        Raises:
+            ConfigError: the policy, sampler, prompt or an option does not fit.
+            SandboxUnavailable, EngineError: a part does not start.
+        """
+        sampler = load_sampler(self.sampler)
+        sampler.check(self.rollout)
+        renderer = self.renderer()
+        async with (
+            self.consoles() as sandbox,
+            open_engine(
+                self.engine,
+                model=self.model_folder,
+                context_tokens=self.context_tokens,
+                dtype=self.dtype,
+                max_sessions=self.concurrency,
+                seed=self.seed + replica,
+                forbidden_ids=renderer.forbidden_ids,
+            ) as engine,
+        ):
+            yield Rollouts(
+                engine,
+                sandbox,
+                renderer,
+                sampler,
+                self.rollout,
+                self.prompt,
+                seed=self.seed,
+                replica=replica,
+                concurrency=self.concurrency,
             )
-        )
-        options = replace(self.engine_options, seed=self.seed, max_sessions=self.concurrency)
-        opening = open_engine(
-            self.engine, model=self.model_folder, options=options, forbidden_ids=renderer.forbidden_ids
-        )
-        engine = await stack.enter_async_context(opening)
-        return Rollouts(
-            engine, sandbox, renderer, sampler, self.rollout, self.prompt, seed=self.seed, concurrency=self.concurrency
-        )
+
+    def drawn(self, split: Split | str = Split.TRAIN, count: int | None = None) -> tuple[Task, ...]:
+        """The world's tasks of a split; see `load_tasks`."""
+        return load_tasks(self.tasks, split=split, count=count, seed=self.seed)
+
+
+def folder_of(run: Path) -> Path | None:
+    """The folder of the run that a file of trajectories, or a folder of them, belongs to; None: it belongs to none."""
+    places = (run, *run.resolve().parents[:2])
+    return next((place for place in places if (place / "config.toml").is_file()), None)
+
+
+def recorded_task(run: Path, id: str) -> Task | None:
+    """The task of that id among those that a stored run drew; None: it is not there."""
+    folder = folder_of(run)
+    said = load(folder / "config.toml") if folder else {}
+    world = World.recorded(run)
+    for split, name in ((Split.TRAIN, "train_tasks"), (Split.HELD_OUT, "eval_tasks")):
+        count = said.get(name)
+        drawn = world.drawn(split, count if isinstance(count, int) else None)
+        found = next((task for task in drawn if task.id == id), None)
+        if found is not None:
+            return found
+    return None

@@ -104,7 +104,7 @@ def test_two_stream_without_line_rewards_is_outcome(group: GroupRewards) -> None
 def test_two_stream_is_the_weighted_sum_of_its_two_streams(group: GroupRewards, weight: float) -> None:
     flat = torch.tensor([r for row in group.rewards_G_L for r in row], dtype=torch.float32)
     line = iter(((flat - flat.mean()) / (flat.std() + EPSILON)).nan_to_num(0.0).tolist() if len(flat) > 1 else [0.0])
-    ours, plain = estimator("two_stream", line_weight=weight)(group), estimator("outcome")(group)
+    ours, plain = estimator(f"two_stream(line_weight={weight!r})")(group), estimator("outcome")(group)
     for both, base, rewards_L in zip(ours, plain, group.rewards_G_L, strict=True):
         for value, start, reward in zip(both, base, rewards_L, strict=True):
             credit = next(line)
@@ -190,7 +190,7 @@ def test_return_to_go_is_the_discounted_return_less_that_of_the_others(group: Gr
         return sum(discount ** (k - at) * row[k] for k in range(at, len(row)))
 
     playing = [i for i, row in enumerate(group.rewards_G_L) if row]
-    for i, ours in enumerate(estimator("return_to_go", discount=discount)(group)):
+    for i, ours in enumerate(estimator(f"return_to_go(discount={discount!r})")(group)):
         for at, value in enumerate(ours):
             others = [returns(j, min(at, len(group.rewards_G_L[j]) - 1)) for j in playing if j != i]
             expected = returns(i, at) - sum(others) / len(others) if others else 0.0
@@ -204,7 +204,7 @@ def test_return_to_go_without_line_rewards_is_leave_one_out_of_outcomes() -> Non
 
 def test_state_anchor_compares_lines_that_start_from_the_same_state() -> None:
     group = GroupRewards((1.0, 1.0), ((0.0, -0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
-    a = estimator("state_anchor", discount=1.0)(group)
+    a = estimator("state_anchor(discount=1.0)")(group)
     assert a[0][1] == a[1][1] == 0.0, "nothing else started from x or from y, and the outcomes are equal"
     assert a[0][0] < 0 < a[1][0]
     assert a[0][0] == pytest.approx(-a[1][0])
@@ -288,14 +288,40 @@ def test_an_unknown_estimator_is_refused_by_name(name: str) -> None:
 
 
 def test_a_potential_discounts_as_its_estimator_does() -> None:
-    assert [discount_of(name, None) for name in ("return_to_go", "state_anchor", "two_stream")] == [1.0, 0.95, 1.0]
-    assert discount_of("return_to_go", 0.5) == 0.5
+    assert [discount_of(name) for name in ("return_to_go", "state_anchor", "two_stream")] == [1.0, 0.95, 1.0]
+    assert discount_of("return_to_go(discount=0.5)") == 0.5
 
 
 def test_an_option_without_effect_is_refused() -> None:
-    with pytest.raises(ConfigError, match="line_weight with estimator 'outcome'"):
-        estimator("outcome", line_weight=0.5)
-    estimator("outcome", line_weight=None)
+    with pytest.raises(ConfigError, match=r"option line_weight of estimator outcome is 0.5; it has no options"):
+        estimator("outcome(line_weight=0.5)")
+    with pytest.raises(ConfigError, match=r"option weight of estimator two_stream is 1; its options are line_weight"):
+        estimator("two_stream(weight=1)")
+
+
+@pytest.mark.parametrize(
+    "text", ["two_stream(line_weight=-1)", "return_to_go(discount=0)", "return_to_go(discount=1.5)"]
+)
+def test_an_option_out_of_its_bounds_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"(line_weight|discount) of estimator .* is .*; give"):
+        estimator(text)
+
+
+@pytest.mark.parametrize("text", ["two_stream(0.5)", "two_stream(line_weight=f())", "two_stream(", "two_stream(**x)"])
+def test_options_that_are_no_literals_by_name_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="write options as"):
+        estimator(text)
+
+
+def lucky(group: GroupRewards, *, luck: float = 1.0) -> Advantages:
+    return tuple((luck,) * len(row) for row in group.rewards_G_L)
+
+
+def test_an_estimator_of_the_user_takes_options_of_its_own() -> None:
+    group = GroupRewards((1.0, 0.0), ((0.0,), (0.0, 0.0)))
+    assert estimator(f"{__name__}:lucky(luck=0.5)")(group) == ((0.5,), (0.5, 0.5))
+    with pytest.raises(ConfigError, match="its options are luck"):
+        estimator(f"{__name__}:lucky(chance=0.5)")
 
 
 def test_rewards_that_do_not_match_the_rollouts_are_refused() -> None:

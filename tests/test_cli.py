@@ -14,7 +14,8 @@ from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.machine.assets import asset
 from repl_rl.runs.store import printable
-from repl_rl.settings.arguments import dump, parse
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.toml import dump
 from tests.conftest import overshooting_tokenizer
 from tests.trainer.policies import tiny_model
 
@@ -48,13 +49,16 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--sandbox", "docker", "--docker.memory-mb", "1"), ["docker.memory_mb is 1", "at least 256"]),
         (("--config", "/no/such.toml"), ["config file", "/no/such.toml"]),
         (("--seed", "x"), ["'--out", "--seed x'", "invalid literal", "repl-rl train --help"]),
-        (("--engine", "server"), ["invalid choice 'server'", "'vllm', 'transformers'"]),
-        (("--engine-options.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
-        (("--engine-options.seed", "1"), ["engine_options.seed is 1", "give --seed"]),
-        (("--engine", "transformers", "--engine-options.sleep"), ["engine_options.sleep is True", "only the engine"]),
+        (("--engine", "server"), ["engine is 'server'", "choose one of vllm, transformers"]),
+        (("--sandbox", "moon"), ["sandbox is 'moon'", "choose one of local, docker, unsafe"]),
+        (("--vllm.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
+        (("--engine", "transformers", "--vllm.sleep"), ["sleep=True", "no effect without --engine vllm"]),
+        (("--sampler", "repl(patience=3)"), ["option patience of sampler repl is 3", "give_up_after, optimistic"]),
+        (("--sampler", "repl(give_up_after=9)"), ["give_up_after is 9", "2 to max_lines (8)"]),
+        (("--sampler", "fenced(give_up_after=3)"), ["option give_up_after of sampler fenced is 3"]),
         (("--preset", "nosuch"), ["preset is 'nosuch'", "choose", "pretrained"]),
         (("--preset",), ["option is '--preset'", "pretrained"]),
-        (("--trainer.line-weight", "0.5", "--trainer.estimator", "outcome"), ["line_weight", "0.5"]),
+        (("--trainer.estimator", "outcome(line_weight=0.5)"), ["line_weight of estimator outcome", "0.5"]),
     ],
 )
 def test_bad_values_are_named_with_a_remedy(
@@ -69,7 +73,7 @@ def test_bad_values_are_named_with_a_remedy(
     ("command", "parts"),
     [
         ("view", ["Missing", "Run folder", "repl-rl view --help"]),
-        ("replay /no/such --to-line -1", ["to_line is -1", "0 or more"]),
+        ("replay /no/such --to-line -1", ["to_line is -1", "at least 0"]),
         ("replay /no/such --branch x", ["--branch x", "invalid literal"]),
         ("sft --data /no/such --out {}/policy", ["data is '/no/such'", "no such folder or file"]),
         ("sampler check repl --model /no/such", ["model folder is '/no/such'", "and tokenizer"]),

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -89,8 +89,8 @@ def test_nothing_has_rates_of_nought() -> None:
 
 
 def test_an_evaluation_tells_solve_rates_by_family() -> None:
-    async def opener(_: AsyncExitStack) -> Rollouts:
-        return world(["submit_final_answer(42)\n"])
+    def opener() -> AbstractAsyncContextManager[Rollouts]:
+        return nullcontext(world(["submit_final_answer(42)\n"]))
 
     tasks = [replace(TASK, id="a", family="easy"), replace(TASK, id="b", answer="7", family="hard")]
     with RolloutThread(opener, {}) as source:

@@ -66,8 +66,8 @@ CHUNKS = {1: itertools.count(), 2: itertools.count()}
 @pytest.mark.parametrize("optimistic", [False, True])
 def test_an_engine_that_dies_in_the_middle_of_a_step_ends_the_step_with_its_error(optimistic: bool) -> None:
     engine = Mortal([[i for line in LINES for i in RENDERER.encode(line)]], seed=1 + optimistic)
-    limits = RolloutLimits(optimistic=optimistic)
-    rollouts = replace(world(LINES), engine=engine, limits=limits, concurrency=8)
+    sampler = ReplSampler(optimistic=optimistic)
+    rollouts = replace(world(LINES), engine=engine, sampler=sampler, concurrency=8)
     noise: list[str] = []
 
     async def work() -> None:

@@ -20,15 +20,15 @@ CELL = """
 from dataclasses import replace
 
 from repl_rl import load_tasks
-from repl_rl.cli.setup import Setup
+from repl_rl.world import World
 from repl_rl.engine import ScriptedEngine
 from repl_rl.player import TrajectoryPlayer
 from repl_rl.samplers import RolloutThread
 from tests.runs import HOSTILE, rollout
 
-setup = Setup(engine="transformers", concurrency=4)
+setup = World(engine="transformers", concurrency=4)
 (task,) = load_tasks(setup.tasks, split="train", count=1)
-source = RolloutThread(setup.open, {task.id: task}).__enter__()
+source = RolloutThread(setup.rollouts, {task.id: task}).__enter__()
 world = source.rollouts
 lines = ["x = 6\\n", "x * 6\\n", "submit_final_answer(x * 6)\\n"]
 scripted = replace(world, engine=ScriptedEngine.from_text(lines, world.renderer.encode))

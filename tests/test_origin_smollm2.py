@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from repl_rl.engine import EngineOptions, Sampling, open_engine
+from repl_rl.engine import Sampling, open_engine
 from repl_rl.engine.checkpoint import checkpoint_shapes
 from repl_rl.origin import resolve
 from repl_rl.trainer.source import save_weights
@@ -33,9 +33,8 @@ async def answer(folder: Path, new: Path) -> tuple[str, list[float], list[float]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
-    options = EngineOptions(context_tokens=256, max_sessions=2)
     logprobs: list[list[float]] = []
-    async with open_engine("vllm", model=folder, options=options) as engine:
+    async with open_engine("vllm", model=folder, context_tokens=256, max_sessions=2) as engine:
         for step in range(2):
             async with engine.session(ids, Sampling(temperature=0.0)) as session:
                 chunk = await session.sample((), max_tokens=24, stop_ids=frozenset({tokenizer.eos_token_id}))

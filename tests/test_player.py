@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from repl_rl.credit.credited import Credited
-from repl_rl.rollout import Rollouts, RolloutThread
+from repl_rl.rollout import RolloutThread
 from repl_rl.runs.player import TrajectoryPlayer
 from repl_rl.runs.player.live import Live
+from repl_rl.world import World
 from tests.runs import HOSTILE, rollout, run_folder
 from tests.test_report import pick, size, unpacked
 from tests.worlds import TASK, world
@@ -20,17 +21,14 @@ LINES = ["x = 6\n", "x * 6\n", "submit_final_answer(x * 6)\n"]
 
 @pytest.fixture
 def policy() -> Iterator[RolloutThread]:
-    async def opened(_: AsyncExitStack) -> Rollouts:
-        return world(LINES[1:])
-
-    with RolloutThread(opened, {TASK.id: TASK}) as source:
+    with RolloutThread(lambda: nullcontext(world(LINES[1:])), {TASK.id: TASK}) as source:
         yield source
 
 
 @pytest.fixture
 def live(policy: RolloutThread) -> Iterator[Live]:
     recorded = asyncio.run(world(LINES).collect([TASK]))
-    live = Live([Credited(t) for t in recorded], "unsafe", policy, [TASK])
+    live = Live([Credited(t) for t in recorded], World(sandbox="unsafe"), policy, [TASK])
     yield live
     live.close()
 
@@ -77,7 +75,7 @@ def test_a_page_may_send_anything(live: Live, message: dict[str, object], part: 
 
 def test_without_a_policy_nothing_is_branched() -> None:
     (t,) = asyncio.run(world(LINES).collect([TASK]))
-    live = Live([Credited(t)], "unsafe", None, [])
+    live = Live([Credited(t)], World(sandbox="unsafe"), None, [])
     assert pick(ask(live, "type", text="x"), "steps", 0, "shown") == "6\n>>> "
     assert "RolloutThread" in str(ask(live, "branch", count=1)["error"])
     live.close()
@@ -90,7 +88,7 @@ def children() -> set[str]:
 def test_a_sandbox_in_which_nothing_could_be_rebuilt_is_let_go_too() -> None:
     (t,) = asyncio.run(world(LINES).collect([TASK]))
     before = children()
-    live = Live([Credited(t)], "unsafe", None, [])
+    live = Live([Credited(t)], World(sandbox="unsafe"), None, [])
     assert "give 0 to 3" in str(ask(live, "type", line=9)["error"])
     assert children() - before
     live.close()

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -18,8 +18,8 @@ from repl_rl.runs.replay import Branches, Continue, Replay, branch, start_at, st
 from repl_rl.runs.replay.session import STATE_LINE
 from repl_rl.sandbox import PushResult, open_sandbox
 from repl_rl.sandbox.base import Sandbox, SandboxSession
-from repl_rl.tasks import Split, Task, load_tasks
-from repl_rl.world import Setup
+from repl_rl.tasks import Split, Task
+from repl_rl.world import World
 from tests.test_replay import LINES, played, replayed
 from tests.worlds import RENDERER, TASK, world
 
@@ -119,13 +119,12 @@ def test_consoles_of_branches_have_the_namespace_that_the_recorded_one_had() -> 
 
 
 def test_a_live_policy_goes_on_from_a_line_in_consoles_of_the_recorded_state() -> None:
-    setup = Setup(engine="transformers", concurrency=4)
-    tasks = load_tasks(setup.tasks, split=Split.TRAIN, count=40, seed=0)
+    live = World(engine="transformers", concurrency=4)
+    tasks = live.drawn(Split.TRAIN, 40)
     task = next(task for task in tasks if task.id.startswith("chain"))
 
     async def work() -> Branches:
-        async with AsyncExitStack() as stack:
-            rollouts = await setup.open(stack)
+        async with live.rollouts() as rollouts:
             lines = ["p = 38\n", "q = p + 8\n", "q\n", "submit_final_answer(q)\n"]
             scripted = replace(rollouts, engine=ScriptedEngine.from_text(lines, rollouts.renderer.encode))
             return (await branched(scripted, rollouts, task, 2, 4))[1]

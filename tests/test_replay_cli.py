@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.cli.recorded import RecordedRun
 from repl_rl.record.trajectory import Observed
 from repl_rl.runs.store import from_text, write_step
 from repl_rl.runs.store.notebook import read_notebook
+from repl_rl.world import World
 from tests.test_replay import LINES, played
 
 
@@ -170,4 +170,4 @@ def test_a_run_of_another_policy_about_newlines_is_replayed_and_branched_under_i
     overshoot: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text(f'overshoot = "{overshoot}"\n')
-    assert RecordedRun.of(tmp_path).setup().overshoot == overshoot
+    assert World.recorded(tmp_path).overshoot == overshoot

@@ -43,7 +43,8 @@ def play(tasks: Sequence[Task], rollouts: Rollouts) -> dict[str, tuple[object, .
 class Delayed(ReplSampler):
     """The console sampler, each rollout of which lets others go first a random number of times."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, optimistic: bool) -> None:
+        super().__init__(optimistic=optimistic)
         self._random = random.Random(seed)
 
     async def rollout(self, episode: Episode) -> None:
@@ -59,8 +60,7 @@ def test_order_concurrency_and_sampling_ahead_leave_every_trajectory_as_it_is(
 ) -> None:
     tasks = [Task(str(i), f"task {i}", "3", family=str(i % 3)) for i in range(24)]
     plain = replace(world([]), engine=ScriptedEngine(IDS, seed=5), concurrency=8)
-    limits = RolloutLimits(max_line_tokens=200, optimistic=optimistic)
-    other = replace(plain, sampler=Delayed(delays), concurrency=places, limits=limits)
+    other = replace(plain, sampler=Delayed(delays, optimistic), concurrency=places)
     shuffled = [tasks[i] for i in order]
     play(shuffled[:5], other)  # the refill has learned something
     assert play(shuffled, other) == play(tasks, plain)
@@ -68,7 +68,7 @@ def test_order_concurrency_and_sampling_ahead_leave_every_trajectory_as_it_is(
 
 def test_sampling_ahead_keeps_lines_that_printed_nothing_and_counts_the_others() -> None:
     rollouts = world(["x = 3\n", "y = 1/0\n", "x\n", "submit_final_answer(3)\n"])
-    rollouts = replace(rollouts, limits=replace(rollouts.limits, optimistic=True))
+    rollouts = replace(rollouts, sampler=ReplSampler(optimistic=True))
     asyncio.run(rollouts.collect([TASK] * 4))
     assert (rollouts.tally.kept_chunks, rollouts.tally.wasted_chunks) == (4, 4)
 
@@ -112,7 +112,7 @@ def test_rollouts_get_their_places_in_that_order_and_come_back_in_the_given_one(
     ],
 )
 def test_three_lines_in_a_row_of_one_kind_doom_a_rollout(lines: list[str], played: int) -> None:
-    rollouts = world(lines, limits=RolloutLimits(max_lines=20, give_up_after=3))
+    rollouts = world(lines, ReplSampler(give_up_after=3), RolloutLimits(max_lines=20))
     (t,) = asyncio.run(rollouts.collect([TASK]))
     assert len(t.lines) == played
     doomed = lines[played - 1] != "exit()\n"
@@ -136,7 +136,7 @@ def test_nothing_is_given_up_by_default() -> None:
 @pytest.mark.parametrize("number", [-1, 1, 9])
 def test_a_streak_that_means_nothing_is_refused(number: int) -> None:
     with pytest.raises(ConfigError, match="give_up_after"):
-        RolloutLimits(max_lines=8, give_up_after=number)
+        ReplSampler(give_up_after=number).check(RolloutLimits(max_lines=8))
 
 
 def test_thousands_of_rollouts_end_and_no_more_are_under_way_than_asked_for() -> None:

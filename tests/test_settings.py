@@ -13,6 +13,7 @@ import pytest
 from repl_rl.cli.eval import EvalConfig
 from repl_rl.cli.rollout import RolloutConfig
 from repl_rl.cli.train import TrainConfig
+from repl_rl.settings.flags import mirrored, names, seam_of
 
 ROOT = Path(__file__).parent.parent / "repl_rl"
 SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py")}
@@ -22,13 +23,23 @@ def settings(kind: type) -> set[tuple[type, str]]:
     """(class, field) of a configuration and of the ones inside it."""
     found: set[tuple[type, str]] = set()
     for field in fields(kind):
-        hint = get_type_hints(kind)[field.name]
+        hint = get_type_hints(kind, include_extras=True)[field.name]
+        seam = seam_of(hint)
+        if seam is not None:
+            for options in seam.tables().values():
+                found |= settings(options)
         if isinstance(hint, type) and is_dataclass(hint):
             found |= settings(hint)
         else:
             owner = next(c for c in reversed(kind.__mro__) if field.name in inspect.get_annotations(c))
             found.add((owner, field.name))
     return found
+
+
+def test_settings_stay_few() -> None:
+    flags = list(names(mirrored(TrainConfig)))
+    assert len([name for name in flags if "." not in name]) <= 40
+    assert len([name for name in flags if "." in name]) <= 60
 
 
 ALL = sorted(

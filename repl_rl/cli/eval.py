@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -24,22 +24,24 @@ from repl_rl.evaluation import (
 from repl_rl.judges import check_judges
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
-from repl_rl.settings.arguments import dump, parse
-from repl_rl.tasks import Task, load_tasks
-from repl_rl.world import Setup
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.toml import dump
+from repl_rl.tasks import Task
+from repl_rl.world import World
 
 
 @dataclass(frozen=True)
-class EvalConfig(Setup):
+class EvalConfig(World):
     """Evaluate a policy on held-out tasks, at temperature 1 and greedily."""
 
     split: Literal["held_out", "train", "all"] = "held_out"
     """Which part of the tasks: `all` for a file that is a test set as a whole."""
-    count: int = 240
+    count: Annotated[int, AtLeast(1)] = 240
     """Most tasks, >= 1."""
-    samples: int = 1
+    samples: Annotated[int, AtLeast(1)] = 1
     """Rollouts a task at temperature 1, >= 1; with more, pass@k is told too."""
-    k: int = 1
+    k: Annotated[int, AtLeast(1)] = 1
     """Rollouts of which one must be right for pass@k, 1 to `samples`."""
     greedy: bool = True
     """Play a greedy rollout of every task too."""
@@ -52,9 +54,7 @@ class EvalConfig(Setup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("count", "samples", "k"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "give at least 1")
+        check_fields(self)
         if self.k > self.samples:
             raise ConfigError("k", self.k, f"give at most --samples, which is {self.samples}")
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(EvalConfig, "eval", argv)
     console = Console(highlight=False)
-    tasks = load_tasks(config.tasks, split=config.split, count=config.count, seed=config.seed)
+    tasks = config.drawn(config.split, config.count)
     check_judges(tasks)
     other = read_study(config.against) if config.against else None
     if other is not None:
@@ -93,7 +93,7 @@ def _play(config: EvalConfig, tasks: Sequence[Task], folder: EvaluationFolder | 
 
         def play(wanted: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
             if not opened:
-                opened.append(stack.enter_context(RolloutThread(config.open, {task.id: task for task in tasks})))
+                opened.append(stack.enter_context(RolloutThread(config.rollouts, {task.id: task for task in tasks})))
             return opened[0].sample(wanted, temperature)
 
         def progress(done: int) -> None:

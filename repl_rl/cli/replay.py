@@ -3,10 +3,9 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 from rich.console import Console
 from rich.control import Control
@@ -16,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from repl_rl.cli.recorded import RecordedRun
 from repl_rl.cli.rollout import transcript
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
@@ -27,9 +25,9 @@ from repl_rl.runs.replay import Branches, Determinism, Replay, Step, branch, ope
 from repl_rl.runs.report import clip
 from repl_rl.runs.store import Damage, Store, exchanges, guarded, printable, to_text
 from repl_rl.runs.store.notebook import read_notebook, write_notebook
-from repl_rl.sandbox import Sandbox, open_sandbox
 from repl_rl.settings.arguments import parse
-from repl_rl.world import Setup
+from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.world import World, recorded_task
 
 _COLOURS = {LineStatus.OK: "green", LineStatus.INCOMPLETE: "green", LineStatus.ANSWERED: "cyan"}
 _HELP = "Enter: next recorded line; :b: one line back; :q: leave; anything else is run"
@@ -47,31 +45,28 @@ class ReplayConfig:
     """Run folder, trajectories folder, one of its files, or a notebook that was exported from one."""
     id: str | None = None
     """Which trajectory; none: the first one, or with --verify all of them."""
-    to_line: int | None = None
+    to_line: Annotated[int | None, AtLeast(0)] = None
     """Have so many recorded lines run in a fresh console, then run what the standard input says, >= 0."""
     verify: bool = False
     """Execute again and compare what is shown; the exit code is 1 if anything differs."""
-    branch: int = 0
+    branch: Annotated[int, AtLeast(0)] = 0
     """Continuations to sample from --to-line on with the policy, >= 0."""
     export: Path | None = None
     """Write the trajectory to this file, a notebook if it ends in .ipynb, else text; none: it is shown."""
-    sandbox: Literal["local", "docker", "gateway", "unsafe"] | None = None
+    sandbox: str | None = None
     """Where lines run; none: where the run's did."""
-    engine: Literal["vllm", "transformers"] | None = None
+    engine: str | None = None
     """What samples branches; none: what the run sampled with."""
     model: str | None = None
     """Policy that samples branches, as `train` takes it; none: the one that the run trained, or else started from."""
-    temperature: float = 1.0
+    temperature: Annotated[float, AtLeast(0)] = 1.0
     """Sampling temperature of branches, >= 0; 0 is greedy."""
 
     def __post_init__(self) -> None:
-        if self.branch < 0 or not self.temperature >= 0:
-            raise ConfigError("branch, temperature", (self.branch, self.temperature), "give 0 or more")
+        check_fields(self)
         chosen = [name for name in ("verify", "branch", "export") if getattr(self, name)]
         if len(chosen) > 1:
             raise ConfigError("options", chosen, "choose one of them")
-        if self.to_line is not None and self.to_line < 0:
-            raise ConfigError("to_line", self.to_line, "give 0 or more")
         if (self.verify or self.export) and self.to_line is not None:
             raise ConfigError("to_line", self.to_line, "it has no effect with --verify or --export; leave it out")
         for name, unset in (("engine", None), ("model", None), ("temperature", 1.0)):
@@ -153,7 +148,7 @@ async def _step(config: ReplayConfig, entry: Credited, console: Console) -> None
     if sys.stdin.isatty():
         console.print(Text(_HELP, style="dim"))
     line: int | None = 0
-    async with _consoles(_setup(config), 1) as sandbox:
+    async with _world(config).consoles(warm=1) as sandbox:
         while line is not None:
             async with open_replay(trajectory, sandbox, line) as replay:
                 while not line and replay.position < (config.to_line or 0):
@@ -203,7 +198,7 @@ def _tell(step: Step | None, replay: Replay, console: Console) -> None:
 def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: Console) -> int:
     async def run(progress: Progress) -> Determinism:
         bar = progress.add_task("", total=len(trajectories))
-        async with _consoles(_setup(config), _AT_ONCE) as sandbox:
+        async with _world(config).consoles(_AT_ONCE) as sandbox:
             return await verify_all(trajectories, sandbox, _AT_ONCE, lambda _: progress.advance(bar))
 
     console.print(f"executing {len(trajectories)} trajectories again ...")
@@ -232,9 +227,9 @@ def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: C
 def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:
     trajectory = entry.trajectory
     start = start_at(trajectory, config.to_line or 0)
-    setup = _setup(config)
-    task = RecordedRun.of(config.file).task(trajectory.task_id)
-    with RolloutThread(replace(setup, concurrency=config.branch).open, {}) as source:
+    world = replace(_world(config), concurrency=config.branch)
+    task = recorded_task(config.file, trajectory.task_id)
+    with RolloutThread(world.rollouts, {}) as source:
         found: Branches = source.run(branch(source.rollouts, start, task, config.branch, config.temperature))
     for each in found.trajectories:
         console.print(transcript(each))
@@ -246,10 +241,5 @@ def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:
     )
 
 
-def _setup(config: ReplayConfig) -> Setup:
-    return RecordedRun.of(config.file).setup(config.sandbox, config.engine, config.model)
-
-
-def _consoles(setup: Setup, warm: int) -> AbstractAsyncContextManager[Sandbox]:
-    containers = setup.docker if setup.sandbox == "docker" else None
-    return open_sandbox(setup.sandbox, limits=setup.limits, warm=warm, containers=containers)
+def _world(config: ReplayConfig) -> World:
+    return World.recorded(config.file, sandbox=config.sandbox, engine=config.engine, model=config.model)

@@ -3,45 +3,43 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 from rich.text import Text
 
-from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import Observed, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.report import clip
 from repl_rl.runs.store import guarded, printable, write_step
 from repl_rl.settings.arguments import parse
-from repl_rl.tasks import Split, load_tasks
-from repl_rl.world import Setup
+from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.tasks import Split
+from repl_rl.world import World
 
 
 @dataclass(frozen=True)
-class RolloutConfig(Setup):
+class RolloutConfig(World):
     """Play tasks and print the transcripts. What the policy wrote is bold, what the console printed is not."""
 
-    count: int = 4
+    count: Annotated[int, AtLeast(1)] = 4
     """Tasks to play, >= 1."""
-    temperature: float = 1.0
+    temperature: Annotated[float, AtLeast(0)] = 1.0
     """Sampling temperature, >= 0; 0 is greedy."""
     save: Path | None = None
     """Folder to store the trajectories in; none: they are only printed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.count < 1:
-            raise ConfigError("count", self.count, "give at least 1")
-        if not self.temperature >= 0:
-            raise ConfigError("temperature", self.temperature, "give 0 (greedy) or more")
+        check_fields(self)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(RolloutConfig, "rollout", argv)
-    tasks = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.count, seed=config.seed)
+    tasks = config.drawn(Split.HELD_OUT, config.count)
     console = Console(highlight=False)
-    with RolloutThread(config.open, {task.id: task for task in tasks}) as source:
+    with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:
         trajectories = source.sample(tasks, config.temperature)
     for trajectory in trajectories:
         console.print(transcript(trajectory))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +12,8 @@ from repl_rl.rollout.renderer import TEMPLATES, Overshoot, Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.conformance import TIMEOUT_S, check
 from repl_rl.settings.arguments import parse
-from repl_rl.world import Setup
+from repl_rl.settings.bounds import Above, check_fields
+from repl_rl.world import World
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,13 @@ class CheckConfig:
     that text into the next line, or refuse a vocabulary that has them."""
     prompt: str = "bare"
     """Prompt template: bare, base, few_shot, chat or chat_few_shot."""
-    timeout_s: float = TIMEOUT_S
+    timeout_s: Annotated[float, Above(0)] = TIMEOUT_S
     """Wall clock of one check, seconds, > 0."""
 
     def __post_init__(self) -> None:
         if self.prompt not in TEMPLATES:
             raise ConfigError("prompt", self.prompt, f"choose one of {', '.join(TEMPLATES)}")
-        if not self.timeout_s > 0:
-            raise ConfigError("timeout_s", self.timeout_s, "give a positive number of seconds")
+        check_fields(self)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(name: str, config: CheckConfig) -> int:
     sampler = load_sampler(name)
-    folder = Setup(model=config.model).model_folder if config.model is not None else None
+    folder = World(model=config.model).model_folder if config.model is not None else None
     renderer = Renderer.from_folder(folder, config.overshoot) if folder is not None else None
     rows = check(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")

@@ -4,25 +4,30 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 from rich.console import Console
 from rich.table import Table
 
 from repl_rl.errors import ConfigError
+from repl_rl.sandbox import SANDBOXES, SandboxKind
 from repl_rl.sandbox.conformance import run
 from repl_rl.sandbox.image import build
 from repl_rl.settings.arguments import parse
+from repl_rl.settings.bounds import AtLeast, check_fields
 
 
 @dataclass(frozen=True)
 class CheckConfig:
     """Run the conformance suite against a sandbox. The exit code is 1 if a promise is not kept."""
 
-    sandbox: Literal["local", "docker", "unsafe"] = "local"
+    sandbox: Annotated[SandboxKind | str, SANDBOXES] = "local"
     """Which sandbox."""
-    doctests: int = 60
+    doctests: Annotated[int, AtLeast(0)] = 60
     """Transcripts harvested from the standard library to replay, >= 0."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(config: CheckConfig) -> int:
     rows = asyncio.run(run(config.sandbox, doctests=config.doctests))
-    table = Table("section", "promise", "kept", "detail", title=f"sandbox {config.sandbox}")
+    table = Table("section", "promise", "kept", "detail", title=f"sandbox {SANDBOXES.chosen(config.sandbox).kind}")
     for row in rows:
         table.add_row(row.section, row.name, "yes" if row.passed else "NO", row.detail)
     Console(highlight=False).print(table)

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 
@@ -15,23 +16,24 @@ from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read, write_step
 from repl_rl.settings.arguments import parse
-from repl_rl.tasks import Split, load_tasks
-from repl_rl.world import Setup
+from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.tasks import Split
+from repl_rl.world import World
 
 _ROLLOUTS = "rollouts"
 
 
 @dataclass(frozen=True)
-class SftConfig(Setup):
+class SftConfig(World):
     """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines."""
 
     data: tuple[Path, ...] = ()
     """Folders or files of trajectories: of `repl-rl transcripts`, or of a training run."""
-    samples: int = 0
+    samples: Annotated[int, AtLeast(0)] = 0
     """Rollouts that the policy plays of each training task before it learns, >= 0; 0: none."""
-    train_tasks: int = 512
+    train_tasks: Annotated[int, AtLeast(1)] = 512
     """Training tasks that it plays, >= 1."""
-    per_task: int = 1
+    per_task: Annotated[int, AtLeast(1)] = 1
     """Rollouts of a task that are learned, the best right ones, >= 1."""
     learn_errors: bool = False
     """Learn lines that ended in an error too; otherwise they are context."""
@@ -45,9 +47,7 @@ class SftConfig(Setup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, floor in (("samples", 0), ("train_tasks", 1), ("per_task", 1)):
-            if getattr(self, name) < floor:
-                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+        check_fields(self)
         if self.fresh and (self.data or self.samples):
             raise ConfigError("fresh", True, "a new policy learns nothing; give it as --model to a further sft")
         if not self.data and not self.samples and not self.fresh:
@@ -100,10 +100,10 @@ def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
 
 def _play(config: SftConfig, console: Console) -> Sequence[Trajectory]:
     """The policy's own rollouts. Only training tasks are played: held-out ones stay unseen."""
-    tasks = load_tasks(config.tasks, split=Split.TRAIN, count=config.train_tasks, seed=config.seed)
+    tasks = config.drawn(Split.TRAIN, config.train_tasks)
     check_judges(tasks)
     console.print(f"playing {config.samples} rollouts of each of {len(tasks)} tasks ...")
-    with RolloutThread(config.open, {task.id: task for task in tasks}) as source:
+    with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:
         return source.sample([task for task in tasks for _ in range(config.samples)])
 
 

@@ -5,11 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.progress import Progress
+from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
@@ -21,14 +23,17 @@ from repl_rl.rollout import RolloutThread
 from repl_rl.runs.curves import draw_curves
 from repl_rl.runs.folder import RunFolder
 from repl_rl.runs.report import Json
-from repl_rl.settings.arguments import dump, parse
-from repl_rl.tasks import Curriculum, Split, load_tasks
+from repl_rl.sandbox import SANDBOXES
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.toml import dump
+from repl_rl.tasks import Curriculum, Split
 from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, train
-from repl_rl.world import Setup
+from repl_rl.world import World
 
 
 @dataclass(frozen=True)
-class TrainConfig(Setup):
+class TrainConfig(World):
     """Train a policy. Without options: the bundled policy on the bundled tasks."""
 
     name: str = "quickstart"
@@ -37,9 +42,9 @@ class TrainConfig(Setup):
     """Where run folders are made."""
     overwrite: bool = False
     """Replace a run of the same name."""
-    train_tasks: int = 4096
+    train_tasks: Annotated[int, AtLeast(1)] = 4096
     """Tasks to draw from, >= 1."""
-    eval_tasks: int = 240
+    eval_tasks: Annotated[int, AtLeast(1)] = 240
     """Held-out tasks of the evaluation before and after, >= 1."""
     curriculum: bool = False
     """Choose each step's tasks by the solve rates so far: mostly of families that are solved now and then."""
@@ -47,16 +52,12 @@ class TrainConfig(Setup):
 
     @property
     def models(self) -> Path:
-        """See `Setup.models`."""
+        """See `World.models`."""
         return self.out / ".models"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("train_tasks", "eval_tasks"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "give at least 1")
-        if self.trainer.seed:
-            raise ConfigError("trainer.seed", self.trainer.seed, "it has no effect here; give --seed, which seeds all")
+        check_fields(self)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,8 +79,8 @@ class Run:
         self.folder = folder
         self.console = Console(stderr=False, highlight=False)
         self.started = time.monotonic()
-        self.training = load_tasks(config.tasks, split=Split.TRAIN, count=config.train_tasks, seed=config.seed)
-        self.held_out = load_tasks(config.tasks, split=Split.HELD_OUT, count=config.eval_tasks, seed=config.seed)
+        self.training = config.drawn(Split.TRAIN, config.train_tasks)
+        self.held_out = config.drawn(Split.HELD_OUT, config.eval_tasks)
         self.summary: dict[str, Json] = {}
         # Refuse what would fail later before anything slow starts, and before anything is written.
         check_judges([*self.training, *self.held_out])
@@ -99,18 +100,19 @@ class Run:
             ReplRLError, KeyboardInterrupt: after the summary says how and where the run stopped.
         """
         config = self.config
-        self.console.print(f"opening engine {config.engine} and sandbox {config.sandbox} ...")
-        with RolloutThread(config.open, {task.id: task for task in self.training}) as source:
+        engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
+        self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
+        with RolloutThread(config.rollouts, {task.id: task for task in self.training}) as source:
             self.folder.create(dump(replace(config, model=config.policy.reference)))
-            engine, renderer = source.rollouts.engine, source.rollouts.renderer
-            self.folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
+            rollouts = source.rollouts
+            self.folder.name_tokens([rollouts.renderer.decode((i,)) for i in range(len(rollouts.renderer.tokenizer))])
             self.summary = {
                 "status": "running",
                 "model": config.policy.reference,
                 "model_folder": str(config.model_folder),
-                "engine": engine.name,
-                "engine_fallback": engine.fallback_reason,
-                "sandbox": source.rollouts.sandbox.name,
+                "engine": rollouts.engine.name,
+                "engine_fallback": rollouts.engine.fallback_reason,
+                "sandbox": rollouts.sandbox.name,
                 "steps": config.trainer.steps,
                 "held_out_tasks": len(self.held_out),
                 "cores": cores(),
@@ -133,7 +135,7 @@ class Run:
     def _conclude(self, source: RolloutThread) -> None:
         """Write the summary and the report, however the run ended."""
         self.summary["stopped_at_step"] = len(self.folder.rows)
-        if self.config.rollout.optimistic:
+        if source.rollouts.sampler.optimistic:
             self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
         self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
         self.folder.summarise(self.summary)
@@ -155,10 +157,11 @@ class Run:
                 source.rollouts.renderer.tokenizer,
                 [task.id for task in self.training],
                 source,
-                replace(config.trainer, seed=config.seed),
+                config.trainer,
                 self.folder.checkpoints,
                 on_step,
                 Curriculum(self.training, config.seed) if config.curriculum else None,
+                config.seed,
             )
         self.summary["train_s"] = round(time.monotonic() - begun, 3)
         source.load_weights(final, config.trainer.steps)

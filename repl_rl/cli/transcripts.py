@@ -6,10 +6,10 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -22,12 +22,17 @@ from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.runs.store import write_step
-from repl_rl.sandbox import InProcessSandbox, Limits, Sandbox, open_sandbox
-from repl_rl.settings.arguments import dump, parse
+from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
+from repl_rl.sandbox.inprocess import InProcess
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.seams import Seam
+from repl_rl.settings.toml import dump
 from repl_rl.tasks import families_of
-from repl_rl.world import QUICKSTART, Setup
+from repl_rl.world import QUICKSTART, World
 
 _TOLD_EVERY = 250
+PLACES: Seam[SandboxKind] = Seam("sandbox", {**SANDBOXES.kinds, InProcess.kind: InProcess})
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,9 @@ class TranscriptsConfig:
     """Of built-in tasks: all good; 45 % guesses, mistakes with what follows, and surprises; or 81 % of them."""
     protocol: Literal["line", "fenced"] = "line"
     """Of built-in tasks: for the sampler repl, line by line, or fenced, blocks of code."""
-    count: int = 1000
+    count: Annotated[int, AtLeast(1)] = 1000
     """Demonstrations of built-in tasks, >= 1; the families take turns."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """Draws the built-in tasks and their demonstrations, >= 0."""
     model: str = QUICKSTART
     """The policy that will learn from them, as `train` takes it: its tokenizer is used."""
@@ -57,13 +62,13 @@ class TranscriptsConfig:
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
-    max_tokens: int = 1024
+    max_tokens: Annotated[int, AtLeast(64)] = 1024
     """Longest trajectory, prompt included, tokens, >= 64; what is longer is cut between two statements."""
-    max_lines: int = 32
+    max_lines: Annotated[int, AtLeast(1)] = 32
     """Most lines of one doctest's trajectory, >= 1."""
-    sandbox: Literal["local", "docker", "gateway", "unsafe", "inprocess"] = "local"
-    """Where they are executed. inprocess, in this very process, is for built-in tasks: their lines are our own."""
-    concurrency: int = 8
+    sandbox: Annotated[SandboxKind | str, PLACES] = "local"
+    """Where they are executed; inprocess is for built-in tasks: their lines are our own."""
+    concurrency: Annotated[int, AtLeast(1)] = 8
     """Consoles at once, >= 1."""
     preload: bool = True
     """Import each package once, before its consoles are started, and not in every one of them."""
@@ -73,13 +78,11 @@ class TranscriptsConfig:
         if not self.from_doctests and not self.from_tasks:
             remedy = f"name packages, such as --from-doctests sympy {STDLIB}, or --from-tasks {QUICKSTART}"
             raise ConfigError("from_doctests", (), remedy)
-        if self.from_doctests and self.sandbox == "inprocess":
-            raise ConfigError("sandbox", self.sandbox, "a doctest is foreign code; use local, or docker")
+        if self.from_doctests and isinstance(PLACES.chosen(self.sandbox), InProcess):
+            raise ConfigError("sandbox", InProcess.kind, "a doctest is foreign code; use local, or docker")
         for source in self.from_tasks:
             families_of(source)
-        for name, floor in (("max_tokens", 64), ("max_lines", 1), ("concurrency", 1), ("count", 1), ("seed", 0)):
-            if getattr(self, name) < floor:
-                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+        check_fields(self)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -87,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse(TranscriptsConfig, "transcripts", argv)
     if config.out.exists() and not config.overwrite:
         raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
-    renderer = Renderer.from_folder(Setup(model=config.model).model_folder, config.overshoot)
+    renderer = Renderer.from_folder(World(model=config.model).model_folder, config.overshoot)
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     renderer.prompt("", config.prompt)
     # It warns of texts beyond the policy's context; ours are measured and cut.
@@ -117,8 +120,7 @@ async def _package(
 ) -> None:
     tally = Tally()
     imported = (package.replace("-", "_").partition(".")[0],) if config.preload and package != STDLIB else ()
-    opening = open_sandbox(config.sandbox, limits=config.limits, preload=imported, warm=config.concurrency)
-    async with opening as sandbox:
+    async with _sandbox(config, imported) as sandbox:
         kept = await _kept(verified(specimens, sandbox, recipe, tally), tally, _TOLD_EVERY)
     _write(config.out, len(tallies), kept)
     tallies[package] = tally
@@ -140,10 +142,8 @@ async def _demonstrations(config: TranscriptsConfig, renderer: Renderer, tallies
     tallies[" ".join(config.from_tasks)] = tally
 
 
-def _sandbox(config: TranscriptsConfig) -> AbstractAsyncContextManager[Sandbox]:
-    if config.sandbox == "inprocess":
-        return nullcontext(InProcessSandbox())
-    return open_sandbox(config.sandbox, limits=config.limits, warm=config.concurrency)
+def _sandbox(config: TranscriptsConfig, preload: Sequence[str] = ()) -> AbstractAsyncContextManager[Sandbox]:
+    return PLACES.chosen(config.sandbox).open(Births(config.limits, preload, config.concurrency))
 
 
 async def _kept(trajectories: AsyncIterator[Trajectory], tally: Tally, told_every: int) -> Sequence[Trajectory]:

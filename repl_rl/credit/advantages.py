@@ -13,15 +13,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.settings.plugins import imported
+from repl_rl.settings.bounds import Above, AtLeast
+from repl_rl.settings.named import Named, found
 
 EPSILON = 1e-4
 """Added to a standard deviation before dividing by it; reward units. TRL's value."""
+
+LineWeight = Annotated[float, AtLeast(0)]
+"""Weight of line credit beside the outcome."""
+
+Discount = Annotated[float, Above(0, at_most=1)]
+"""Worth of a reward one line later."""
 
 Advantages = tuple[tuple[float, ...], ...]
 """One number a line, shape (G, L) with L of each rollout; dimensionless."""
@@ -76,7 +84,7 @@ def outcome(group: GroupRewards) -> Advantages:
     return tuple((score,) * len(rewards_L) for score, rewards_L in zip(scores_G, group.rewards_G_L, strict=True))
 
 
-def two_stream(group: GroupRewards, *, line_weight: float = 0.3) -> Advantages:
+def two_stream(group: GroupRewards, *, line_weight: LineWeight = 0.3) -> Advantages:
     """A(i, l) = A_outcome(i) + line_weight * A_line(i, l): outcome and line credit, normalised separately.
 
     A_line(i, l) = (r(i, l) - mean r) / (std r + EPSILON), mean and deviation over all lines of the group, and 0 where
@@ -102,7 +110,7 @@ def process(group: GroupRewards) -> Advantages:
     return tuple(_to_go([next(scores) for _ in rewards_L], 1.0) for rewards_L in rewards_G_L)
 
 
-def return_to_go(group: GroupRewards, *, discount: float = 1.0) -> Advantages:
+def return_to_go(group: GroupRewards, *, discount: Discount = 1.0) -> Advantages:
     """A(i, l) = G(i, l) - mean over j != i of G(j, min(l, L(j))).
 
     G(i, l) = sum over k >= l of discount^(k - l) r'(i, k); r' are the line rewards with the outcome added to the last
@@ -117,7 +125,7 @@ def return_to_go(group: GroupRewards, *, discount: float = 1.0) -> Advantages:
     )
 
 
-def state_anchor(group: GroupRewards, *, line_weight: float = 1.0, discount: float = 0.95) -> Advantages:
+def state_anchor(group: GroupRewards, *, line_weight: LineWeight = 1.0, discount: Discount = 0.95) -> Advantages:
     """A(i, l) = A_outcome(i) + line_weight * A_state(i, l).
 
     Lines of the group that start from the same console state form an anchor group; A_state is the discounted return
@@ -203,42 +211,42 @@ def faded(function: Estimator, group: GroupRewards, share: float) -> Advantages:
     )
 
 
-def estimator(name: str, **options: float | None) -> Estimator:
-    """The estimator called `name`, or `module:function`, with its options bound; an option of None keeps its default.
+def estimator(text: str) -> Estimator:
+    """The estimator called `name`, or `module:function`; `name(option=value)` sets its keyword-only arguments.
 
     Raises:
-        ConfigError: there is no such estimator, or an option has no effect on it.
+        ConfigError: there is no such estimator or option, or a value is out of bounds.
         UserCodeError: its module raised while it was imported.
     """
-    function = ESTIMATORS.get(name) or _of_the_user(name)
-    given = {key: value for key, value in options.items() if value is not None}
-    accepted = inspect.signature(function).parameters
-    for key, value in given.items():
-        if key not in accepted:
-            raise ConfigError(f"{key} with estimator {name!r}", value, "it has no such option; leave it out")
-    return partial(checked, partial(function, **given), name)
+    named, function = _named(text)
+    return partial(checked, named.bound("estimator", function), text)
 
 
-def discount_of(name: str, discount: float | None) -> float:
-    """Worth of a reward one line later to the estimator `name`: `discount`, or else its own default, or 1.
+def discount_of(text: str) -> float:
+    """Worth of a reward one line later to an estimator: its option `discount`, or that one's default, or 1.
 
     Raises:
         ConfigError: there is no such estimator.
     """
-    if discount is not None:
-        return discount
-    parameter = inspect.signature(ESTIMATORS.get(name) or _of_the_user(name)).parameters.get("discount")
+    named, function = _named(text)
+    if "discount" in named.options:
+        return float(str(named.options["discount"]))
+    parameter = inspect.signature(function).parameters.get("discount")
     return 1.0 if parameter is None or parameter.default is parameter.empty else float(parameter.default)
 
 
-def _of_the_user(name: str) -> Callable[..., Advantages]:
-    if ":" not in name:
-        raise ConfigError("estimator", name, f"choose one of {', '.join(ESTIMATORS)}, or give module:function")
-    found = imported("estimator", name)
-    if not callable(found):
-        raise ConfigError("estimator", name, "it is not a function")
-    function: Callable[..., Advantages] = found
-    return function
+def uses_line_rewards(text: str) -> bool:
+    """False for the one estimator that looks at outcomes alone."""
+    return Named.read("estimator", text).name != outcome.__name__
+
+
+def _named(text: str) -> tuple[Named, Callable[..., Advantages]]:
+    named = Named.read("estimator", text)
+    thing = found("estimator", named.name, ESTIMATORS)
+    if not callable(thing):
+        raise ConfigError("estimator", text, "it is not a function")
+    function: Callable[..., Advantages] = thing
+    return named, function
 
 
 def checked(function: Estimator, name: str, group: GroupRewards) -> Advantages:

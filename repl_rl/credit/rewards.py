@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import LineStatus, Trajectory
-from repl_rl.settings.plugins import imported
+from repl_rl.settings.named import imported
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from repl_rl.engine.options import EngineOptions
 
-
-def log_level(options: EngineOptions) -> Mapping[str, str]:
-    """What vLLM and torch read when they are imported."""
-    if options.verbose:
-        return {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_NO_USAGE_STATS": "1"}
+def log_level() -> Mapping[str, str]:
+    """What vLLM and torch read when they are imported. VLLM_LOGGING_LEVEL is heeded where a person has set it."""
+    asked = os.environ.get("VLLM_LOGGING_LEVEL")
+    if asked:
+        return {"VLLM_LOGGING_LEVEL": asked, "VLLM_NO_USAGE_STATS": "1"}
     return {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",

@@ -16,7 +16,7 @@ from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Sampling, Watch
 from repl_rl.engine.decoder import Decoder, Draw, Row
 from repl_rl.engine.gate import Gate
 from repl_rl.engine.limits import ending, first_ids, room
-from repl_rl.engine.options import EngineOptions, read_model_folder
+from repl_rl.engine.options import Opening, read_model_folder
 from repl_rl.errors import EngineError
 
 P = ParamSpec("P")
@@ -194,17 +194,15 @@ class TransformersSession:
 
 
 @asynccontextmanager
-async def open_transformers(
-    folder: Path, options: EngineOptions, forbidden_ids: frozenset[int] = frozenset()
-) -> AsyncIterator[TransformersEngine]:
-    """Load the model in `folder` and serve it until the block ends.
+async def open_transformers(opening: Opening) -> AsyncIterator[TransformersEngine]:
+    """Load a model and serve it until the block ends.
 
     Raises:
         ConfigError: the folder holds no model, or one that cannot forbid an id.
     """
-    facts = read_model_folder(folder, options)
-    decoder = await asyncio.to_thread(Decoder, folder, options.dtype, options.seed, forbidden_ids)
-    engine = TransformersEngine(decoder, facts.context_tokens, options.max_sessions, forbidden_ids)
+    facts = read_model_folder(opening)
+    decoder = await asyncio.to_thread(Decoder, opening.folder, opening.dtype, opening.seed, opening.forbidden_ids)
+    engine = TransformersEngine(decoder, facts.context_tokens, opening.max_sessions, opening.forbidden_ids)
     serving = asyncio.create_task(engine.serve(), name="transformers engine")
     try:
         yield engine

@@ -1,6 +1,6 @@
 """vLLM in a process of its own, driven through `AsyncLLM`.
 
-Of `EngineOptions` it reads all. On CPU the model runs in the engine's process with all cores but one.
+On CPU the model runs in the engine's process with all cores but one.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from repl_rl.engine.base import EngineSession, Sampling
 from repl_rl.engine.checkpoint import checkpoint_shapes, refuse_other
 from repl_rl.engine.gate import Gate
+from repl_rl.engine.kinds import Drive, Vllm
 from repl_rl.engine.limits import first_ids
-from repl_rl.engine.options import Drive, EngineOptions, read_model_folder
+from repl_rl.engine.options import Opening, read_model_folder
 from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
 from repl_rl.engine.vllm_setup import refuse_unfit, start, stop
 from repl_rl.engine.vllm_sleep import Nap
@@ -46,20 +47,19 @@ class VllmEngine:
     def __init__(
         self,
         llm: AsyncLLM,
-        folder: Path,
+        opening: Opening,
         context_tokens: int,
-        options: EngineOptions,
-        forbidden_ids: frozenset[int] = frozenset(),
+        options: Vllm,
     ) -> None:
         self.context_tokens = context_tokens
-        self.forbidden_ids = forbidden_ids
+        self.forbidden_ids = opening.forbidden_ids
         self.policy_step = 0
         self.fallback_reason: str | None = None
         """Why requests a line are used although sessions were asked for; None: they are not."""
-        self.max_sessions = _seats(llm, context_tokens, options.max_sessions)
+        self.max_sessions = _seats(llm, context_tokens, opening.max_sessions)
         """Sessions that can be open at once without one waiting for another's keys and values."""
         self._llm = llm
-        self._shapes = checkpoint_shapes(folder)
+        self._shapes = checkpoint_shapes(opening.folder)
         self._shared = Shared(context_tokens, options.drive, Parameters(), Gate())
         self._open: set[VllmSession] = set()
         self._nap = Nap(llm, options.sleep)
@@ -191,30 +191,28 @@ def _seats(llm: AsyncLLM, context_tokens: int, wanted: int) -> int:
     fit = int(blocks // -(-context_tokens // size))
     if fit < 1:
         room = f"room for {blocks * size} ids"
-        raise ConfigError("kv_cache_gib", room, f"a context takes {context_tokens}; give more")
+        raise ConfigError("vllm.kv_cache_gib", room, f"a context takes {context_tokens}; give more")
     return min(wanted, fit)
 
 
 @asynccontextmanager
-async def open_vllm(
-    folder: Path, options: EngineOptions, forbidden_ids: frozenset[int] = frozenset()
-) -> AsyncIterator[VllmEngine]:
-    """Start vLLM on the model in `folder`; its process is gone when the block ends.
+async def open_vllm(opening: Opening, options: Vllm) -> AsyncIterator[VllmEngine]:
+    """Start vLLM on a model; its process is gone when the block ends.
 
     Raises:
         ConfigError: the folder holds no model, no context fits into the cache, or there is no GPU to sleep on.
         EngineError: vLLM did not start.
     """
-    facts = read_model_folder(folder, options)
+    facts = read_model_folder(opening)
     refuse_unfit(options)
     try:
-        llm = await asyncio.to_thread(start, folder, facts, options)
+        llm = await asyncio.to_thread(start, opening, facts, options)
     except Exception as error:
-        raise EngineError(f"vLLM did not start: {error}; open it with verbose=True to see its log") from error
+        raise EngineError(f"vLLM did not start: {error}; set VLLM_LOGGING_LEVEL=INFO to see its log") from error
     try:
         await llm.collective_rpc("policy_settle")
-        await llm.collective_rpc("policy_forbid", args=(sorted(forbidden_ids),))
-        engine = VllmEngine(llm, folder, facts.context_tokens, options, forbidden_ids)
+        await llm.collective_rpc("policy_forbid", args=(sorted(opening.forbidden_ids),))
+        engine = VllmEngine(llm, opening, facts.context_tokens, options)
         await engine.probe()
         yield engine
     finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from repl_rl.engine.environment import environment, log_level, preloads, socket_folder
-from repl_rl.engine.options import EngineOptions, ModelFacts
+from repl_rl.engine.kinds import Vllm
+from repl_rl.engine.options import ModelFacts, Opening
 from repl_rl.errors import ConfigError
 from repl_rl.machine.cores import cores
 
@@ -19,9 +21,9 @@ IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model inside the engine's process. Given as a path because vLLM replaces the short name `uni` on CPU."""
 
 
-def core_environment(options: EngineOptions) -> Mapping[str, str]:
+def core_environment(options: Vllm) -> Mapping[str, str]:
     """Environment variables for the engine's process."""
-    common = {**log_level(options), **socket_folder()}
+    common = {**log_level(), **socket_folder()}
     if not current_platform.is_cpu():
         return common
     return {
@@ -35,23 +37,23 @@ def core_environment(options: EngineOptions) -> Mapping[str, str]:
     }
 
 
-def arguments(folder: Path, facts: ModelFacts, options: EngineOptions) -> dict[str, object]:
-    """vLLM's arguments for the model in `folder`: those of `AsyncEngineArgs` and of `vllm.LLM` alike."""
+def arguments(opening: Opening, facts: ModelFacts, options: Vllm) -> dict[str, object]:
+    """vLLM's arguments for a model: those of `AsyncEngineArgs` and of `vllm.LLM` alike."""
     on_cpu = current_platform.is_cpu()
-    dtype = ("float32" if on_cpu else "bfloat16") if options.dtype == "auto" else options.dtype
+    dtype = ("float32" if on_cpu else "bfloat16") if opening.dtype == "auto" else opening.dtype
     gib = options.kv_cache_gib or (1 if on_cpu else None)
     return {
-        "model": str(folder),
+        "model": str(opening.folder),
         "skip_tokenizer_init": True,
         "dtype": dtype,
-        "seed": options.seed,
+        "seed": opening.seed,
         "max_model_len": facts.context_tokens,
-        "max_num_seqs": options.max_sessions,
+        "max_num_seqs": opening.max_sessions,
         "enable_prefix_caching": True,
         "logprobs_mode": "raw_logprobs",
         "disable_log_stats": True,
         "enforce_eager": on_cpu,
-        "use_tqdm_on_load": options.verbose,
+        "use_tqdm_on_load": "VLLM_LOGGING_LEVEL" in os.environ,
         "generation_config": "vllm",
         "worker_extension_cls": "repl_rl.engine.vllm_worker.PolicyWorker",
         "kv_cache_memory_bytes": None if gib is None else gib << 30,
@@ -61,21 +63,23 @@ def arguments(folder: Path, facts: ModelFacts, options: EngineOptions) -> dict[s
     }
 
 
-def refuse_unfit(options: EngineOptions) -> None:
+def refuse_unfit(options: Vllm) -> None:
     """Refuse options that have no effect on this machine.
 
     Raises:
         ConfigError: `sleep` without a GPU.
     """
     if options.sleep and not current_platform.is_sleep_mode_available():
-        raise ConfigError("sleep", options.sleep, "there is no GPU whose memory the update could use; leave it out")
+        raise ConfigError(
+            "vllm.sleep", options.sleep, "there is no GPU whose memory the update could use; leave it out"
+        )
 
 
-def start(folder: Path, facts: ModelFacts, options: EngineOptions) -> AsyncLLM:
+def start(opening: Opening, facts: ModelFacts, options: Vllm) -> AsyncLLM:
     """Start vLLM's process and wait until it has loaded the model. Blocks for seconds."""
-    logging.getLogger("vllm").setLevel(log_level(options)["VLLM_LOGGING_LEVEL"])
+    logging.getLogger("vllm").setLevel(log_level()["VLLM_LOGGING_LEVEL"])
     with environment(core_environment(options)):
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(folder, facts, options)))
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(opening, facts, options)))
 
 
 async def stop(llm: AsyncLLM) -> None:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TypedDict
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.settings.plugins import imported
+from repl_rl.settings.named import imported
 from repl_rl.tasks import Task
 
 Inner = Callable[[Task, str], object]

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from repl_rl.engine import Engine, EngineOptions, open_engine
+from repl_rl.engine import Engine, open_engine
 from repl_rl.lab.forced import TimedEngine, leased
 from repl_rl.lab.profile import Watch, profile, watched
 from repl_rl.lab.ways import Played
@@ -40,17 +40,17 @@ async def bundled(sandbox: Sandbox, rollouts: int, repeats: int) -> dict[str, ob
     """Play as many tasks as `rollouts`, all at once, with sampling ahead off and on, interleaved."""
     folder = asset("policies/quickstart")
     tasks = load_tasks("builtin:quickstart", split=Split.TRAIN, count=rollouts, seed=0)
-    off, on = RolloutLimits(), RolloutLimits(optimistic=True)
-    runs: dict[RolloutLimits, list[Run]] = {off: [], on: []}
+    off, on = ReplSampler(), ReplSampler(optimistic=True)
+    runs: dict[ReplSampler, list[Run]] = {off: [], on: []}
     renderer = Renderer.from_folder(folder)
-    options, never = EngineOptions(max_sessions=rollouts), renderer.forbidden_ids
-    async with open_engine("vllm", model=folder, options=options, forbidden_ids=never) as engine:
-        plain = Rollouts(engine, sandbox, renderer, ReplSampler(), off, "bare", concurrency=rollouts)
+    never = renderer.forbidden_ids
+    async with open_engine("vllm", model=folder, max_sessions=rollouts, forbidden_ids=never) as engine:
+        plain = Rollouts(engine, sandbox, renderer, off, RolloutLimits(), "bare", concurrency=rollouts)
         await _run(plain, tasks, engine)
         for _ in range(repeats):
-            for limits, found in runs.items():
-                found.append(await _run(replace(plain, limits=limits), tasks, engine))
-    rate = {limits: statistics.median(run.rate for run in found) for limits, found in runs.items()}
+            for sampler, found in runs.items():
+                found.append(await _run(replace(plain, sampler=sampler), tasks, engine))
+    rate = {sampler: statistics.median(run.rate for run in found) for sampler, found in runs.items()}
     return {
         "ours": rate[off],
         "optimistic": rate[on],

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from repl_rl.engine import EngineOptions, open_engine
-from repl_rl.engine.vllm import VllmEngine
+from repl_rl.engine import Opening, Vllm
+from repl_rl.engine.vllm import open_vllm
 from repl_rl.lab.bundled import bundled
 from repl_rl.lab.forced import ForcedRenderer, Plan, leased
 from repl_rl.lab.many import many
@@ -75,16 +75,15 @@ async def _measure(effort: Effort) -> Json:
 async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
     """All figures of one size of the policy."""
     plan = Plan(effort.rollouts, effort.lines)
-    options = EngineOptions(max_sessions=effort.rollouts)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         parameters = write_policy(SIZES[name], folder)
-        engine = await stack.enter_async_context(open_engine("vllm", model=folder, options=options))
-        assert isinstance(engine, VllmEngine)
+        opening = Opening(folder, max_sessions=effort.rollouts)
+        engine = await stack.enter_async_context(open_vllm(opening, Vllm()))
         ways = dict(WAYS)
-        ways["text_loop"] = await stack.enter_async_context(text_loop(folder, options))
+        ways["text_loop"] = await stack.enter_async_context(text_loop(opening, Vllm()))
         ways["trl"] = TrlLoop(folder, plan)
-        ways |= await _stock(stack, folder, replace(options, block_size=STOCK_BLOCK))
+        ways |= await _stock(stack, opening, Vllm(block_size=STOCK_BLOCK))
         stage, repeats = Stage(plan, engine, sandbox, ForcedRenderer(folder, plan)), effort.repeats[name]
         await rates(ways, replace(stage, plan=Plan(effort.rollouts, 1)), 1)  # nothing cold is measured
         raw = await rates(ways, stage, repeats)
@@ -107,15 +106,14 @@ async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
     }
 
 
-async def _stock(stack: AsyncExitStack, folder: Path, options: EngineOptions) -> dict[str, Way]:
+async def _stock(stack: AsyncExitStack, opening: Opening, options: Vllm) -> dict[str, Way]:
     """The stock ways, on engines of their own."""
-    engine = await stack.enter_async_context(open_engine("vllm", model=folder, options=options))
-    assert isinstance(engine, VllmEngine)
+    engine = await stack.enter_async_context(open_vllm(opening, options))
 
     def on_stock(way: Way) -> Way:
         return lambda stage: way(replace(stage, engine=engine))
 
-    loop = await stack.enter_async_context(text_loop(folder, options))
+    loop = await stack.enter_async_context(text_loop(opening, options))
     return {_STOCK + key: on_stock(WAYS[key]) if key in WAYS else loop for key in STOCK_WAYS}
 
 

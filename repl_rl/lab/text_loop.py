@@ -6,30 +6,30 @@ It runs on a vLLM of its own with the arguments of ours, because ours has no tok
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 from vllm import LLM, SamplingParams
 
 from repl_rl.engine.environment import environment
-from repl_rl.engine.options import EngineOptions, read_model_folder
+from repl_rl.engine.kinds import Vllm
+from repl_rl.engine.options import Opening, read_model_folder
 from repl_rl.engine.vllm_setup import arguments, core_environment
 from repl_rl.lab.ways import QUESTION, Stage, Way
 from repl_rl.record.console import prompt
 
 
 @asynccontextmanager
-async def text_loop(folder: Path, options: EngineOptions) -> AsyncIterator[Way]:
-    """Start vLLM's `LLM` on `folder`; the way that uses it is good for the block."""
-    llm = await asyncio.to_thread(_start, folder, options)
+async def text_loop(opening: Opening, options: Vllm) -> AsyncIterator[Way]:
+    """Start vLLM's `LLM` on a model; the way that uses it is good for the block."""
+    llm = await asyncio.to_thread(_start, opening, options)
     try:
         yield lambda stage: _play(llm, stage)
     finally:
         await asyncio.to_thread(llm.llm_engine.engine_core.shutdown)
 
 
-def _start(folder: Path, options: EngineOptions) -> LLM:
+def _start(opening: Opening, options: Vllm) -> LLM:
     with environment(core_environment(options)):
-        given = arguments(folder, read_model_folder(folder, options), options)
+        given = arguments(opening, read_model_folder(opening), options)
         return LLM(**given | {"skip_tokenizer_init": False})
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from repl_rl.engine.ahead import Tally
 from repl_rl.engine.base import Chunk, Sampling
-from repl_rl.engine.options import Drive
+from repl_rl.engine.kinds import Drive
 from repl_rl.engine.vllm import VllmEngine
 from repl_rl.lab.forced import ForcedRenderer, Plan, TimedEngine
 from repl_rl.record.console import prompt
@@ -48,8 +48,9 @@ async def play(stage: Stage, *, optimistic: bool = False) -> Played:
     """Ours: the very objects that training uses, on the forced engine."""
     plan = stage.plan
     engine = TimedEngine(stage.engine, plan.lengths())
-    limits = RolloutLimits(max_lines=plan.lines, max_observation_tokens=64, max_wall_s=600.0, optimistic=optimistic)
-    rollouts = Rollouts(engine, stage.sandbox, stage.renderer, ReplSampler(), limits, "bare", concurrency=plan.rollouts)
+    limits = RolloutLimits(max_lines=plan.lines, max_observation_tokens=64, max_wall_s=600.0)
+    sampler = ReplSampler(optimistic=optimistic)
+    rollouts = Rollouts(engine, stage.sandbox, stage.renderer, sampler, limits, "bare", concurrency=plan.rollouts)
     tasks = [Task("t", QUESTION, "55")] * plan.rollouts
     trajectories = await rollouts.collect(tasks)
     return Played(trajectories, engine.engine_s, rollouts.tally)

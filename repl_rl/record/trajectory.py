@@ -40,7 +40,7 @@ class Stop(StrEnum):
     EXITED = "exited"
     """The console ended: `exit()`, or a limit that ends the rollout."""
     DOOMED = "doomed"
-    """Given up: see `RolloutLimits.give_up_after`."""
+    """Given up by its sampler: it would have come to nothing."""
     WALL_CLOCK = "wall_clock"
     FAULT = "fault"
     """Dropped: see `Trajectory.failure`."""

@@ -1,6 +1,6 @@
 """When a rollout is given up early: a policy of one number, off by default.
 
-A rollout is doomed after `RolloutLimits.give_up_after` lines in a row of one kind: lines that end in the very same
+A rollout is doomed after `give_up_after` lines of `ReplSampler` in a row of one kind: lines that end in the very same
 error message, lines that time out, or void lines (blank, a comment or `pass` where a cell would start). It ends with
 `Stop.DOOMED`; it is graded and trained on like any other. What would have followed was never sampled, so this changes
 which rollouts are seen, as `max_lines` does: use it where such rollouts are known to come to nothing.

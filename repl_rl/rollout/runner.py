@@ -18,7 +18,7 @@ from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
-from repl_rl.rollout.sampler import RolloutSampler
+from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
 
@@ -48,7 +48,7 @@ class Rollouts:
     concurrency: int = 64
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
     tally: Tally = field(default_factory=Tally, compare=False)
-    """What `RolloutLimits.optimistic` brought so far; figures only."""
+    """What sampling ahead brought so far; figures only."""
     lengths: Lengths = field(default_factory=Lengths, compare=False)
     """Of rollouts so far, by family of tasks: the longest begin first."""
 
@@ -99,7 +99,7 @@ class Rollouts:
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, and what giving up early saved, where that is on."""
         counted = dict(self.sampler.metrics(trajectories))
-        if self.limits.give_up_after:
+        if isinstance(self.sampler, ReplSampler) and self.sampler.give_up_after:
             counted["lines_saved"] = lines_saved(trajectories, self.limits.max_lines)
         return counted
 
@@ -126,7 +126,7 @@ class Rollouts:
         async with (
             places,
             self.engine.session(origin.prompt.token_ids, Sampling(temperature, origin.seed)) as plain,
-            ahead(plain, self.tally) if self.limits.optimistic else nullcontext(plain) as session,
+            ahead(plain, self.tally) if self.sampler.optimistic else nullcontext(plain) as session,
             Episode(origin, session, self.sandbox, self.renderer, self.limits, self.engine.context_tokens) as episode,
         ):
             try:

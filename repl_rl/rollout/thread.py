@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -16,8 +16,8 @@ from repl_rl.tasks import Task
 
 T = TypeVar("T")
 _RELEASE_S = 10.0
-Opener = Callable[[AsyncExitStack], Coroutine[None, None, Rollouts]]
-"""Opens engine and sandbox on the given stack and returns the rollouts that use them."""
+Opener = Callable[[], AbstractAsyncContextManager[Rollouts]]
+"""Opens engine and sandbox, and the rollouts that use them: `World.rollouts`."""
 
 
 class LoopThread:
@@ -66,7 +66,7 @@ class RolloutThread:
     def __enter__(self) -> "RolloutThread":
         self._thread = LoopThread()
         try:
-            self.rollouts = self._thread.run(self._opener(self._stack))
+            self.rollouts = self._thread.run(self._stack.enter_async_context(self._opener()))
         except BaseException:
             self.__exit__(None, None, None)
             raise

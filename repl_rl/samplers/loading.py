@@ -3,44 +3,45 @@
 from collections.abc import Callable
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.rollout.sampler import API_VERSION, ReplSampler, RolloutSampler
+from repl_rl.rollout import ReplSampler, RolloutSampler
+from repl_rl.rollout.sampler import API_VERSION
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
-from repl_rl.settings.plugins import imported
+from repl_rl.settings.named import Named, found
 
-SHIPPED: dict[str, Callable[[], RolloutSampler]] = {
+SHIPPED: dict[str, Callable[..., RolloutSampler]] = {
     "repl": ReplSampler,
     "fenced": FencedCodeSampler,
     "feedback": FeedbackSampler,
     "judge_tool": JudgeToolSampler,
 }
-"""The samplers that need no options. The others are given as `module:name`."""
+"""The samplers that need no arguments. The others are given as `module:name`."""
 
 
 def load_sampler(name: str) -> RolloutSampler:
-    """A shipped sampler by name, or one of the user as `module:name`.
+    """A shipped sampler by name, or one of the user as `module:name`; `name(option=value)` gives it options.
 
-    `module:name` is a `RolloutSampler`, a subclass of it, or a function without arguments that returns one. An
-    instance or a function is how a sampler with options is given.
+    `module:name` is a `RolloutSampler`, a subclass of it, or a function that returns one. Options are the
+    keyword-only arguments of the class or function.
 
     Raises:
-        ConfigError: there is no such thing, it is no sampler, or it is one for another version.
+        ConfigError: there is no such thing or option, it is no sampler, or it is one for another version.
         UserCodeError: importing or calling it raised.
     """
-    if name in SHIPPED:
-        return SHIPPED[name]()
-    if ":" not in name:
-        raise ConfigError("sampler", name, f"choose one of {', '.join(SHIPPED)}, or give module:name")
-    found = imported("sampler", name)
-    if isinstance(found, RolloutSampler):
-        return _current(name, found)
-    if isinstance(found, type) and not issubclass(found, RolloutSampler):
+    named = Named.read("sampler", name)
+    thing = found("sampler", named.name, SHIPPED)
+    if isinstance(thing, RolloutSampler):
+        if named.options:
+            raise ConfigError("sampler", name, "it is an instance already, so it takes no options; name its class")
+        return _current(name, thing)
+    if isinstance(thing, type) and not issubclass(thing, RolloutSampler):
         raise ConfigError("sampler", name, "make it a subclass of repl_rl.RolloutSampler")
-    if not callable(found):
+    if not callable(thing):
         raise ConfigError("sampler", name, "give a RolloutSampler, its class, or a function that returns one")
+    make = named.bound("sampler", thing)
     try:
-        made: object = found()
+        made: object = make()
     except TypeError as error:
         remedy = f"it cannot be made without arguments ({error}); name an instance, or a function that makes one"
         raise ConfigError("sampler", name, remedy) from error

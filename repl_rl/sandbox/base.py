@@ -1,51 +1,44 @@
 """What a sandbox is to a rollout: a fresh, isolated console that takes one physical line at a time."""
 
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Protocol
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import LineStatus
+from repl_rl.settings.bounds import Above, AtLeast, check_fields
+
+OPEN_FILES = 64
+"""File descriptors of one process in a console: more than lines of a rollout open, far fewer than the host has."""
+INODES = 4096
+"""Files and folders in a console's scratch space, and as many again in /dev/shm: one for each 4 KiB of 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one line and one rollout may use inside the sandbox."""
 
-    line_timeout_s: float = 5.0
+    line_timeout_s: Annotated[float, Above(0)] = 5.0
     """Wall clock of one line, seconds (> 0). Then SIGINT, a grace period, SIGKILL."""
-    interrupt_grace_s: float = 0.5
+    interrupt_grace_s: Annotated[float, Above(0)] = 0.5
     """How long an interrupted line may take to end before its console is killed, seconds (> 0)."""
-    cpu_s: float = 60.0
+    cpu_s: Annotated[float, AtLeast(1)] = 60.0
     """CPU time of one rollout's console, seconds (>= 1)."""
-    memory_mb: int = 512
+    memory_mb: Annotated[int, AtLeast(64)] = 512
     """Address space of one console, MiB (>= 64)."""
-    output_bytes: int = 65_536
+    output_bytes: Annotated[int, AtLeast(256)] = 65_536
     """What one line may print, bytes (>= 256); the middle of more is replaced by a visible marker."""
-    processes: int = 16
+    processes: Annotated[int, AtLeast(1)] = 16
     """Processes and threads of one console (>= 1)."""
-    open_files: int = 64
-    """File descriptors of one process (>= 16)."""
-    disk_mb: int = 16
+    disk_mb: Annotated[int, AtLeast(1)] = 16
     """Writable scratch space of one console, MiB (>= 1); as much again in /dev/shm."""
-    inodes: int = 4096
-    """Files and folders in that scratch space (>= 16); as many again in /dev/shm."""
 
     def __post_init__(self) -> None:
-        floors = {
-            "line_timeout_s": 0.0,
-            "interrupt_grace_s": 0.0,
-            "cpu_s": 0.999,
-            "memory_mb": 63,
-            "output_bytes": 255,
-            "processes": 0,
-            "open_files": 15,
-            "disk_mb": 0,
-            "inodes": 15,
-        }
-        for name, floor in floors.items():
-            if not getattr(self, name) > floor:
-                raise ConfigError(f"limits.{name}", getattr(self, name), f"give a number greater than {floor}")
+        check_fields(self, "limits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +92,53 @@ class Sandbox(Protocol):
 
     def session(self) -> AbstractAsyncContextManager[SandboxSession]:
         """Lease a fresh console from a warm pool; it is never reused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Births:
+    """What every sandbox is told about the consoles that it makes."""
+
+    limits: Limits = field(default_factory=Limits)
+    preload: Sequence[str] = ()
+    """Modules that are imported before a console is born, so that they cost it nothing."""
+    warm: Annotated[int, AtLeast(0)] = 8
+    """Consoles kept alive, those in use included (>= 0)."""
+    starting: Annotated[int, AtLeast(1)] = 4
+    """Consoles started at the same time (>= 1)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class SandboxKind(ABC):
+    """A kind of sandbox that a person can choose: a frozen dataclass whose fields are its options.
+
+    A new one is a file with such a class, and one line of the table in `repl_rl.sandbox`, or `SANDBOXES.add(kind)`.
+    """
+
+    kind: ClassVar[str]
+    about: ClassVar[str]
+    isolates: ClassVar[bool] = True
+    """False: nothing keeps a line from the host, so no promise of isolation is checked."""
+
+    @abstractmethod
+    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
+        """The sandbox, for the length of an `async with`.
+
+        Raises:
+            SandboxUnavailable: its isolation cannot be had on this machine. Nothing weaker is used instead.
+        """
+
+    def reference(self, script: Path) -> Sequence[str]:
+        """How to start `script`, the console that it is compared with, on the Python that consoles have inside."""
+        return [sys.executable, "-u", str(script)]
+
+    async def doctor(self) -> str:
+        """What works of it here, in a few words; it opens one console.
+
+        Raises:
+            SandboxUnavailable: it does not work here; the message ends with the remedy.
+        """
+        async with self.open(Births(warm=0)) as sandbox, sandbox.session() as session:
+            await session.push("6 * 7")
+        return "a console answers"

@@ -8,16 +8,18 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from repl_rl.errors import ConfigError
 from repl_rl.machine.assets import asset
-from repl_rl.sandbox.base import Limits
+from repl_rl.sandbox.base import INODES, Births, Limits, Sandbox, SandboxKind
 from repl_rl.sandbox.daemon import REMEDY, Container, connect, refuse_weak, unavailable
 from repl_rl.sandbox.image import NAME, build_missing, own_image
 from repl_rl.sandbox.local import ENVIRONMENT, INSIDE
+from repl_rl.sandbox.served import serve
+from repl_rl.settings.bounds import AtLeast, check_fields
 
 # The docker package is slow to import: each function that needs it imports it.
 
@@ -26,12 +28,17 @@ _ACCEPT_TIMEOUT_S = 60.0
 _POLL_S = 0.2
 _REMOVED_WITHIN_S = 30
 _HOST_FOLDER = "/run/host"
+_PROCESSES = 2048
+"""Processes and threads of a container: those of 128 consoles at their own limit. Consoles are limited one by one."""
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
-class DockerOptions:
+class Docker(SandboxKind):
     """Which containers consoles live in, and what one container may use."""
+
+    kind: ClassVar[str] = "docker"
+    about: ClassVar[str] = "hardened containers"
 
     image: str = NAME
     """Image to start; the default one is built when it is missing."""
@@ -39,24 +46,36 @@ class DockerOptions:
     """Container runtime, such as runsc; empty: the daemon's default."""
     isolation: Literal["session", "container"] = "session"
     """What separates consoles: users and namespaces in one container, or a container for each."""
-    memory_mb: int = 8192
+    memory_mb: Annotated[int, AtLeast(256)] = 8192
     """Memory of a container, with no swap beside it, MiB (>= 256)."""
-    cpus: float = 2.0
-    """Processors of a container (> 0)."""
-    processes: int = 2048
-    """Processes and threads of a container (>= 64)."""
 
     def __post_init__(self) -> None:
-        if self.isolation not in ("session", "container"):
-            raise ConfigError("docker.isolation", self.isolation, "choose session or container")
-        for name, least in (("memory_mb", 256), ("processes", 64)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"docker.{name}", getattr(self, name), f"give at least {least}")
-        if not self.cpus > 0:
-            raise ConfigError("docker.cpus", self.cpus, "give a number above 0")
+        check_fields(self, self.kind)
+
+    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxKind.open`."""
+        each = self.isolation == "container"
+        return serve(self.kind, ContainerLaunch(births.limits, self, births.preload), births, server_each=each)
+
+    def reference(self, script: Path) -> Sequence[str]:
+        """See `SandboxKind.reference`."""
+        variables = [word for name, value in ENVIRONMENT.items() for word in ("-e", f"{name}={value}")]
+        run = ["docker", "run", "--rm", "-i", "--network=none", "--tmpfs=/tmp", *variables]
+        return [*run, "-v", f"{script}:/reference.py:ro", own_image(), "python3", "-u", "/reference.py"]
+
+    async def doctor(self) -> str:
+        """See `SandboxKind.doctor`; it asks the daemon, and starts nothing."""
+        return await asyncio.to_thread(_found_here)
 
 
-def _hardening(folder: str, limits: Limits, options: DockerOptions) -> dict[str, object]:
+def _found_here() -> str:
+    client = connect()
+    refuse_weak(client.info())
+    built = any(own_image() in image.tags for image in client.images.list())
+    return f"its daemon answers; the image is {'there' if built else 'built at first use'}"
+
+
+def _hardening(folder: str, limits: Limits, options: Docker) -> dict[str, object]:
     """Everything that hardens the container. `docker inspect` shows each of these."""
     return {
         "network_mode": "none",
@@ -64,11 +83,10 @@ def _hardening(folder: str, limits: Limits, options: DockerOptions) -> dict[str,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges", f"seccomp={asset('sandbox/seccomp.json').read_text()}"],
         "init": True,
-        "pids_limit": options.processes,
+        "pids_limit": _PROCESSES,
         "mem_limit": f"{options.memory_mb}m",
         "memswap_limit": f"{options.memory_mb}m",
-        "nano_cpus": int(options.cpus * 1e9),
-        "tmpfs": {"/tmp": f"size={limits.disk_mb}m,nr_inodes={limits.inodes},mode=1777,nosuid,nodev"},
+        "tmpfs": {"/tmp": f"size={limits.disk_mb}m,nr_inodes={INODES},mode=1777,nosuid,nodev"},
         "shm_size": "1m",
         "binds": {
             folder: {"bind": _HOST_FOLDER, "mode": "ro"},
@@ -160,7 +178,7 @@ class ContainerLaunch:
     """How a fork server is started in a container."""
 
     limits: Limits
-    options: DockerOptions
+    options: Docker
     preload: Sequence[str]
     isolated: bool = True
     own_uids: bool = False
@@ -237,8 +255,3 @@ class ContainerLaunch:
         finally:
             accepting.cancel()
         raise unavailable(f"the container did not start: {running.last_words()}", "rebuild the image")
-
-
-def launch(limits: Limits, preload: Sequence[str], options: DockerOptions) -> ContainerLaunch:
-    """How to start a fork server of a `docker` sandbox."""
-    return ContainerLaunch(limits, options, preload)

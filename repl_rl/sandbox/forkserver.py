@@ -12,7 +12,7 @@ from typing import Protocol, Self
 import zmq
 
 from repl_rl.errors import SandboxFault, SandboxUnavailable
-from repl_rl.sandbox.base import Limits
+from repl_rl.sandbox.base import INODES, OPEN_FILES, Limits
 from repl_rl.sandbox.client import ConsoleSession
 from repl_rl.sandbox.keeper import KeeperLink
 
@@ -63,8 +63,10 @@ class Launch(Protocol):
 
 
 def _request(key: str, uid: int, limits: Limits) -> bytes:
-    names = ("cpu_s", "memory_mb", "output_bytes", "processes", "open_files", "disk_mb", "inodes")
-    return json.dumps({"key": key, "uid": uid, **{name: getattr(limits, name) for name in names}}).encode()
+    names = ("cpu_s", "memory_mb", "output_bytes", "processes", "disk_mb")
+    chosen = {name: getattr(limits, name) for name in names}
+    fixed = {"open_files": OPEN_FILES, "inodes": INODES}
+    return json.dumps({"key": key, "uid": uid, **chosen, **fixed}).encode()
 
 
 class ForkServer:

@@ -7,10 +7,12 @@ import io
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import ClassVar
 
 from repl_rl.record.trajectory import LineStatus
-from repl_rl.sandbox.base import Limits, PushResult, refuse_unfit
+from repl_rl.sandbox.base import Births, Limits, PushResult, Sandbox, SandboxKind, refuse_unfit
 
 
 class _Console(code.InteractiveConsole):
@@ -117,3 +119,16 @@ class InProcessSandbox:
     async def session(self) -> AsyncIterator[InProcessSession]:
         """A fresh console. Modules and interpreter settings are shared with the process."""
         yield InProcessSession(self._limits)
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess(SandboxKind):
+    """This very process. It is in no table: only a verb that runs lines of our own offers it."""
+
+    kind: ClassVar[str] = "inprocess"
+    about: ClassVar[str] = "this very process, for lines of our own"
+    isolates: ClassVar[bool] = False
+
+    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxKind.open`."""
+        return nullcontext(InProcessSandbox(births.limits))

@@ -5,11 +5,16 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from repl_rl.errors import SandboxUnavailable
+from repl_rl.sandbox.base import Births, Sandbox, SandboxKind
 from repl_rl.sandbox.causes import INSTEAD, remedy_for
 from repl_rl.sandbox.process import ProcessLaunch
+from repl_rl.sandbox.served import serve
 from repl_rl.sandbox.view import View, view
 
 _INSTALL = "install bubblewrap (apt-get install bubblewrap)"
@@ -29,6 +34,27 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 """The whole environment of a console. One hash seed for all: sets print in the same order in every rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Local(SandboxKind):
+    """Consoles in namespaces of their own on this machine."""
+
+    kind: ClassVar[str] = "local"
+    about: ClassVar[str] = "namespaces on this machine"
+
+    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxKind.open`."""
+        return serve(self.kind, launch(births.preload), births)
+
+    def reference(self, script: Path) -> Sequence[str]:
+        """See `SandboxKind.reference`."""
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            return SandboxKind.reference(self, script)
+        user = ("--unshare-user", "--uid", "1000", "--gid", "1000")
+        binds = ("--ro-bind", str(script), "/opt/reference.py")
+        return wrap(bwrap, [sys.executable, "-u", "/opt/reference.py"], binds=binds, privileges=user)
 
 
 def _privileges() -> tuple[str, ...]:

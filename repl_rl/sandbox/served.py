@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from repl_rl.errors import SandboxFault, SandboxUnavailable
-from repl_rl.sandbox.base import Limits
+from repl_rl.sandbox.base import Births, Limits
 from repl_rl.sandbox.client import ConsoleSession
 from repl_rl.sandbox.forkserver import ForkServer, Launch
 from repl_rl.sandbox.pool import Pool
@@ -108,7 +108,7 @@ class ServedSandbox:
 
 @asynccontextmanager
 async def serve(
-    name: str, launch: Launch, limits: Limits, *, warm: int, starting: int, server_each: bool = False
+    name: str, launch: Launch, births: Births, *, server_each: bool = False
 ) -> AsyncIterator[ServedSandbox]:
     """Run fork servers and their pool for the length of the context.
 
@@ -116,12 +116,12 @@ async def serve(
         SandboxUnavailable: no fork server starts, or the first console cannot be isolated as promised.
     """
     server = await ForkServer.start(launch)
-    source: Source = (ServerEach if server_each else SharedServer)(launch, limits, server)
-    pool = Pool(source.open, warm=warm, starting=starting)
+    source: Source = (ServerEach if server_each else SharedServer)(launch, births.limits, server)
+    pool = Pool(source.open, warm=births.warm, starting=births.starting)
     try:
         try:
             first = await source.open()
-            if warm:
+            if births.warm:
                 pool.offer(first)
             else:
                 first.close()

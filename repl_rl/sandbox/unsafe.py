@@ -5,10 +5,28 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import ClassVar
 
 from repl_rl.machine.assets import asset
+from repl_rl.sandbox.base import Births, Sandbox, SandboxKind
 from repl_rl.sandbox.local import ENVIRONMENT
 from repl_rl.sandbox.process import ProcessLaunch
+from repl_rl.sandbox.served import serve
+
+
+@dataclass(frozen=True, slots=True)
+class Unsafe(SandboxKind):
+    """It isolates nothing: use it only for a policy whose every line you would run yourself."""
+
+    kind: ClassVar[str] = "unsafe"
+    about: ClassVar[str] = "isolates nothing: only for lines that you would run yourself"
+    isolates: ClassVar[bool] = False
+
+    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxKind.open`."""
+        return serve(self.kind, launch(births.preload), births)
 
 
 def launch(preload: Sequence[str]) -> ProcessLaunch:

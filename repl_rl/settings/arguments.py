@@ -3,18 +3,17 @@
 import difflib
 import inspect
 import io
-import json
 import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import TypeVar
 
 import tyro
 
 from repl_rl.errors import ConfigError
+from repl_rl.settings.flags import assembled, mirrored, names
+from repl_rl.settings.toml import flatten, load
 
 T = TypeVar("T")
 _STYLE = (tyro.conf.EnumChoicesFromValues,)
@@ -39,55 +38,49 @@ def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = 
     if presets is not None:
         flags, preset = _without(flags, "preset", f"one of {', '.join(_presets(presets))}")
         files = ([_preset(presets, preset)] if preset is not None else []) + files
-    known = set(_names(kind))
-    from_files = []
-    for file in files:
-        for key, value in _flatten(_load(file)):
-            _check(f"key in {file}", key, known)
-            from_files.append((key, value))
+    mirror = mirrored(kind)
+    known = set(names(mirror))
+    from_files = [pair for file in files for pair in _known(list(flatten(load(file))), known, str(file))]
     for flag in flags:
         if flag.startswith("--") and flag != "--help":
             # tyro negates a switch by `no-` before its last part.
             name = re.sub(r"(^|\.)no_(?=[^.]*$)", r"\1", flag[2:].partition("=")[0].replace("-", "_"))
             _check("option", name, known)
     words = [word for key, value in from_files for word in _words(key, value)]
+    return _typed(kind, mirror, [*words, *flags], f"repl-rl {verb}", _about(kind, presets), " ".join(argv))
+
+
+def _known(pairs: list[tuple[str, object]], known: set[str], where: str) -> list[tuple[str, object]]:
+    for key, _ in pairs:
+        _check(f"key in {where}", key, known)
+    return pairs
+
+
+def _typed(kind: type[T], mirror: type, words: Sequence[str], program: str, about: str, given: str) -> T:
+    """What the words say, each of its field's type."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            about = _about(kind, presets)
-            return tyro.cli(kind, prog=f"repl-rl {verb}", description=about, args=[*words, *flags], config=_STYLE)
+            flags: object = tyro.cli(mirror, prog=program, description=about, args=words, config=_STYLE)
+        return assembled(kind, flags)
     except SystemExit as end:
         if not end.code:
             raise
     parts = [" ".join(re.sub("[╭╮╰╯│─]+", " ", part).split()) for part in _RULER.split(said.getvalue())]
     reason = " ".join(part for part in parts if part and not part.startswith(_HELP))
-    remedy = f"{reason.rstrip('.')}; repl-rl {verb} --help lists the options"
-    raise ConfigError("input", " ".join(argv), remedy)
+    remedy = f"{reason.rstrip('.')}; {program} --help lists the options"
+    raise ConfigError("input", given, remedy)
 
 
-def dump(config: object) -> str:
-    """`config` as the TOML that `parse` reads back."""
-    scalars, tables = [], []
-    assert is_dataclass(config)
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if is_dataclass(value):
-            body = dump(value).replace("\n[", f"\n[{field.name}.")
-            tables.append(f"\n[{field.name}]\n{body}")
-        elif value is not None:
-            scalars.append(f"{field.name} = {_literal(value)}\n")
-    return "".join(scalars + tables)
+def read(kind: type[T], table: Mapping[str, object], where: str) -> T:
+    """Read `kind` from a table of TOML, with the checks of `parse`; `where` says in messages whose it is.
 
-
-def _literal(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_literal, value))}]"
-    # JSON's escapes are TOML's, which wants one more.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    Raises:
+        ConfigError: a key is unknown, or a value is of the wrong type or out of bounds.
+    """
+    mirror = mirrored(kind)
+    pairs = _known(list(flatten(table)), set(names(mirror)), where)
+    return _typed(kind, mirror, [word for key, value in pairs for word in _words(key, value)], where, "", where)
 
 
 def _about(kind: type, presets: Path | None) -> str:
@@ -122,39 +115,12 @@ def _preset(folder: Path, name: str) -> Path:
     return folder / f"{name}.toml"
 
 
-def _load(file: Path) -> Mapping[str, object]:
-    try:
-        return tomllib.loads(file.read_text())
-    except OSError as error:
-        raise ConfigError("config file", str(file), f"it cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("config file", str(file), f"it is not TOML: {error}") from error
-
-
-def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def _words(key: str, value: object) -> list[str]:
     flag = "--" + key.replace("_", "-")
     if isinstance(value, bool):
         head, _, tail = flag[2:].rpartition(".")
         return [flag] if value else [f"--{head}{'.' if head else ''}no-{tail}"]
     return [flag, *map(str, value)] if isinstance(value, list) else [flag, str(value)]
-
-
-def _names(kind: type, prefix: str = "") -> Iterator[str]:
-    hints = get_type_hints(kind)
-    for field in fields(kind):
-        hint = hints[field.name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            yield from _names(hint, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name
 
 
 def _check(what: str, name: str, known: set[str]) -> None:

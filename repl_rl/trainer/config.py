@@ -3,14 +3,16 @@
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from transformers.utils import is_torch_bf16_gpu_available
 
+from repl_rl.credit.advantages import uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
 from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import ConfigError
+from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.trainer.lora import require_peft
 from repl_rl.trainer.sinks import require_sinks
 
@@ -23,45 +25,42 @@ __all__ = ["GRPOConfig", "GRPOTrainer", "TrainerConfig", "refuse_unfit"]
 
 Importance = Literal["token_truncate", "token_mask", "line_truncate", "line_mask", "sequence_truncate", "sequence_mask"]
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+Loss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"]
 """TRL losses that survive advantages of shape (B, T). `luspo` and `vespo` weigh whole sequences, so they do not."""
+
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+"""The ratio to the sampling policy is clipped outside of [1 - low, 1 + high]: DAPO's values (arXiv 2503.14476). A step
+is one update of fresh rollouts, whose ratios are 1, so that they hardly ever bind."""
+MAX_GRAD_NORM = 1.0
+"""Gradients are scaled down to this norm: TRL's and transformers' default."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
     """Settings of the update. Rollouts are always sampled at temperature 1."""
 
-    steps: int = 100
+    steps: Annotated[int, AtLeast(1)] = 100
     """Optimizer steps, >= 1."""
-    prompts_per_step: int = 12
+    prompts_per_step: Annotated[int, AtLeast(1)] = 12
     """Tasks in a step, >= 1, over all processes."""
-    group_size: int = 8
+    group_size: Annotated[int, AtLeast(2, "a group needs at least 2 rollouts to have an advantage")] = 8
     """Rollouts of each task, >= 2."""
-    micro_batch: int = 0
+    micro_batch: Annotated[int, AtLeast(0)] = 0
     """Rollouts in one forward pass of one process, a divisor of its share of the step; 0: all of them at once."""
-    learning_rate: float = 5e-4
+    learning_rate: Annotated[float, Above(0)] = 5e-4
     """Peak learning rate of AdamW, > 0."""
-    warmup_steps: int = 5
+    warmup_steps: Annotated[int, AtLeast(0)] = 5
     """Steps over which the learning rate rises to its peak, >= 0; from there it falls to 0 along a line."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm, > 0."""
-    loss: str = "dapo"
-    """TRL's name of the loss: grpo, bnpo, dr_grpo, dapo, cispo or sapo."""
-    clip_low: float = 0.2
-    """The ratio to the sampling policy is clipped below 1 - clip_low; in (0, 1)."""
-    clip_high: float = 0.28
-    """The ratio to the sampling policy is clipped above 1 + clip_high; > 0."""
+    loss: Loss = "dapo"
+    """TRL's name of the loss. Others weigh whole sequences, so they do not survive advantages of shape (B, T)."""
     importance: Importance = "token_truncate"
     """Whose ratio of trainer to sampler corrects the loss (a token's, or the geometric mean of a line's or a whole
     sequence's tokens), and what happens above `importance_cap`: it is cut to it, or its tokens are masked."""
-    importance_cap: float = 2.0
+    importance_cap: Annotated[float, AtLeast(1)] = 2.0
     """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
     estimator: str = "two_stream"
-    """Line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function."""
-    line_weight: float | None = None
-    """Weight of line credit beside the outcome, >= 0; None: the estimator's default."""
-    discount: float | None = None
-    """Worth of a reward one line later, in (0, 1]; None: the estimator's default."""
+    """Line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function; options in parentheses,
+    such as "two_stream(line_weight=0.5)"."""
     rewards: RewardTable = field(default_factory=RewardTable)
     """What a line earns for each status."""
     line_rewards: tuple[str, ...] = ()
@@ -69,11 +68,11 @@ class TrainerConfig:
     potential: str = ""
     """A function like those, from a trajectory to how promising the console is before each line, such as
     repl_rl.credit.rewards:broken=0.1; only its differences are paid, so it cannot be farmed. Empty: none."""
-    fade_steps: int = 0
+    fade_steps: Annotated[int, AtLeast(0)] = 0
     """Steps over which line rewards fade to nothing, >= 0; 0: they stay."""
     stops: StopPolicy = field(default_factory=StopPolicy)
     """What the way in which a rollout ended means for learning."""
-    logprob_tolerance: float | None = None
+    logprob_tolerance: Annotated[float | None, Above(0)] = None
     """Largest gap of one log probability between sampler and trainer, nats, > 0; None: 1e-3 in float32, 1.0 in
     bfloat16, whose own rounding moves single tokens by tenths of a nat."""
     fast: bool = True
@@ -82,50 +81,24 @@ class TrainerConfig:
     """Number format of the weights in training."""
     checkpointing: bool = False
     """Compute activations again for the gradient instead of keeping them: less memory, more time."""
-    lora_rank: int = 0
+    lora_rank: Annotated[int, AtLeast(0)] = 0
     """Rank, >= 1, of low-rank adapters (PEFT) that are trained in place of the weights; 0: none."""
-    save_every: int = 0
+    save_every: Annotated[int, AtLeast(0)] = 0
     """Steps between checkpoints of weights (or adapters) and optimizer, >= 0, one more at the end; 0: none."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
     """Where figures and a table of rollouts go besides the run folder, each step; none: nowhere."""
-    seed: int = 0
-    """Seeds the order of tasks and PyTorch, >= 0."""
 
     def __post_init__(self) -> None:
-        at_least = {
-            "steps": 1, "prompts_per_step": 1, "micro_batch": 0, "warmup_steps": 0, "save_every": 0, "seed": 0,
-            "fade_steps": 0, "lora_rank": 0, "importance_cap": 1.0,
-        }  # fmt: skip
-        for name, least in at_least.items():
-            if not getattr(self, name) >= least:
-                raise ConfigError(name, getattr(self, name), f"it must be at least {least}")
-        for name in ("learning_rate", "max_grad_norm", "clip_low", "clip_high"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(name, getattr(self, name), "it must be above 0")
-        if not self.clip_low < 1:
-            raise ConfigError("clip_low", self.clip_low, "it must be below 1")
-        if self.importance not in get_args(Importance):
-            raise ConfigError("importance", self.importance, f"choose one of {', '.join(get_args(Importance))}")
-        if self.group_size < 2:
-            raise ConfigError("group_size", self.group_size, "a group needs at least 2 rollouts to have an advantage")
-        if self.loss not in LOSSES:
-            remedy = f"choose one of {', '.join(LOSSES)}: they take one advantage a token"
-            raise ConfigError("loss", self.loss, remedy)
-        if self.line_weight is not None and not self.line_weight >= 0:
-            raise ConfigError("line_weight", self.line_weight, "it must be at least 0")
-        if self.discount is not None and not 0 < self.discount <= 1:
-            raise ConfigError("discount", self.discount, "it must be above 0 and at most 1")
+        check_fields(self, "trainer")
         unused = {"line_rewards": self.line_rewards, "potential": self.potential, "fade_steps": self.fade_steps}
         for name, value in unused.items():
-            if value and self.estimator == "outcome":
+            if value and not uses_line_rewards(self.estimator):
                 raise ConfigError(
                     f"{name} with estimator 'outcome'", value, "that one ignores line rewards; leave it out"
                 )
         if self.lora_rank:
             require_peft(self.lora_rank)
         require_sinks(self.report_to)
-        if self.logprob_tolerance is not None and not self.logprob_tolerance > 0:
-            raise ConfigError("logprob_tolerance", self.logprob_tolerance, "give nats above 0")
 
     @property
     def tolerance(self) -> float:
@@ -134,8 +107,8 @@ class TrainerConfig:
             return self.logprob_tolerance
         return 1e-3 if self.dtype == "float32" else 1.0
 
-    def grpo_args(self, out: Path, processes: int = 1) -> GRPOConfig:
-        """TRL's configuration for this one; checkpoints go to `out`.
+    def grpo_args(self, out: Path, processes: int = 1, seed: int = 0) -> GRPOConfig:
+        """TRL's configuration for this one; checkpoints go to `out`, `seed` orders the tasks.
 
         Raises:
             ConfigError: the rollouts of a step cannot be shared evenly, or this machine cannot compute in `dtype`.
@@ -158,10 +131,10 @@ class TrainerConfig:
             warmup_steps=self.warmup_steps,
             adam_beta2=0.95,
             weight_decay=0.0,
-            max_grad_norm=self.max_grad_norm,
+            max_grad_norm=MAX_GRAD_NORM,
             loss_type=self.loss,
-            epsilon=self.clip_low,
-            epsilon_high=self.clip_high,
+            epsilon=CLIP_LOW,
+            epsilon_high=CLIP_HIGH,
             beta=0.0,
             temperature=1.0,
             vllm_importance_sampling_mode=self.importance if self.importance.startswith("token") else "token_truncate",
@@ -169,7 +142,7 @@ class TrainerConfig:
             bf16=self.dtype == "bfloat16",
             gradient_checkpointing=self.checkpointing,
             disable_dropout=True,
-            seed=self.seed,
+            seed=seed,
             save_strategy="steps" if self.save_every else "no",
             save_steps=self.save_every or 1,
             logging_steps=1,
@@ -188,8 +161,9 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
     Raises:
         ConfigError: the first such option.
     """
-    if args.loss_type not in LOSSES:
-        remedy = f"choose one of {', '.join(LOSSES)}: they take one advantage a token"
+    losses = get_args(Loss)
+    if args.loss_type not in losses:
+        remedy = f"choose one of {', '.join(losses)}: they take one advantage a token"
         raise ConfigError("loss_type", args.loss_type, remedy)
     unfit = {
         "off_policy_mask_threshold": (None, "with advantages a token it would mask single tokens, not sequences"),

@@ -44,14 +44,15 @@ def train(
     out: Path,
     on_step: OnStep,
     curriculum: Curriculum | None = None,
+    seed: int = 0,
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
     `model` is a folder or a loaded model, which is then trained in place. With a `curriculum` of the tasks, it chooses
-    those of each step by the outcomes so far; else they come in TRL's random order. Checkpoints are
-    `out/checkpoint-<step>`, every `config.save_every` steps and at the last. Whatever `on_step` or `source` raises
-    ends training and rises from here. With `config.lora_rank`, `out/final` has the adapters merged into its weights,
-    `out/adapter` holds them alone, and so do checkpoints.
+    those of each step by the outcomes so far; else they come in TRL's random order, drawn by `seed` (>= 0).
+    Checkpoints are `out/checkpoint-<step>`, every `config.save_every` steps and at the last. Whatever `on_step` or
+    `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the adapters merged into
+    its weights, `out/adapter` holds them alone, and so do checkpoints.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
@@ -62,11 +63,11 @@ def train(
     # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
     disable_progress_bar()
-    args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")))
+    args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     with weights_folder() as weights:
         trainer = ReplGRPOTrainer(
-            model=adapted(policy, config.lora_rank, config.seed) if config.lora_rank else policy,
+            model=adapted(policy, config.lora_rank, seed) if config.lora_rank else policy,
             tokenizer=tokenizer,
             task_ids=task_ids,
             source=source,
@@ -102,9 +103,9 @@ def credit_of(config: TrainerConfig) -> Credit:
     """
     potential = None
     if config.potential:
-        potential = Potential(line_reward(config.potential), discount_of(config.estimator, config.discount))
+        potential = Potential(line_reward(config.potential), discount_of(config.estimator))
     return Credit(
-        estimator(config.estimator, line_weight=config.line_weight, discount=config.discount),
+        estimator(config.estimator),
         config.rewards,
         tuple(map(line_reward, config.line_rewards)),
         potential,

@@ -21,9 +21,10 @@ QUICKSTART = asset("policies/quickstart")
 def test_forced_lines_have_the_lengths_of_the_plan_and_run(optimistic: bool) -> None:
     plan = Plan(rollouts=6, lines=5)
     engine = TimedEngine(ScriptedEngine.asking(lambda ids: [sum(ids) % 350]), plan.lengths())
-    limits = RolloutLimits(max_lines=plan.lines, optimistic=optimistic)
+    limits = RolloutLimits(max_lines=plan.lines)
+    sampler = ReplSampler(optimistic=optimistic)
     rollouts = Rollouts(
-        engine, InProcessSandbox(), ForcedRenderer(QUICKSTART, plan), ReplSampler(), limits, "bare", concurrency=6
+        engine, InProcessSandbox(), ForcedRenderer(QUICKSTART, plan), sampler, limits, "bare", concurrency=6
     )
     played = asyncio.run(rollouts.collect([TASK] * 6))
     assert [[len(line.token_ids) for line in t.lines] for t in played] == plan.lengths()

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.training import FIGURES, PAGE, block, command, record
 from repl_rl.cli.train import TrainConfig
-from repl_rl.settings.arguments import dump, parse
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.toml import dump
 from repl_rl.trainer import TrainerConfig
 
 

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine import EngineOptions, ScriptedEngine, open_engine
+from repl_rl.engine import ScriptedEngine, open_engine
 from tests.engine.models import CONTEXT, VOCABULARY, Host, save_policy
-
-OPTIONS = EngineOptions(max_sessions=128)
 
 
 @pytest.fixture(scope="session")
@@ -23,14 +21,14 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_host(policy_folder: Path) -> Iterator[Host]:
-    host = Host(open_engine("vllm", model=policy_folder, options=OPTIONS))
+    host = Host(open_engine("vllm", model=policy_folder, max_sessions=128))
     yield host
     host.close()
 
 
 @pytest.fixture(scope="session")
 def transformers_host(policy_folder: Path) -> Iterator[Host]:
-    host = Host(open_engine("transformers", model=policy_folder, options=OPTIONS))
+    host = Host(open_engine("transformers", model=policy_folder, max_sessions=128))
     yield host
     host.close()
 

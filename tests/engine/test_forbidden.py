@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from repl_rl.engine import Drive, EngineOptions, Sampling, ScriptedEngine, open_engine
+from repl_rl.engine import Drive, Sampling, ScriptedEngine, open_engine
 from repl_rl.engine.conformance import (
     Check,
     a_continued_session_equals_a_fresh_one,
@@ -22,7 +22,6 @@ from repl_rl.errors import ConfigError, EngineError
 from tests.engine.models import CONTEXT, FORBIDDEN, VOCABULARY, Host, bench, gap_to_torch, rollout, save_policy
 
 KINDS = ("scripted", "transformers", "vllm")
-OPTIONS = EngineOptions(max_sessions=32)
 CHECKS = (
     forbidden_ids_are_never_sampled,
     every_id_has_one_finite_logprob,
@@ -46,7 +45,7 @@ def host(request: pytest.FixtureRequest, tied_folder: Path) -> Iterator[Host]:
 
     written = policy if request.param == "scripted" else None
     opened = Host(
-        open_engine(request.param, model=tied_folder, options=OPTIONS, policy=written, forbidden_ids=FORBIDDEN)
+        open_engine(request.param, model=tied_folder, max_sessions=32, policy=written, forbidden_ids=FORBIDDEN)
     )
     if isinstance(opened.engine, ScriptedEngine):
         opened.engine.context_tokens = CONTEXT

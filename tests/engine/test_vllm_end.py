@@ -11,12 +11,12 @@ import pytest
 
 HOST = """
 import asyncio, signal, sys
-from repl_rl.engine import EngineOptions, Sampling, open_engine
+from repl_rl.engine import Sampling, open_engine
 
 async def main():
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
-    async with open_engine("vllm", model=sys.argv[1], options=EngineOptions(max_sessions=8)) as engine:
+    async with open_engine("vllm", model=sys.argv[1], max_sessions=8) as engine:
         print(engine._llm.engine_core.resources.engine_manager.processes[0].pid, flush=True)
         await interrupted.wait()
         async with engine.session((1, 2), Sampling()) as session:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine import EngineOptions, open_engine
+from repl_rl.engine import Vllm, open_engine
 from repl_rl.engine.vllm_sleep import Nap
 from repl_rl.errors import ConfigError
 
@@ -52,7 +52,7 @@ def test_without_the_option_it_never_sleeps() -> None:
 
 def test_on_cpu_it_is_refused_before_anything_starts(policy_folder: Path) -> None:
     async def opened() -> None:
-        async with open_engine("vllm", model=policy_folder, options=EngineOptions(sleep=True)):
+        async with open_engine(Vllm(sleep=True), model=policy_folder):
             pass
 
     with pytest.raises(ConfigError, match="sleep is True; there is no GPU"):

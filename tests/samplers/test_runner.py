@@ -1,7 +1,8 @@
 """Many rollouts at once, and their synchronous face."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -17,10 +18,7 @@ from tests.worlds import RENDERER, TASK, world
 
 
 def thread(rollouts: Rollouts) -> RolloutThread:
-    async def opener(_: AsyncExitStack) -> Rollouts:
-        return rollouts
-
-    return RolloutThread(opener, {TASK.id: TASK})
+    return RolloutThread(lambda: nullcontext(rollouts), {TASK.id: TASK})
 
 
 def untimed(trajectories: list[Trajectory]) -> list[tuple[object, ...]]:
@@ -103,9 +101,16 @@ def test_the_thread_gives_trajectories_in_the_order_of_the_ids() -> None:
 def test_what_fails_while_opening_rises_and_what_was_opened_is_closed() -> None:
     closed: list[str] = []
 
-    async def opener(stack: AsyncExitStack) -> Rollouts:
-        stack.callback(closed.append, "first")
+    async def broken() -> None:
         raise ConfigError("thing", 1, "mend it")
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Rollouts]:
+        try:
+            await broken()
+            yield world([])
+        finally:
+            closed.append("first")
 
     with pytest.raises(ConfigError, match="mend it"), RolloutThread(opener, {}):
         pass

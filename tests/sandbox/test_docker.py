@@ -12,7 +12,7 @@ import pytest
 
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.machine.assets import asset
-from repl_rl.sandbox import DockerOptions, docker, open_sandbox
+from repl_rl.sandbox import Docker, open_sandbox
 from repl_rl.sandbox.conformance import (
     Row,
     doctest_transcripts,
@@ -20,11 +20,12 @@ from repl_rl.sandbox.conformance import (
     fidelity,
     isolation,
     limits,
-    reference_command,
 )
 from repl_rl.sandbox.conformance.harvest import in_blocks, joined
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
+from repl_rl.sandbox.conformance.reference import SCRIPT
 from repl_rl.sandbox.daemon import refuse_weak
+from repl_rl.sandbox.docker import ContainerLaunch
 from repl_rl.sandbox.image import build, build_missing, named, own_image
 
 
@@ -104,7 +105,7 @@ def test_a_docker_console_prints_what_the_reference_prints(nothing_left: None) -
     async def main() -> list[Row]:
         async with open_sandbox("docker") as sandbox:
             transcripts = [*edge_transcripts(), *cases[:20], *variants]
-            return await fidelity(sandbox, transcripts, "cases", reference_command("docker"))
+            return await fidelity(sandbox, transcripts, "cases", Docker().reference(SCRIPT))
 
     rows = asyncio.run(main())
     assert int(rows[0].detail.split()[0]) >= 1000
@@ -116,8 +117,8 @@ def test_with_isolation_by_container_each_console_has_one_of_its_own_that_ends_w
     before = len(_containers())
 
     async def main() -> list[Row]:
-        options = DockerOptions(isolation="container")
-        async with open_sandbox("docker", limits=CHECK_LIMITS, warm=0, containers=options) as sandbox:
+        chosen = Docker(isolation="container")
+        async with open_sandbox(chosen, limits=CHECK_LIMITS, warm=0) as sandbox:
             async with sandbox.session() as one, sandbox.session() as other:
                 await one.push("x = 1")
                 assert (await other.push("'x' in dir()")).text == "False\n"
@@ -175,7 +176,7 @@ def test_without_a_daemon_docker_refuses_and_says_what_to_do(monkeypatch: pytest
 @needs_docker
 def test_another_image_that_is_missing_is_refused_with_the_command_that_fetches_it() -> None:
     async def main() -> None:
-        launch = docker.launch(CHECK_LIMITS, (), DockerOptions(image="repl-rl-no-such-image"))
+        launch = ContainerLaunch(CHECK_LIMITS, Docker(image="repl-rl-no-such-image"), ())
         await launch.start()
 
     with pytest.raises(SandboxUnavailable, match=r"no image 'repl-rl-no-such-image'; docker pull repl-rl-no-such-im"):

@@ -12,7 +12,7 @@ import pytest
 
 from repl_rl.errors import ConfigError, SandboxFault, SandboxUnavailable
 from repl_rl.machine.assets import asset
-from repl_rl.sandbox import DockerOptions, Limits, open_sandbox
+from repl_rl.sandbox import Limits, open_sandbox
 from repl_rl.sandbox.forkserver import ForkServer
 from repl_rl.sandbox.pool import Pool
 from repl_rl.sandbox.process import ProcessLaunch
@@ -126,11 +126,6 @@ def test_a_fork_server_that_cannot_be_replaced_is_a_fault_for_who_waits_for_a_co
         await pool.close()
 
     asyncio.run(main())
-
-
-def test_containers_of_another_sandbox_than_docker_are_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="no effect on the sandbox 'local'"):
-        open_sandbox("local", containers=DockerOptions())
 
 
 def test_an_unknown_kind_is_a_config_error() -> None:

@@ -21,7 +21,7 @@ from repl_rl.credit.tensors import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from repl_rl.trainer import ReplGRPOTrainer, RolloutSource, TrainerConfig, credit_of
-from repl_rl.trainer.config import Importance
+from repl_rl.trainer.config import Importance, Loss
 from tests.trainer.policies import (
     PAD,
     ReplayedSource,
@@ -120,7 +120,7 @@ def trl_alone(
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "cispo"])
 @pytest.mark.parametrize("micro_batch", [0, 4])
 def test_with_outcome_credit_losses_gradients_and_weights_equal_trl_bit_for_bit(
-    loss: str, micro_batch: int, tmp_path: Path
+    loss: Loss, micro_batch: int, tmp_path: Path
 ) -> None:
     config = replace(SMALL, loss=loss, micro_batch=micro_batch)
     start = tiny_model()

@@ -3,15 +3,15 @@
 import gc
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.engine import EngineOptions, open_engine
+from repl_rl.engine import EngineKind, Transformers, Vllm, open_engine
 from repl_rl.lab.credit.conditions import Condition, Way
 from repl_rl.lab.credit.jobs import Job
 from repl_rl.lab.credit.rows import Row, Run, Start
@@ -21,8 +21,8 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.fenced import FencedCodeSampler
-from repl_rl.sandbox import InProcessSandbox, open_sandbox
-from repl_rl.sandbox.base import Sandbox
+from repl_rl.sandbox import Births, Local, SandboxKind
+from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.tasks import Split, Task, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, train
 from repl_rl.trainer.loop import load_model
@@ -101,13 +101,13 @@ class World:
         """
         began = time.monotonic()
         self.use(condition.way, seed)
-        config = trainer_config(condition, seed, self.settings)
+        config = trainer_config(condition, self.settings)
         model = load_model(self.policy(condition.way), config)
         ledger = Ledger(self.settings.tokens)
         tokenizer = self.source.rollouts.renderer.tokenizer
         with tempfile.TemporaryDirectory() as checkpoints, weights_folder() as weights:
             try:
-                train(model, tokenizer, self.task_ids, self.source, config, Path(checkpoints), ledger.step)
+                train(model, tokenizer, self.task_ids, self.source, config, Path(checkpoints), ledger.step, seed=seed)
             except BudgetSpent:
                 save_weights(model.state_dict(), weights)
                 self.source.load_weights(weights, len(ledger.tokens))
@@ -149,7 +149,7 @@ class World:
         return {**rates, "greedy": round(greedy, 5), "rollout_tokens": round(found["sampled_tokens"] / len(sampled), 2)}
 
 
-def trainer_config(condition: Condition, seed: int, settings: Settings) -> TrainerConfig:
+def trainer_config(condition: Condition, settings: Settings) -> TrainerConfig:
     """How a condition is trained: the defaults, apart from what the experiment fixes."""
     return TrainerConfig(
         steps=ENDLESS_STEPS,
@@ -159,7 +159,6 @@ def trainer_config(condition: Condition, seed: int, settings: Settings) -> Train
         warmup_steps=WARMUP_STEPS,
         estimator=condition.estimator,
         rewards=condition.rewards,
-        seed=seed,
     )
 
 
@@ -172,15 +171,14 @@ def opened(settings: Settings, out: Path) -> Iterator[World]:
     at_once = max(settings.prompts_per_step * settings.group_size, 64)
     folder = policy_folder()
 
-    async def opener(stack: AsyncExitStack) -> Rollouts:
-        sandbox: Sandbox = InProcessSandbox()
-        if settings.sandbox == "local":
-            sandbox = await stack.enter_async_context(open_sandbox("local", warm=at_once))
-        options = EngineOptions(max_sessions=at_once, threads=1)
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Rollouts]:
+        place: SandboxKind = Local() if settings.sandbox == Local.kind else InProcess()
+        kind: EngineKind = Vllm(threads=1) if settings.engine == Vllm.kind else Transformers()
         renderer = Renderer.from_folder(folder)
-        opening = open_engine(settings.engine, model=folder, options=options, forbidden_ids=renderer.forbidden_ids)
-        engine = await stack.enter_async_context(opening)
-        return Rollouts(engine, sandbox, renderer, ReplSampler(), LINE_LIMITS, "bare", concurrency=at_once)
+        opening = open_engine(kind, model=folder, max_sessions=at_once, forbidden_ids=renderer.forbidden_ids)
+        async with place.open(Births(warm=at_once)) as sandbox, opening as engine:
+            yield Rollouts(engine, sandbox, renderer, ReplSampler(), LINE_LIMITS, "bare", concurrency=at_once)
 
     with RolloutThread(opener, {task.id: task for task in training}) as source:
         yield World(source, settings, training, out)

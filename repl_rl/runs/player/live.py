@@ -10,10 +10,10 @@ from repl_rl.runs.replay import Branches, Replay, Step, branch, open_replay, sta
 from repl_rl.runs.report import Json, clip, whole
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.thread import LoopThread
-from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.credit.credited import Credited
 from repl_rl.tasks import Task
+from repl_rl.world import World
 
 T = TypeVar("T")
 
@@ -21,16 +21,16 @@ MOST_BRANCHES = 64
 
 
 class Live:
-    """One replay at a time, in a console of the policy's sandbox, or of one opened at the first use.
+    """One replay at a time, in a console of the policy's sandbox, or of the world's, opened at the first use.
 
     `source` must be open and stay so; None: nothing can be branched.
     """
 
     def __init__(
-        self, entries: Sequence[Credited], sandbox: str, source: RolloutThread | None, tasks: Sequence[Task]
+        self, entries: Sequence[Credited], world: World, source: RolloutThread | None, tasks: Sequence[Task]
     ) -> None:
         self._entries = entries
-        self._name = sandbox
+        self._world = world
         self._source = source
         self._tasks: Mapping[str, Task] = {task.id: task for task in tasks}
         self._thread: LoopThread | None = None
@@ -95,7 +95,7 @@ class Live:
             await self._stack.aclose()
             sandbox = self._sandbox or (self._source.rollouts.sandbox if self._source else None)
             if sandbox is None:
-                sandbox = await self._opened.enter_async_context(open_sandbox(self._name, warm=1))
+                sandbox = await self._opened.enter_async_context(self._world.consoles(warm=1))
             self._sandbox = sandbox
             return await self._stack.enter_async_context(open_replay(trajectory, sandbox, line))
 

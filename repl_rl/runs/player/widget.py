@@ -15,6 +15,7 @@ from repl_rl.rollout import RolloutThread
 from repl_rl.credit.credited import Credited
 from repl_rl.runs.store import Store
 from repl_rl.tasks import Task
+from repl_rl.world import World
 from repl_rl.record.trajectory import Trajectory
 
 MOST = 5000
@@ -51,6 +52,12 @@ export default {
 """
 
 
+def _world(source: object, sandbox: str | None) -> World:
+    if isinstance(source, Path | str):
+        return World.recorded(Path(source), sandbox=sandbox)
+    return World(sandbox=sandbox or "local")
+
+
 def _module() -> str:
     style = read("page.css").replace(":root", ":host")
     return f"{scripts((*PLAYER_SCRIPTS, 'player.js'))}\nconst STYLE = {json.dumps(style)};\n{_RENDER}"
@@ -70,7 +77,7 @@ class TrajectoryPlayer(anywidget.AnyWidget):
         self,
         source: Path | str | Trajectory | Credited | Iterable[Trajectory | Credited],
         *,
-        sandbox: str = "local",
+        sandbox: str | None = None,
         policy: RolloutThread | None = None,
         tasks: Sequence[Task] = (),
         tokens: Sequence[str] = (),
@@ -80,7 +87,7 @@ class TrajectoryPlayer(anywidget.AnyWidget):
         Args:
             source: a run folder, a trajectories folder or file, or trajectories.
             sandbox: where lines run when one goes on live: "local", "docker" or "unsafe"; "" for a player that only
-                shows.
+                shows; None: where those of the run did, or local. Limits and preloads are the run's own.
             policy: an open `RolloutThread`, which samples continuations, in its own sandbox; None: no branches.
             tasks: the tasks that grade continuations; those of others stay ungraded.
             tokens: the text of each token id, if `source` is no run folder that holds them.
@@ -90,8 +97,9 @@ class TrajectoryPlayer(anywidget.AnyWidget):
         """
         self.entries, captions = _entries(source)
         self._payload = entries_payload(self.entries, tokens or captions)
-        self._live = Live(self.entries, sandbox, policy, tasks) if sandbox else None
-        super().__init__(data=pack(self._payload), live=bool(sandbox))
+        alive = sandbox != ""
+        self._live = Live(self.entries, _world(source, sandbox), policy, tasks) if alive else None
+        super().__init__(data=pack(self._payload), live=alive)
         self.on_msg(self._asked)
 
     def html(self) -> str:

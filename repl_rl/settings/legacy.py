@@ -1,0 +1,57 @@
+"""Settings that older versions recorded, in today's words."""
+
+import logging
+from collections.abc import Mapping
+
+_OF_VLLM = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
+_MOVED = {
+    "engine_options.context_tokens": "context_tokens",
+    "engine_options.dtype": "dtype",
+    **{f"engine_options.{name}": f"vllm.{name}" for name in _OF_VLLM},
+}
+_GONE: Mapping[str, object] = {
+    "engine_options.seed": 0,
+    "engine_options.max_sessions": 256,
+    "engine_options.verbose": False,
+    "limits.open_files": 64,
+    "limits.inodes": 4096,
+    "docker.cpus": 2.0,
+    "docker.processes": 2048,
+}
+"""What nobody can choose any more, with what it was by default."""
+_OF_THE_SAMPLER: Mapping[str, object] = {"optimistic": False, "give_up_after": 0}
+_log = logging.getLogger(__name__)
+
+
+def modern(said: Mapping[str, object]) -> dict[str, object]:
+    """A run's recorded settings as this version writes them.
+
+    What it cannot say any more is left out; where that had another value than its default, the log says so.
+    """
+    tables: dict[str, dict[str, object]] = {}
+    found: dict[str, object] = {}
+    for key, value in said.items():
+        if isinstance(value, Mapping) and key in ("engine_options", "limits", "docker", "rollout", "vllm"):
+            tables[key] = dict(value)
+        else:
+            found[key] = value
+    for old, new in _MOVED.items():
+        table, _, name = old.partition(".")
+        if name in tables.get(table, {}):
+            place, _, field = new.rpartition(".")
+            (tables.setdefault(place, {}) if place else found)[field] = tables[table].pop(name)
+    for key, default in _GONE.items():
+        table, _, name = key.partition(".")
+        value = tables.get(table, {}).pop(name, default)
+        if value != default:
+            _log.warning("%s = %r was recorded, which this version cannot choose; it is left out", key, value)
+    given = {name: tables.get("rollout", {}).pop(name, default) for name, default in _OF_THE_SAMPLER.items()}
+    options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != _OF_THE_SAMPLER[name])
+    if options and found.get("sampler", "repl") == "repl":
+        found["sampler"] = f"repl({options})"
+    # A table of another engine or sandbox than the chosen one was written with its defaults.
+    for seam, kind in (("engine", "vllm"), ("sandbox", "docker")):
+        if found.get(seam, kind) != kind:
+            tables.pop(kind, None)
+    tables.pop("engine_options", None)
+    return {**found, **{name: table for name, table in tables.items() if table}}

@@ -1,0 +1,67 @@
+"""Settings as TOML: written by `dump`, read as pairs of a dotted key and a value."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+from repl_rl.settings.flags import seam_of, typed
+from repl_rl.settings.seams import has_options
+
+
+def load(file: Path) -> Mapping[str, object]:
+    """What a TOML file says.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError("config file", str(file), f"it cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("config file", str(file), f"it is not TOML: {error}") from error
+
+
+def flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted keys and values."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def dump(config: object) -> str:
+    """`config` as the TOML that is read back to the same settings."""
+    scalars, tables = [], []
+    assert is_dataclass(config)
+    hints = typed(type(config))
+    for field in fields(config):
+        name, value = field.name, getattr(config, field.name)
+        seam = seam_of(hints[name])
+        if seam is not None:
+            choice = seam.chosen(value)
+            scalars.append(f"{name} = {_literal(choice.kind)}\n")
+            if not has_options(type(choice)):
+                continue
+            name, value = choice.kind, choice
+        if is_dataclass(value):
+            body = dump(value).replace("\n[", f"\n[{name}.")
+            tables.append(f"\n[{name}]\n{body}")
+        elif value is not None:
+            scalars.append(f"{name} = {_literal(value)}\n")
+    return "".join(scalars + tables)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    # JSON's escapes are TOML's, which wants one more.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

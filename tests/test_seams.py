@@ -1,0 +1,109 @@
+"""A sandbox and an engine of one's own are one file and one line, and are everywhere from then on."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.engine import ENGINES, ScriptedEngine, Transformers, Vllm, open_engine
+from repl_rl.engine.conformance import CHECKS, Check
+from repl_rl.errors import ConfigError
+from repl_rl.sandbox import SANDBOXES, Docker, Local, open_sandbox
+from repl_rl.settings.toml import dump
+from repl_rl.world import World
+from tests.engine.models import CONTEXT, bench
+from tests.toy_engine import Abacus
+from tests.toy_sandbox import Playpen
+
+
+@pytest.fixture(autouse=True)
+def toys() -> Iterator[None]:
+    SANDBOXES.add(Playpen)
+    ENGINES.add(Abacus)
+    yield
+    del SANDBOXES.kinds["playpen"], ENGINES.kinds["abacus"]
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "rollout"])
+def test_toys_are_in_the_help_with_their_options(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "unsafe (isolates nothing: only for lines that you would run yourself), playpen (polite processes)." in told
+    assert "transformers (needs no vLLM), abacus (arithmetic)." in told
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is one of that name"):
+        SANDBOXES.add(Playpen)
+
+    @dataclass(frozen=True, slots=True)
+    class Docker(Playpen):
+        kind: ClassVar[str] = "vllm"
+
+    SANDBOXES.kinds["vllm"] = Docker
+    try:
+        with pytest.raises(ConfigError, match=r"table of settings is 'vllm'; two kinds have that name"):
+            World.recorded(Path())
+    finally:
+        del SANDBOXES.kinds["vllm"]
+
+
+def test_the_doctor_looks_at_engines_and_sandboxes_that_were_added(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "engine abacus" in told
+    assert "nothing of its own to install" in told.replace("│ ", "")
+
+
+def test_a_toy_sandbox_keeps_every_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sandbox", "check", "--sandbox", "playpen", "--doctests", "2"]) == 0
+    assert "sandbox playpen" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_toy_engine_keeps_every_promise(check: Check, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with open_engine(Abacus(), model=tmp_path) as engine:
+            assert isinstance(engine, ScriptedEngine)
+            engine.context_tokens = CONTEXT
+            await check(engine, bench(tmp_path))
+
+    asyncio.run(work())
+
+
+def test_options_of_a_kind_that_is_not_chosen_cannot_be_written() -> None:
+    assert World(engine=Vllm(threads=2), sandbox=Docker(memory_mb=512)).engine == Vllm(threads=2)
+    for wrong in (lambda: Transformers(threads=2), lambda: Local(memory_mb=512)):  # type: ignore[call-arg]
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises(ConfigError, match=r"engine is .*choose one of vllm, transformers"):
+        World(engine=Docker())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world", [
+    World(),
+    World(engine="transformers", sandbox="unsafe"),
+    World(engine=Vllm(threads=2, kv_cache_gib=4), sandbox=Docker(isolation="container")),
+])  # fmt: skip
+def test_a_world_that_was_written_down_is_read_back(world: World, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(dump(world))
+    assert World.recorded(tmp_path) == world
+
+
+def test_a_world_of_toys_is_written_down_and_read_back(tmp_path: Path) -> None:
+    world = World(engine=Abacus(words=7), sandbox=Playpen(politeness=3))
+    (tmp_path / "config.toml").write_text(dump(world))
+    assert World.recorded(tmp_path) == world
+
+
+def test_a_toy_sandbox_runs_lines_for_whoever_names_it() -> None:
+    async def work() -> str:
+        async with open_sandbox("playpen", warm=0) as sandbox, sandbox.session() as console:
+            return (await console.push("6 * 7")).text
+
+    assert asyncio.run(work()) == "42\n"
