@@ -9,14 +9,14 @@ from pathlib import Path
 import anywidget
 import traitlets
 
+from repl_rl.credit.credited import Credited
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import RolloutThread
 from repl_rl.runs.player.live import Live
 from repl_rl.runs.report import PLAYER_SCRIPTS, entries_payload, pack, player_page, read, scripts
-from repl_rl.rollout import RolloutThread
-from repl_rl.credit.credited import Credited
 from repl_rl.runs.store import Store
 from repl_rl.tasks import Task
 from repl_rl.world import World
-from repl_rl.record.trajectory import Trajectory
 
 MOST = 5000
 """Trajectories that one player takes; the rest of a longer source is left out."""

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from repl_rl.record.console import PS1, PS2
-from repl_rl.rollout.episode import Episode
 from repl_rl.errors import ConfigError
+from repl_rl.record.console import PS1, PS2
+from repl_rl.record.trajectory import Observed, Prompt, Sampled, Segment, Trajectory
+from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.replay.session import Replay, check
-from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.tasks import Task
-from repl_rl.record.trajectory import Observed, Prompt, Sampled, Segment, Trajectory
 
 Encode = Callable[[str], Sequence[int]]
 

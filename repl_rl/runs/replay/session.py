@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from repl_rl.record.console import LineBuffer, prompt
 from repl_rl.errors import ConfigError
+from repl_rl.record.console import LineBuffer, prompt
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, same
+from repl_rl.runs.store import Exchange, exchanges
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.sandbox.lines import push_lines
-from repl_rl.runs.store import Exchange, exchanges
-from repl_rl.record.trajectory import Trajectory
 
 STATE_LINE = (
     "print(__import__('hashlib').sha256(__import__('re').sub(r' at 0x[0-9a-f]+', '', repr(sorted(("

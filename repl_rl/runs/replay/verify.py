@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.runs.replay.compare import Difference, Shown, cause
 from repl_rl.runs.replay.session import Step, open_replay
 from repl_rl.sandbox.base import Sandbox
-from repl_rl.record.trajectory import LineStatus, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
 
+from repl_rl.credit.credited import Credited
 from repl_rl.errors import StoreError
 from repl_rl.runs.report.rollouts import Json, captions, clip, detail, pack, row, step_figures
-from repl_rl.credit.credited import Credited
 from repl_rl.runs.store import Store
 
 MAX_TRAJECTORIES = 20_000

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from repl_rl.credit.credited import Credited, ratios
-from repl_rl.runs.store import Exchange, exchanges
 from repl_rl.record.trajectory import LineStatus
+from repl_rl.runs.store import Exchange, exchanges
 
 Json = str | int | float | bool | None | Mapping[str, "Json"] | Sequence["Json"]
 

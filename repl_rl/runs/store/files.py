@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from repl_rl.errors import StoreError
 from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.errors import StoreError
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store.members import Damage, Place, is_plain, pack, plain_lines, scan, unpack
 from repl_rl.runs.store.records import dump, parse
-from repl_rl.record.trajectory import Trajectory
 
 _TOKENS = "tokens.json"
 

@@ -7,8 +7,8 @@ JSON, and it alone is read back: cells are for people, and what they show is esc
 import json
 from pathlib import Path
 
-from repl_rl.errors import StoreError
 from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.errors import StoreError
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.runs.store.text import Exchange, exchanges, printable
 

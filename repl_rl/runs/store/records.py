@@ -6,9 +6,23 @@ Version 1 had no `credit`; it is still read.
 import json
 from typing import TypedDict
 
-from repl_rl.errors import InvariantError, StoreError
 from repl_rl.credit.credited import Credited, LineCredit
-from repl_rl.record.trajectory import (SCHEMA_VERSION, Execution, Failure, Line, LineEnd, LineStatus, NamedReward, Observed, Prompt, Sampled, Segment, Stop, Trajectory)
+from repl_rl.errors import InvariantError, StoreError
+from repl_rl.record.trajectory import (
+    SCHEMA_VERSION,
+    Execution,
+    Failure,
+    Line,
+    LineEnd,
+    LineStatus,
+    NamedReward,
+    Observed,
+    Prompt,
+    Sampled,
+    Segment,
+    Stop,
+    Trajectory,
+)
 
 
 class LineRecord(TypedDict):
