@@ -18,7 +18,7 @@ WAYS = {
     "uninterrupted": "plain generation, no observations",
     "bound": "observations known beforehand, no console",
     "ours": "**ours**",
-    "optimistic": "ours, `optimistic = true`",
+    "optimistic": "ours, `optimistic=True`",
     "request_a_line": "a new request a line",
     "lockstep": "batches in lockstep",
     "text_loop": '`LLM.generate` with `stop="\\n"`, text sent again',
@@ -45,7 +45,7 @@ def block(report: Mapping[str, dict[str, object]]) -> str:
         text += f"| {WAYS[key]} |" + "".join(_cells(report[name]["stock"], key) for name in sizes) + "\n"
     text += "\nMilliseconds of a line of ours, as the profile splits them:\n\n"
     text += _profiles({name: report[name]["profile"] for name in sizes} | {"bundled tasks": bundled["profile"]})
-    text += "\nTokens a second with `optimistic = true` over those without, by what a line takes in its console:\n\n"
+    text += "\nTokens a second with `optimistic=True` over those without, by what a line takes in its console:\n\n"
     text += _ahead({name: report[name]["slow_lines"] for name in sizes})
     text += f"\nOn the bundled tasks: {_gain(bundled):.2f}x, with {bundled['wasted_share']:.1%} of the sampled tokens "
     text += "taken back.\n\n"

@@ -13,6 +13,7 @@ _HOMES = {
     "ConfigError": "errors",
     "Engine": "engine.base",
     "EnvironmentSampler": "samplers.environment",
+    "Docker": "sandbox",
     "Episode": "rollout.episode",
     "Exchange": "samplers.feedback",
     "Execution": "record.trajectory",
@@ -38,12 +39,17 @@ _HOMES = {
     "Stop": "record.trajectory",
     "Store": "runs.store",
     "Task": "tasks",
+    "TrainerConfig": "trainer",
     "Trajectory": "record.trajectory",
+    "Transformers": "engine",
+    "Vllm": "engine",
+    "World": "world",
     "generate": "tasks",
     "load_sampler": "samplers.loading",
     "load_tasks": "tasks",
     "open_engine": "engine",
     "open_sandbox": "sandbox",
+    "train": "trainer",
 }
 
 __all__ = sorted(_HOMES)

@@ -23,6 +23,7 @@ from repl_rl.runs.store import write_step
 from repl_rl.settings.arguments import parse
 from repl_rl.tasks import load_tasks
 from repl_rl.trainer import TrainerConfig
+from repl_rl.world import World
 from tests import documents
 from tests.documents import ROOT
 from tests.test_replay import played
@@ -54,18 +55,23 @@ def test_the_tasks_and_the_settings_of_the_page_are_accepted(tmp_path: Path, mon
 
 def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train_mine.py").write_text(
-        script("async def opened").replace('open_sandbox("local"', 'open_sandbox("unsafe"')
+        script("World(engine").replace("concurrency=8", 'concurrency=8, sandbox="unsafe"')
     )
     monkeypatch.syspath_prepend(tmp_path)
     module = import_module("train_mine")
-    final = module.main(TrainerConfig(steps=1, prompts_per_step=1, group_size=2), tmp_path / "checkpoints")
+    final = module.main(TrainerConfig(steps=1, prompts_per_step=1, group_size=2), tmp_path / "mine")
     sys.modules.pop("train_mine")
     assert (final / "model.safetensors").is_file()
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        *("config.toml", "metrics.jsonl", "summary.json", "trajectories", "checkpoints", "report.html"),
+    }
+    recorded = World.recorded(tmp_path / "mine")
+    assert replace(recorded, model=World().model) == World(engine="transformers", sandbox="unsafe", concurrency=8)
 
 
 @pytest.mark.heavy
 def test_the_page_trains_in_two_processes(tmp_path: Path) -> None:
-    (tmp_path / "train_mine.py").write_text(script("async def opened"))
+    (tmp_path / "train_mine.py").write_text(script("World(engine"))
     (command,) = [line for block in blocks("text") for line in block.splitlines() if line.startswith("accelerate")]
     program, *words = shlex.split(command)
     done = subprocess.run(

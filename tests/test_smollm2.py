@@ -18,7 +18,7 @@ from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from tests.vocabularies import smollm2, smollm2_file
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -86,6 +86,6 @@ def test_a_training_run_has_no_gap(folder: Path, tmp_path: Path) -> None:
 
     config = TrainerConfig(steps=2, prompts_per_step=2, group_size=2, micro_batch=2, learning_rate=1e-5)
     with RolloutThread(opened, {task.id: task for task in TASKS}) as source:
-        train(folder, renderer.tokenizer, [task.id for task in TASKS], source, config, tmp_path, on_step)
+        fit(folder, renderer.tokenizer, [task.id for task in TASKS], source, config, tmp_path, on_step)
     assert len(gaps) == 2
     assert max(gaps) <= 1e-3

@@ -28,7 +28,7 @@ from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split
-from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, train
+from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, fit
 from repl_rl.world import World
 
 
@@ -152,7 +152,7 @@ class Run:
                 self.folder.step(record.step, metrics, trajectories, record.credit)
                 progress.advance(metrics)
 
-            final = train(
+            final = fit(
                 config.model_folder,
                 source.rollouts.renderer.tokenizer,
                 [task.id for task in self.training],

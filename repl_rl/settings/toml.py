@@ -34,8 +34,8 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-def dump(config: object) -> str:
-    """`config` as the TOML that is read back to the same settings."""
+def dump(config: object, table: str = "") -> str:
+    """`config` as the TOML that is read back to the same settings; all of it in `table`, if there is a name."""
     scalars, tables = [], []
     assert is_dataclass(config)
     hints = typed(type(config))
@@ -49,11 +49,10 @@ def dump(config: object) -> str:
                 continue
             name, value = choice.kind, choice
         if is_dataclass(value):
-            body = dump(value).replace("\n[", f"\n[{name}.")
-            tables.append(f"\n[{name}]\n{body}")
+            tables.append(dump(value, f"{table}.{name}" if table else name))
         elif value is not None:
             scalars.append(f"{name} = {_literal(value)}\n")
-    return "".join(scalars + tables)
+    return "".join([f"\n[{table}]\n" if table else "", *scalars, *tables])
 
 
 def _literal(value: object) -> str:

@@ -2,7 +2,8 @@
 
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
-from repl_rl.trainer.loop import credit_of, train
+from repl_rl.trainer.loop import credit_of, fit
+from repl_rl.trainer.run import train
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
 
-__all__ = ["OnStep", "ReplGRPOTrainer", "RolloutSource", "StepRecord", "TrainerConfig", "credit_of", "train"]
+__all__ = ["OnStep", "ReplGRPOTrainer", "RolloutSource", "StepRecord", "TrainerConfig", "credit_of", "fit", "train"]

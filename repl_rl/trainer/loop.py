@@ -35,7 +35,7 @@ from repl_rl.trainer.sinks import PREFIX, Sinks
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord, weights_folder
 
 
-def train(
+def fit(
     model: Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     task_ids: Sequence[str],

@@ -10,7 +10,7 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [
@@ -39,7 +39,7 @@ def play(out: Path, seed: int) -> tuple[list[list[str]], list[float]]:
         levels.append(record.metrics["level_mean"])
 
     curriculum = Curriculum(TASKS, seed)
-    train(model, tiny_tokenizer(), [task.id for task in TASKS], source, CONFIG, out, on_step, curriculum)
+    fit(model, tiny_tokenizer(), [task.id for task in TASKS], source, CONFIG, out, on_step, curriculum)
     assert curriculum.solve_rates["sums/1"] > 0.9 > 0.6 > curriculum.solve_rates["sums/3"]
     return steps, levels
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError, WeightSyncError
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from repl_rl.trainer.scoring import install, score_rows
 from tests.trainer.policies import VOCAB, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import Gradients, make
@@ -99,7 +99,7 @@ def test_a_training_run_has_no_gap_and_moves_no_forbidden_row(fast: bool, tmp_pa
     before = start.lm_head.weight.detach().clone()
     source = SampledSource(copy.deepcopy(start), forbidden_ids=FORBIDDEN)
     seen: list[StepRecord] = []
-    final = train(
+    final = fit(
         start,
         tiny_tokenizer(),
         TASKS,
@@ -138,7 +138,7 @@ def test_a_trainer_that_forbids_what_its_sampler_does_not_is_stopped_at_the_firs
     source = SampledSource(copy.deepcopy(model))
     source.forbidden_ids = FORBIDDEN  # says so, and samples from all ids
     with pytest.raises(WeightSyncError, match="a sampled log probability is"):
-        train(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda *_: None)
+        fit(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda *_: None)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -147,7 +147,7 @@ def test_no_checkpoint_holds_the_mask(rank: int, tmp_path: Path) -> None:
     names = set(model.state_dict())
     source = SampledSource(copy.deepcopy(model), forbidden_ids=FORBIDDEN)
     config = replace(SMALL, steps=1, save_every=0 if rank else 1, lora_rank=rank)
-    final = train(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda *_: None)
+    final = fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda *_: None)
     files = [final / "model.safetensors", *tmp_path.glob("checkpoint-*/model.safetensors")]
     assert len(files) == (1 if rank else 2)
     for file in files:

@@ -10,7 +10,7 @@ from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.credit.group import line_credit
 from repl_rl.credit.rewards import RewardTable, line_rewards
 from repl_rl.record.trajectory import Failure, Observed, Sampled, Stop, Trajectory
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from tests.test_trajectory import line, trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -37,7 +37,7 @@ def test_a_step_reports_the_credit_of_each_of_its_trajectories(tmp_path: Path) -
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model), faulty=frozenset({1}))
     seen: list[tuple[StepRecord, Sequence[Trajectory]]] = []
-    train(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, t)))
+    fit(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, t)))
     ((record, batch),) = seen
     entries = [Credited(t, credit) for t, credit in zip(batch, record.credit, strict=True)]
     assert [bool(entry.credit_L) for entry in entries] == [t.trainable for t in batch]

@@ -18,7 +18,7 @@ from repl_rl.credit.advantages import estimator
 from repl_rl.credit.group import Credit
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from repl_rl.trainer.source import save_weights, weights_folder
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -35,7 +35,7 @@ def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) 
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model), faulty=frozenset({1}))
     seen: list[tuple[StepRecord, list[Trajectory]]] = []
-    folder = train(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, list(t))))
+    folder = fit(model, tiny_tokenizer(), TASKS, source, SMALL, tmp_path, lambda r, t: seen.append((r, list(t))))
     assert [record.step for record, _ in seen] == [1, 2]
     assert [list(map(id, batch)) for _, batch in seen] == [list(map(id, batch)) for batch in source.steps]
     for record, batch in seen:
@@ -57,7 +57,7 @@ def test_every_step_reports_its_record_and_its_own_trajectories(tmp_path: Path) 
 def test_checkpoints_are_loadable_and_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model))
-    train(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_every=2), tmp_path, ignore)
+    fit(model, tiny_tokenizer(), TASKS, source, replace(SMALL, steps=3, save_every=2), tmp_path, ignore)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["checkpoint-2", "checkpoint-3", "final"]
     AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
 
@@ -71,7 +71,7 @@ def test_an_error_of_the_caller_ends_training_and_leaves_no_weights_behind(tmp_p
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path, fail)
+        fit(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path, fail)
     assert set(SHARED.glob("repl_rl-weights-*")) <= before
 
 
@@ -142,7 +142,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 ) -> None:
     source = SampledSource(tiny_model())
     with pytest.raises(ConfigError, match=message):
-        train(tiny_model(), tiny_tokenizer(), TASKS, source, config, tmp_path / "out", ignore)
+        fit(tiny_model(), tiny_tokenizer(), TASKS, source, config, tmp_path / "out", ignore)
     assert not (tmp_path / "out").exists()
     assert source.steps == []
 
@@ -150,7 +150,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 def test_a_missing_or_empty_model_folder_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(ConfigError, match=f"model folder is '{folder}'"):
-            train(folder, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), SMALL, tmp_path / "out", ignore)
+            fit(folder, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), SMALL, tmp_path / "out", ignore)
 
 
 def shaping(t: Trajectory) -> list[float]:
@@ -162,7 +162,7 @@ def test_shaping_is_reported_beside_the_outcome_and_fades(tmp_path: Path) -> Non
     seen: list[dict[str, float]] = []
     config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:shaping",), fade_steps=1)
     source = SampledSource(copy.deepcopy(model))
-    train(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
+    fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
     assert seen[0]["shaping_mean"] != 0.0
     assert 0 < seen[0]["shaping_share"] < 1
     assert -1 <= seen[0]["shaping_correlation"] <= 1
@@ -174,7 +174,7 @@ def test_shaping_is_reported_beside_the_outcome_and_fades(tmp_path: Path) -> Non
 def test_every_figure_of_a_step_is_in_the_specification_and_lengths_drift_from_the_first(tmp_path: Path) -> None:
     model = tiny_model()
     seen: list[dict[str, float]] = []
-    train(
+    fit(
         model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path,
         lambda r, t: seen.append(r.metrics),
     )  # fmt: skip
@@ -195,7 +195,7 @@ def test_no_step_is_taken_with_the_wrong_number_of_advantages(tmp_path: Path) ->
     before = copy.deepcopy(model)
     config = replace(SMALL, estimator=f"{__name__}:lying")
     with pytest.raises(UserCodeError, match=r"lying' gave .* advantages for .* lines"):
-        train(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), config, tmp_path, ignore)
+        fit(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), config, tmp_path, ignore)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
 
 

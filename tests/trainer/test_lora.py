@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from repl_rl.errors import ConfigError
 from repl_rl.origin import resolve
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from repl_rl.trainer.lora import adapted, merged
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
@@ -33,7 +33,7 @@ def test_the_sampler_gets_merged_weights_and_the_final_folder_holds_them(
     config = replace(CONFIG, fast=fast, checkpointing=checkpointing)
     seen: list[StepRecord] = []
     model = copy.deepcopy(start)
-    final = train(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r))
+    final = fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r))
     gaps = [record.metrics["logprob_gap_max"] for record in seen]
     assert len(gaps) == 3
     assert max(gaps) < 1e-3, "the sampler follows the policy"
@@ -53,7 +53,7 @@ def test_what_is_saved_names_its_base_and_is_a_policy_again(tmp_path: Path) -> N
     start.save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     source = SampledSource(copy.deepcopy(start))
-    final = train(tmp_path / "base", tiny_tokenizer(), TASKS, source, CONFIG, tmp_path / "run", ignore)
+    final = fit(tmp_path / "base", tiny_tokenizer(), TASKS, source, CONFIG, tmp_path / "run", ignore)
     trained = load_file(final / "model.safetensors")
     for name in ("adapter", "checkpoint-3"):
         found = resolve(str(tmp_path / "run" / name), tmp_path / "models", print)
@@ -124,7 +124,7 @@ def test_checkpointing_gives_the_same_weights(tmp_path: Path) -> None:
 
         model.model.layers[0].register_forward_hook(count)
         out = tmp_path / str(checkpointing)
-        train(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(start)), config, out, ignore)
+        fit(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(start)), config, out, ignore)
         trained.append((model, calls))
     (plain, once), (recomputed, more) = trained
     for p, q in zip(plain.parameters(), recomputed.parameters(), strict=True):

@@ -12,7 +12,7 @@ from repl_rl.credit.advantages import GroupRewards, estimator
 from repl_rl.credit.stops import Name, StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import Stop, Trajectory
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from tests.trainer.policies import SampledSource, Skeleton, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
 from tests.trainer.test_grpo import SMALL, TASKS, token_gradients
 
@@ -68,7 +68,7 @@ def test_a_step_tells_of_the_rollouts_as_they_were_played_and_of_what_was_masked
         stops=StopPolicy(mask=("max_lines",), penalise=("eos",)),
     )  # fmt: skip
     seen: list[tuple[StepRecord, Sequence[Trajectory]]] = []
-    train(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append((r, t)))
+    fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append((r, t)))
     ((record, played),) = seen
     assert list(map(id, played)) == list(map(id, source.steps[0]))
     sound = [t for t in played if t.failure is None]

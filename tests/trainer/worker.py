@@ -10,7 +10,7 @@ from pathlib import Path
 
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from tests.trainer.policies import (
     SampledSource,
     draw,
@@ -51,7 +51,7 @@ def main(estimator: str, fast: str, out: Path) -> None:
     tasks = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
     # In one of the two ways a curriculum chooses: its draws must not depend on the number of processes either.
     curriculum = Curriculum(tasks) if config.fast else None
-    train(model, tiny_tokenizer(), [task.id for task in tasks], source, config, out, on_step, curriculum)
+    fit(model, tiny_tokenizer(), [task.id for task in tasks], source, config, out, on_step, curriculum)
     if os.environ.get("RANK", "0") == "0":
         (out / "records.json").write_text(json.dumps(records))
 

@@ -24,7 +24,7 @@ from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.sandbox import Births, Local, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.tasks import Split, Task, load_tasks
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from repl_rl.trainer.loop import load_model
 from repl_rl.trainer.source import save_weights, weights_folder
 
@@ -107,7 +107,7 @@ class World:
         tokenizer = self.source.rollouts.renderer.tokenizer
         with tempfile.TemporaryDirectory() as checkpoints, weights_folder() as weights:
             try:
-                train(model, tokenizer, self.task_ids, self.source, config, Path(checkpoints), ledger.step, seed=seed)
+                fit(model, tokenizer, self.task_ids, self.source, config, Path(checkpoints), ledger.step, seed=seed)
             except BudgetSpent:
                 save_weights(model.state_dict(), weights)
                 self.source.load_weights(weights, len(ledger.tokens))

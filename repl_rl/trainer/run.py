@@ -1,0 +1,68 @@
+"""Training from Python: a world and the settings of the update in, a run folder with a trained policy out."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import RolloutThread
+from repl_rl.runs.folder import RunFolder
+from repl_rl.settings.toml import dump
+from repl_rl.tasks import Split
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import OnStep, StepRecord
+from repl_rl.world import World
+
+
+def train(
+    world: World,
+    config: TrainerConfig | None = None,
+    *,
+    out: Path,
+    train_tasks: int = 4096,
+    on_step: OnStep | None = None,
+) -> Path:
+    """Train the world's policy on its training tasks: `repl-rl train` without its evaluations.
+
+    `repl-rl view` and `replay` read the folder. Started in several processes by `accelerate launch`, each plays its
+    share of the rollouts, and the first one writes.
+
+    Args:
+        world: the policy and what it acts in.
+        config: settings of the update; None: the defaults.
+        out: new folder of the run: config.toml, metrics.jsonl, summary.json, trajectories/, checkpoints/, report.html.
+        train_tasks: tasks to draw from, >= 1.
+        on_step: called after each step, in the first process, with its record and trajectories.
+
+    Returns:
+        The folder of the trained policy, `out/checkpoints/final`.
+
+    Raises:
+        ConfigError: something does not fit, or `out` exists; nothing has been written then.
+        WeightSyncError: the sampler's log probabilities are not the trainer's.
+    """
+    chosen, rank = config or TrainerConfig(), int(os.environ.get("RANK", "0"))
+    tasks = world.drawn(Split.TRAIN, train_tasks)
+    folder = RunFolder(out, overwrite=rank > 0)
+
+    def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        metrics = {**record.metrics, **source.rollouts.metrics(trajectories)}
+        folder.step(record.step, metrics, trajectories, record.credit)
+        if on_step is not None:
+            on_step(record, trajectories)
+
+    with RolloutThread(partial(world.rollouts, rank), {task.id: task for task in tasks}) as source:
+        rollouts = source.rollouts
+        if rank == 0:
+            folder.create(dump(world) + dump(chosen, "trainer"))
+            folder.name_tokens([rollouts.renderer.decode((i,)) for i in range(len(rollouts.renderer.tokenizer))])
+        ids = [task.id for task in tasks]
+        tokenizer = rollouts.renderer.tokenizer
+        final = fit(world.model_folder, tokenizer, ids, source, chosen, folder.checkpoints, step, seed=world.seed)
+    if rank == 0:
+        about = {"status": "finished", "model": world.policy.reference, "steps": chosen.steps}
+        folder.summarise({**about, "engine": rollouts.engine.name, "sandbox": rollouts.sandbox.name})
+        folder.report()
+    return final
