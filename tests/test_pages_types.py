@@ -18,13 +18,12 @@ NOT_YET = {("repl_rl.world", "Setup"), ("repl_rl.trainer", "train")}
 _BLOCK = re.compile(r"^(`{3,4})python\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 _FENCED = re.compile(r"^````.*?^````$", re.DOTALL | re.MULTILINE)
 """A transcript: the Python between its inner fences is what a policy wrote."""
-_MAGIC = re.compile(r"^( *)[!%].*$", re.MULTILINE)
 
 
 def notebook(path: Path) -> str:
     """Its code as one coroutine, since cells may await."""
     cells = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    code = "\n\n".join(_MAGIC.sub(r"\1pass", "".join(source)) for source in cells)
+    code = "\n\n".join("".join(source) for source in cells)
     return f"async def notebook() -> None:\n{textwrap.indent(code, '    ')}\n"
 
 
