@@ -2,6 +2,9 @@
 
 import asyncio
 import copy
+import re
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,7 @@ from repl_rl.lab import loop
 from repl_rl.tasks import load_tasks
 from repl_rl.trainer import TrainerConfig
 from repl_rl.world import Setup
+from tests import documents
 from tests.trainer.policies import SampledSource, tiny_model
 from tests.trainer.test_grpo import make, run
 
@@ -90,6 +94,12 @@ def test_two_steps_change_the_policy_and_the_second_samples_from_the_changed_one
     assert all(row["gap"] <= loop.TOLERANCE for row in history)
     assert any(not torch.equal(model.state_dict()[name], weight) for name, weight in before.items())
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["step", "1"], ["step", "2"]]
+
+
+def test_the_command_that_the_pages_name_is_there() -> None:
+    (module, *_) = {name for name in re.findall(r"`python -m (\S+)`", documents.PAGES["README.md"]) if "loop" in name}
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)
+    assert "{transformers,vllm}" in done.stdout
 
 
 def test_it_stays_on_one_page() -> None:
