@@ -1,6 +1,8 @@
 """repl_rl: a line-streaming, REPL-interleaved reasoning trainer.
 
-Public names are imported when they are first used, so that `import repl_rl` stays light.
+Public names are imported when they are first used, so that `import repl_rl` stays light. Type checkers and editors read
+`__init__.pyi`, which says the same in plain imports; a test holds the two together. (The library `lazy_loader` would
+read that file at run time: a dependency, and a parse at each start, in place of the few lines below.)
 """
 
 from importlib import import_module
@@ -11,45 +13,80 @@ _HOMES = {
     "CallConvention": "samplers.inline_call",
     "ChatToolSampler": "samplers.chat_tool",
     "ConfigError": "errors",
+    "Credited": "credit.credited",
+    "Curriculum": "tasks",
+    "Docker": "sandbox",
     "Engine": "engine.base",
     "EnvironmentSampler": "samplers.environment",
-    "Docker": "sandbox",
     "Episode": "rollout.episode",
     "Exchange": "samplers.feedback",
     "Execution": "record.trajectory",
     "Feedback": "samplers.feedback",
     "FeedbackSampler": "samplers.feedback",
     "FencedCodeSampler": "samplers.fenced",
+    "FollowUp": "tasks",
     "Group": "record.trajectory",
+    "GroupRewards": "credit.advantages",
     "InlineCallSampler": "samplers.inline_call",
     "JudgeToolSampler": "samplers.judge_tool",
     "Limits": "sandbox.base",
     "Line": "record.trajectory",
+    "LineCredit": "credit.credited",
+    "LineEnd": "record.trajectory",
     "LineStatus": "record.trajectory",
     "Observed": "record.trajectory",
+    "Prompt": "record.trajectory",
     "PushResult": "sandbox.base",
     "Renderer": "rollout.renderer",
     "ReplGRPOTrainer": "trainer",
     "ReplRLError": "errors",
     "ReplSampler": "rollout",
+    "RewardTable": "credit.rewards",
     "RolloutLimits": "rollout.limits",
     "RolloutSampler": "rollout",
+    "RolloutThread": "rollout",
     "Rollouts": "rollout",
+    "Sampled": "record.trajectory",
+    "Sampling": "engine.base",
     "Sandbox": "sandbox.base",
+    "ScriptedEngine": "engine",
+    "Start": "runs.replay",
+    "StepRecord": "trainer",
     "Stop": "record.trajectory",
     "Store": "runs.store",
+    "Study": "evaluation",
     "Task": "tasks",
+    "TaskResult": "evaluation",
     "TrainerConfig": "trainer",
     "Trajectory": "record.trajectory",
+    "TrajectoryPlayer": "runs.player",
     "Transformers": "engine",
     "Vllm": "engine",
     "World": "world",
+    "asset": "machine.assets",
+    "branch": "runs.replay",
+    "compare": "evaluation",
+    "estimator": "credit.advantages",
     "generate": "tasks",
+    "graded": "judges",
+    "line_rewards": "credit.rewards",
+    "line_states": "credit.rewards",
     "load_sampler": "samplers.loading",
     "load_tasks": "tasks",
     "open_engine": "engine",
+    "open_replay": "runs.replay",
     "open_sandbox": "sandbox",
+    "pass_at_k": "evaluation",
+    "select": "coldstart.selection",
+    "spread": "record.trajectory",
+    "start_at": "runs.replay",
+    "start_of": "runs.replay",
+    "to_go": "samplers.feedback",
+    "to_text": "runs.store",
     "train": "trainer",
+    "verify_all": "runs.replay",
+    "wilson": "evaluation",
+    "write_step": "runs.store",
 }
 
 __all__ = sorted(_HOMES)
@@ -59,3 +96,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'repl_rl' has no attribute {name!r}")
     return getattr(import_module(f"repl_rl.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,15 +19,11 @@ pytestmark = pytest.mark.heavy
 CELL = """
 from dataclasses import replace
 
-from repl_rl import load_tasks
-from repl_rl.world import World
-from repl_rl.engine import ScriptedEngine
-from repl_rl.player import TrajectoryPlayer
-from repl_rl.samplers import RolloutThread
+from repl_rl import RolloutThread, ScriptedEngine, TrajectoryPlayer, World
 from tests.runs import HOSTILE, rollout
 
 setup = World(engine="transformers", concurrency=4)
-(task,) = load_tasks(setup.tasks, split="train", count=1)
+(task,) = setup.drawn("train", 1)
 source = RolloutThread(setup.rollouts, {task.id: task}).__enter__()
 world = source.rollouts
 lines = ["x = 6\\n", "x * 6\\n", "submit_final_answer(x * 6)\\n"]

@@ -1,5 +1,6 @@
 """The README: its commands parse, its sampler works, and its figures are those of the published run."""
 
+import ast
 import asyncio
 import json
 import re
@@ -35,6 +36,15 @@ def test_the_sampler_in_the_readme_is_short_and_works(tmp_path: Path, monkeypatc
     sys.modules.pop("readme_sampler")
     assert t.stop is Stop.ANSWERED
     assert [[reward.value for reward in line.rewards] for line in t.lines] == [[], [0.05], []]
+
+
+def test_readme_and_design_name_the_functions_of_the_loop_in_their_order() -> None:
+    body = ast.parse((ROOT / "repl_rl" / "lab" / "loop.py").read_text()).body
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE) == functions[:7]
+    design = (ROOT / "docs" / "design.md").read_text().partition("## Words")[0]
+    assert re.findall(r"\(`(\w+)`\)", design) == functions[:7]
+    assert functions[7:] == ["run", "main"]
 
 
 def test_every_command_in_the_readme_is_a_verb_or_a_make_target() -> None:

@@ -1,7 +1,4 @@
-"""The embedded fallback: a transformers model in this process, decoding all waiting sessions together.
-
-Of `EngineOptions` it reads context_tokens, dtype, seed and max_sessions.
-"""
+"""The embedded fallback: a transformers model in this process, decoding all waiting sessions together."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -62,7 +62,14 @@ def train(
         tokenizer = rollouts.renderer.tokenizer
         final = fit(world.model_folder, tokenizer, ids, source, chosen, folder.checkpoints, step, seed=world.seed)
     if rank == 0:
-        about = {"status": "finished", "model": world.policy.reference, "steps": chosen.steps}
-        folder.summarise({**about, "engine": rollouts.engine.name, "sandbox": rollouts.sandbox.name})
+        folder.summarise(
+            {
+                "status": "finished",
+                "model": world.policy.reference,
+                "engine": rollouts.engine.name,
+                "sandbox": rollouts.sandbox.name,
+                "steps": chosen.steps,
+            }
+        )
         folder.report()
     return final

@@ -200,7 +200,7 @@ def test_no_step_is_taken_with_the_wrong_number_of_advantages(tmp_path: Path) ->
 
 
 def test_every_setting_of_the_trainer_is_documented() -> None:
-    source = Path(train.__code__.co_filename).with_name("config.py").read_text()
+    source = Path(fit.__code__.co_filename).with_name("config.py").read_text()
     for field in fields(TrainerConfig):
         after = source.split(f"\n    {field.name}: ", 1)[1].split("\n", 2)[1]
         assert after.strip().startswith('"""'), field.name
