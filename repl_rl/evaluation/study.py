@@ -1,7 +1,6 @@
 """What an evaluation found, task by task, and the figures that follow from it."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import TypedDict
 
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.intervals import Interval, bootstrap, pass_at_k, wilson
+from repl_rl.machine.files import write_whole
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 
@@ -143,10 +143,7 @@ def write_study(path: Path, study: Study, k: int, about: Mapping[str, str | int]
         "families": {name: figure(part.solve_rate) for name, part in study.families.items()},
         "results": [{name: getattr(r, name) for name in TaskResult.__slots__} for r in study.results],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torn = path.with_name(path.name + ".tmp")
-    torn.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(torn, path)
+    write_whole(path, json.dumps(record, indent=1) + "\n")
 
 
 def read_study(path: Path) -> Study:
