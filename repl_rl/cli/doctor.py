@@ -1,7 +1,6 @@
 """`repl-rl doctor`: what works on this machine, and what to do about what does not."""
 
 import asyncio
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -16,6 +15,7 @@ from rich.table import Table
 from repl_rl.engine.preflight import broken_companions
 from repl_rl.errors import SandboxUnavailable
 from repl_rl.machine.cores import cores
+from repl_rl.machine.versions import installed
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.daemon import connect, refuse_weak
 from repl_rl.sandbox.image import own_image
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _version(package: str) -> str | None:
-    return importlib.metadata.version(package) if importlib.util.find_spec(package.replace("-", "_")) else None
+    return installed(package) if importlib.util.find_spec(package.replace("-", "_")) else None
 
 
 def _python() -> Finding:
@@ -77,10 +77,7 @@ def _vllm() -> Finding:
 
 
 def _distribution(name: str) -> str | None:
-    try:
-        return f"{name} {importlib.metadata.version(name)}"
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return f"{name} {found}" if (found := installed(name)) else None
 
 
 def _trainer() -> Finding:
