@@ -10,6 +10,7 @@ from transformers import Trainer
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 
 from repl_rl.errors import ConfigError
+from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import marked, printable
 from repl_rl.trainer.source import StepRecord
@@ -21,8 +22,6 @@ TABLE = "train/repl_rl/rollouts"
 COLUMNS = ("step", "task", "prompt", "completion", "stop", "outcome", "reward")
 TABLE_ROWS = 16
 """Rollouts of a step in its table: the first ones. `trajectories/` has all."""
-TEXT_CHARS = 4000
-"""Characters of a prompt or completion in a table; the rest is left out, with a mark."""
 
 
 def require_sinks(names: Sequence[str]) -> None:
@@ -75,8 +74,8 @@ def table(record: StepRecord, trajectories: Sequence[Trajectory]) -> list[list[s
         [
             record.step,
             printable(t.task_id),
-            _cut(printable(t.prompt.text)),
-            _cut(marked(t)),
+            clip(printable(t.prompt.text)),
+            clip(marked(t)),
             t.stop.value,
             t.outcome,
             sum(line.reward for line in row) if row else None,
@@ -96,7 +95,3 @@ def _markdown(row: Sequence[str | float | None]) -> str:
     head = ", ".join(f"{name} {facts[name]}" for name in ("stop", "outcome", "reward"))
     text = f"{facts['task']}: {head}\n{facts['prompt']}{facts['completion']}"
     return "\n".join(f"    {line}" for line in text.split("\n"))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]} [... {len(text) - TEXT_CHARS} more characters]"
