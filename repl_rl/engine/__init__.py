@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from repl_rl.engine.base import Chunk, ChunkEnd, Engine, EngineSession, Sampling, Watch
-from repl_rl.engine.environment import environment, log_level
 from repl_rl.engine.options import Drive, EngineOptions
 from repl_rl.engine.scripted import Policy, ScriptedEngine
+from repl_rl.engine.variables import environment, log_level
 from repl_rl.errors import ConfigError
 
 __all__ = [

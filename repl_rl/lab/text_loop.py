@@ -10,8 +10,8 @@ from pathlib import Path
 
 from vllm import LLM, SamplingParams
 
-from repl_rl.engine.environment import environment
 from repl_rl.engine.options import EngineOptions, read_model_folder
+from repl_rl.engine.variables import environment
 from repl_rl.engine.vllm_setup import arguments, core_environment
 from repl_rl.lab.ways import QUESTION, Stage, Way
 from repl_rl.record.console import prompt

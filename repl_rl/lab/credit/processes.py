@@ -9,7 +9,7 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from queue import Empty
 
-from repl_rl.engine.environment import environment
+from repl_rl.engine.variables import environment
 from repl_rl.errors import ReplRLError
 from repl_rl.lab.credit.jobs import Job
 from repl_rl.lab.credit.rows import Row
