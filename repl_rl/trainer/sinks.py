@@ -1,7 +1,7 @@
 """Where a step's figures go besides the run folder: TRL's `report_to`, with our names and a table of rollouts."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,8 +24,8 @@ TABLE_ROWS = 16
 """Rollouts of a step in its table: the first ones. `trajectories/` has all."""
 
 
-def require_sinks(names: Sequence[str]) -> None:
-    """Refuse sinks that cannot be had.
+def require_sinks(names: Sequence[str], found: Callable[[str], object] = find_spec) -> None:
+    """Refuse sinks that cannot be had. `found` looks a package up; None: it is not installed.
 
     Raises:
         ConfigError: a sink is not known or not installed.
@@ -33,7 +33,7 @@ def require_sinks(names: Sequence[str]) -> None:
     for name in names:
         if name not in SINKS:
             raise ConfigError("report_to", name, f"choose among {', '.join(SINKS)}")
-        if find_spec(name) is None:
+        if found(name) is None:
             raise ConfigError("report_to", name, f"it is not installed: pip install {name}")
 
 
