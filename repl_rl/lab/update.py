@@ -112,12 +112,12 @@ def _apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gr
 
 
 def _report(case: Case, side: Side, repeats: int, folder: Path, pipe: Connection) -> None:
-    cost, gradients = measure(case, side, repeats, folder)
+    cost, gradients = update_cost(case, side, repeats, folder)
     save_file(gradients, folder / f"{side}.safetensors")
     pipe.send(cost)
 
 
-def measure(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+def update_cost(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
     """Cost of one side's update, and its gradients."""
     model = random_policy(case.vocab, PAD, EOS, case.hidden, case.layers, context_tokens=2 * case.tokens)
     rollouts = _rollouts(case)
