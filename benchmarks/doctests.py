@@ -9,10 +9,10 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
+from repl_rl.machine import versions as installed
 
 PAGE = Block(ROOT / "docs" / "coldstart.md", "doctests")
 FIGURES = ROOT / "docs" / "doctests.json"
@@ -35,13 +35,9 @@ def block(report: Mapping[str, object]) -> str:
 
 def versions(packages: Mapping[str, object]) -> list[str]:
     """Of Python and of the packages, as far as they are distributions."""
-    found = [f"Python {platform.python_version()}"]
-    for name in packages:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:  # the standard library, or a part of a package
-            continue
-    return found
+    # The standard library and parts of packages are none.
+    found = installed.versions(packages)
+    return [f"Python {platform.python_version()}", *(f"{name} {version}" for name, version in found.items())]
 
 
 def main(file: Path) -> None:

@@ -1,6 +1,7 @@
 """The house: imports flow down the floors, and `import repl_rl` stays light."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -102,3 +103,49 @@ def test_no_type_checking_blocks_and_no_explicit_any() -> None:
     for path in ROOT.rglob("*.py"):
         names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
         assert not names & {"TYPE_CHECKING", "Any"}, path
+
+
+TESTS = Path(__file__).parent
+PATCHES = {
+    "tempdir": "the standard library keeps a process's temporary folder there",
+    "stdin": "what a terminal types",
+    "stdout": "what a terminal shows",
+    "find_spec": "a package that is installed cannot be missing otherwise",
+    "_greedy": "vLLM cannot be made to lie",
+    "_CANCEL_S": "a sampler that hangs is given five seconds, which a test would sit out",
+}
+"""What tests may set for a while: the end of its name -> why."""
+
+
+def calls() -> list[tuple[Path, ast.Call]]:
+    """Every call in the tests."""
+    found = ((path, ast.walk(ast.parse(path.read_text()))) for path in sorted(TESTS.rglob("*.py")))
+    return [(path, node) for path, nodes in found for node in nodes if isinstance(node, ast.Call)]
+
+
+def test_no_test_sleeps() -> None:
+    """`asyncio.sleep(0)` only lets the event loop turn. `tests/users.py` is code of a user, which may hang."""
+    asleep = [
+        f"{path}:{call.lineno}"
+        for path, call in calls()
+        if ast.unparse(call.func).rpartition(".")[2] == "sleep"
+        and ast.unparse(call.args[0]) != "0"
+        and path.name != "users.py"
+    ]
+    assert asleep == []
+
+
+def test_tests_patch_no_code_without_a_reason() -> None:
+    patched = {
+        (ast.unparse(call.args[0]) if len(call.args) < 3 else ast.unparse(call.args[1])).strip("'").rpartition(".")[2]
+        for _, call in calls()
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("setattr", "delattr", "setitem", "delitem")
+        and "patch" in ast.unparse(call.func.value)
+    }
+    assert patched <= set(PATCHES)
+
+
+def test_tests_use_no_mocks() -> None:
+    for path in TESTS.rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) .*\bmock\b", path.read_text(), re.MULTILINE), path

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from repl_rl.cli import main
 from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, MIXES, WARM, Mix, Plan, plan
 from repl_rl.coldstart.fenced import fenced_plan
+from repl_rl.coldstart.fresh import make_tokenizer
 from repl_rl.coldstart.played import PROTOCOLS, Course, demonstrations, played
 from repl_rl.coldstart.verified import Tally
-from repl_rl.coldstart.vocabulary import make_tokenizer
 from repl_rl.errors import ConfigError
 from repl_rl.judges import grade
 from repl_rl.record.trajectory import LineStatus, Observed, Stop, Trajectory

@@ -34,7 +34,7 @@ ACTIONS = {
 ELSEWHERE = {
     "bench rollout": "tests/bench/test_rollout.py",
     "bench update": "tests/trainer/test_bench.py",
-    "bench credit": "tests/bench/test_credit_world.py",
+    "bench credit": "tests/bench/test_credit_worker.py",
     "--serve": "tests/test_browser.py",
     "sandbox build": "scripts/docker, on a base image that can be had without a registry",
     "--from-doctests sympy": "tests/test_doctests.py, where it takes a quarter of an hour",

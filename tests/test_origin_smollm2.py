@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from repl_rl.engine import Sampling, open_engine
 from repl_rl.engine.checkpoint import checkpoint_shapes
 from repl_rl.origin import resolve
-from repl_rl.trainer.source import save_weights
+from repl_rl.trainer.weights import save_weights
 
 pytestmark = pytest.mark.heavy
 

@@ -20,9 +20,10 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import StoreError
+from repl_rl.record.clip import TEXT_CHARS
 from repl_rl.record.trajectory import Execution, LineStatus
 from repl_rl.runs.report import ReportServer, page, payload, write_report
-from repl_rl.runs.report.rollouts import TEXT_CHARS, clip, detail, error_class
+from repl_rl.runs.report.rollouts import detail, error_class, legible
 from repl_rl.runs.store import exchanges
 from tests.runs import HOSTILE, TOKENS, TRACE, credit, line, rollout, run_folder
 
@@ -103,11 +104,11 @@ def test_the_page_admits_its_own_scripts_alone_and_names_no_other_host(tmp_path:
 
 
 def test_long_texts_are_cut_in_the_middle_and_say_so() -> None:
-    shown = clip("a" * 10_000_000 + "b")
+    shown = legible("a" * 10_000_000 + "b")
     assert len(shown) < TEXT_CHARS + 100
     assert "[... 9,996,001 characters not shown ...]" in shown
     assert shown.endswith("b")
-    assert clip("\ud800") == "\\ud800"
+    assert legible("\ud800") == "\\ud800"
 
 
 def test_error_classes_are_names_of_exceptions_or_statuses() -> None:

@@ -1,7 +1,6 @@
 """`repl-rl doctor`: what works on this machine, and what to do about what does not."""
 
 import asyncio
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -17,6 +16,7 @@ from repl_rl.engine import ENGINES
 from repl_rl.engine.preflight import broken_companions
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.machine.cores import cores
+from repl_rl.machine.versions import installed
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.world import World
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _version(package: str) -> str | None:
-    return importlib.metadata.version(package) if importlib.util.find_spec(package.replace("-", "_")) else None
+    return installed(package) if importlib.util.find_spec(package.replace("-", "_")) else None
 
 
 def _python() -> Finding:

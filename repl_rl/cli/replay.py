@@ -18,11 +18,11 @@ from tyro.conf import Positional
 from repl_rl.cli.rollout import transcript
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
+from repl_rl.record.clip import clip
 from repl_rl.record.console import PS1
 from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
-from repl_rl.runs.report import clip
 from repl_rl.runs.store import Damage, Store, exchanges, guarded, printable, to_text
 from repl_rl.runs.store.notebook import read_notebook, write_notebook
 from repl_rl.settings.arguments import parse

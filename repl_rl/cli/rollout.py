@@ -8,9 +8,9 @@ from typing import Annotated
 from rich.console import Console
 from rich.text import Text
 
+from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import Observed, Trajectory
 from repl_rl.rollout import RolloutThread
-from repl_rl.runs.report import clip
 from repl_rl.runs.store import guarded, printable, write_step
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields

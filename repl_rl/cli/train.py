@@ -13,7 +13,7 @@ from rich.table import Table
 from repl_rl.cli.progress import Progress
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
-from repl_rl.evaluation import Evaluation, evaluate, evaluate_tampered
+from repl_rl.evaluation import Study, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
 from repl_rl.machine.assets import asset
 from repl_rl.machine.cores import cores
@@ -167,16 +167,16 @@ class Run:
         source.load_weights(final, config.trainer.steps)
         last = self._evaluate(source, "last")
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
-        points = [(0, first.solve_rate), (config.trainer.steps, last.solve_rate)]
+        points = [(0, first.solve_rate.value), (config.trainer.steps, last.solve_rate.value)]
         draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
 
-    def _evaluate(self, source: RolloutThread, when: str) -> Evaluation:
+    def _evaluate(self, source: RolloutThread, when: str) -> Study:
         result = evaluate(source, self.held_out)
         self.summary |= {
-            f"solve_rate_{when}": result.solve_rate,
-            f"greedy_{when}": result.greedy,
+            f"solve_rate_{when}": result.solve_rate.value,
+            f"greedy_{when}": result.greedy.value if result.greedy else 0.0,
             f"line_error_rate_{when}": result.line_error_rate,
-            f"families_{when}": dict(result.families),
+            f"families_{when}": {name: part.solve_rate.value for name, part in result.families.items()},
         }
         self.console.print(f"held-out tasks, {when}: {result}")
         return result

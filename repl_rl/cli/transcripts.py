@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,10 +17,12 @@ from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.played import Course, demonstrations
 from repl_rl.coldstart.verified import Recipe, Tally, verified
+from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
+from repl_rl.machine.files import whole_file
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.renderer import Overshoot, Renderer
-from repl_rl.runs.store import write_step
+from repl_rl.runs.store import append
 from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.settings.arguments import parse
@@ -156,12 +157,8 @@ async def _kept(trajectories: AsyncIterator[Trajectory], tally: Tally, told_ever
 
 
 def _write(out: Path, number: int, kept: Sequence[Trajectory]) -> None:
-    """Whole or not at all."""
-    folder = out / "trajectories"
-    folder.mkdir(exist_ok=True)
-    torn = write_step(out / "unfinished", number, kept)
-    os.replace(torn, folder / torn.name)
-    torn.parent.rmdir()
+    with whole_file(out / "trajectories" / f"{number:06d}.jsonl.gz") as torn:
+        append(torn, map(Credited, kept))
 
 
 def _keep_counts(path: Path, tallies: dict[str, Tally]) -> None:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
+from repl_rl.machine.docstrings import docstrings
 from repl_rl.record.console import typed_lines
-from repl_rl.sandbox.conformance.harvest import docstrings
 
 STDLIB = "stdlib"
 """Stands for the standard library of this Python."""

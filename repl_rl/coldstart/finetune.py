@@ -29,7 +29,8 @@ from trl import SFTConfig, SFTTrainer
 from repl_rl.coldstart.selection import FinetuneConfig
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Observed, Trajectory
+from repl_rl.machine.folders import whole_folder
+from repl_rl.record.trajectory import Trajectory, spread
 from repl_rl.rollout.renderer import Renderer
 
 IGNORED = -100
@@ -80,17 +81,13 @@ def labelled(trajectory: Trajectory, learn_errors: bool = False) -> Mapping[str,
     The tokens of each line of the policy are learned; prompt and observations are context. So are, unless
     `learn_errors`, the lines that ended in an error.
     """
-    ids, labels = list(trajectory.prompt.token_ids), [IGNORED] * len(trajectory.prompt.token_ids)
-    for segment in trajectory.segments:
-        if isinstance(segment, Observed):
-            ids += segment.token_ids
-            labels += [IGNORED] * len(segment.token_ids)
-            continue
-        for line in segment.lines:
-            learned = learn_errors or line.execution is None or not line.execution.status.is_error
-            ids += line.token_ids
-            labels += line.token_ids if learned else [IGNORED] * len(line.token_ids)
-    return {"input_ids": ids, "labels": labels}
+    prompt = trajectory.prompt.token_ids
+    learned_L = [
+        float(learn_errors or line.execution is None or not line.execution.status.is_error) for line in trajectory.lines
+    ]
+    pairs = zip(trajectory.completion_ids, spread(learned_L, trajectory), strict=True)
+    labels = [*[IGNORED] * len(prompt), *(i if learned else IGNORED for i, learned in pairs)]
+    return {"input_ids": [*prompt, *trajectory.completion_ids], "labels": labels}
 
 
 def trainer(
@@ -147,15 +144,13 @@ def finetune(
     if longest > room:
         remedy = f"the policy's context has {room} tokens; leave longer trajectories out"
         raise ConfigError("tokens of a trajectory", longest, remedy)
-    torn = out.with_name(out.name + ".unfinished")
-    made = trainer(model, renderer.tokenizer, examples, sft_args(config, torn, seed), [_telling(on_step)])
-    made.train()
-    model.config.use_cache = True  # TRL turns it off for the training
-    model.save_pretrained(torn)
-    for file in (file for pattern in _TOKENIZER_FILES for file in base.glob(pattern)):
-        shutil.copy(file, torn)
-    shutil.rmtree(out, ignore_errors=True)
-    torn.rename(out)
+    with whole_folder(out, replace=True) as torn:
+        made = trainer(model, renderer.tokenizer, examples, sft_args(config, torn, seed), [_telling(on_step)])
+        made.train()
+        model.config.use_cache = True  # TRL turns it off for the training
+        model.save_pretrained(torn)
+        for file in (file for pattern in _TOKENIZER_FILES for file in base.glob(pattern)):
+            shutil.copy(file, torn)
     return [float(entry["loss"]) for entry in made.state.log_history if "loss" in entry][-1]
 
 

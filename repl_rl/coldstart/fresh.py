@@ -1,41 +1,142 @@
-"""A policy with random weights: what a cold start begins from."""
+"""A policy with random weights: what a cold start begins from.
 
+Its tokenizer is byte-level BPE with newline-merged tokens, about 384 ids. Text is cut into pieces first. A piece that
+is in the vocabulary is one token, every other piece is one byte a token. So `submit_final_answer` and `>>> ` are one
+token each, digits and the letters of a quoted word stand alone (a tiny policy copies them one by one), and the token
+that ends a line often holds more than its newline: `)` and `')` and `:` merge with it, and so do two newlines, of
+which the second is a blank line. No token has text after its last newline.
+"""
+
+import json
+import re
 from pathlib import Path
 
 import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.coldstart.vocabulary import CONTEXT_TOKENS, make_tokenizer
 from repl_rl.rollout.renderer import Renderer
+
+EOS = "<|endoftext|>"
+PAD = "<|pad|>"
+CONTEXT_TOKENS = 1024
+
+_LINE_ENDS = ("')\n", "])\n", "()\n", "):\n", ")\n", "]\n", "'\n", ":\n", "\n\n")
+_PHRASES = (
+    *(">>> ", "... ", "    ", "Traceback (most recent call last):\n", '  File "<stdin>", line ', ", in <module>\n"),
+    *(" = ", " + ", " - ", " * ", " > ", " < ", " += ", ", ", " '", "('", ", '", "()", "[::-1]"),
+)
+_CODE_WORDS = """
+    submit_final_answer print len sum max min sorted int str list range count upper lower replace reverse join
+    result total for if else True False None SyntaxError NameError TypeError AttributeError ValueError IndexError
+    Compute Let Reverse Count Find Sort Join In Take If compute else then
+"""
+_SPACED_WORDS = """
+    and in of the by it is not word letter list upper case replace reverse length times plus sum max
+    compute object has no attribute name defined invalid syntax unmatched type str int
+"""
+_PIECES = (*_LINE_ENDS, *_PHRASES, *_CODE_WORDS.split(), *(f" {word}" for word in _SPACED_WORDS.split()))
+"""Every text of more than one byte that is one token."""
 
 
 def write_fresh_policy(folder: Path, seed: int) -> None:
-    """Write a tokenizer (see `vocabulary`), a configuration and random weights into `folder`.
+    """Write a tokenizer, a configuration and random weights into `folder`.
 
     The policy has the shape of Qwen3 and 0.89 M parameters. Equal seeds give equal weights where torch is the same.
     """
     disable_progress_bar()
     make_tokenizer(folder)
-    _policy(Renderer.from_folder(folder), seed).save_pretrained(folder)
+    renderer = Renderer.from_folder(folder)
+    vocab, eos = len(renderer.tokenizer), min(renderer.eos_ids)
+    random_policy(vocab, renderer.pad_id, eos, seed=seed).save_pretrained(folder)
 
 
-def _policy(renderer: Renderer, seed: int) -> PreTrainedModel:
-    """Embeddings are untied, see docs/design.md."""
+def random_policy(
+    vocab: int,
+    pad_id: int,
+    eos_id: int,
+    hidden: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    context_tokens: int = CONTEXT_TOKENS,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """A Qwen3 in float32 with random weights, an output layer of its own, and half as many heads for keys and values.
+
+    Equal arguments give equal weights where torch is the same.
+    """
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(renderer.tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=CONTEXT_TOKENS,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=hidden // heads,
+        max_position_embeddings=context_tokens,
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=min(renderer.eos_ids),
-        pad_token_id=renderer.pad_id,
+        eos_token_id=eos_id,
+        pad_token_id=pad_id,
         dtype="float32",
     )
     return Qwen3ForCausalLM(config)
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, loadable by `transformers.AutoTokenizer`, into `folder`.
+
+    Nothing is drawn at random: the same version of this file gives the same bytes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(BPE(vocab=_vocabulary(), merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = Sequence(
+        [Split(Regex(_pattern()), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([EOS, PAD])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "model_max_length": CONTEXT_TOKENS,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _vocabulary() -> dict[str, int]:
+    alphabet = sorted(ByteLevel.alphabet())
+    pieces = ["".join(_BYTE_TO_CHAR[byte] for byte in piece.encode()) for piece in _PIECES]
+    return {token: i for i, token in enumerate(dict.fromkeys((*alphabet, *pieces)))}
+
+
+def _byte_to_char() -> dict[int, str]:
+    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: chr(byte) for byte in plain}
+    table |= {byte: chr(256 + n) for n, byte in enumerate(b for b in range(256) if b not in table)}
+    return table
+
+
+_BYTE_TO_CHAR = _byte_to_char()
+
+
+def _pattern() -> str:
+    """Cuts text into pieces: the longest known piece, words only as whole words, else one character."""
+    known = sorted(_PIECES, key=len, reverse=True)
+    return "|".join((*map(_piece_pattern, known), r"[\s\S]"))
+
+
+def _piece_pattern(piece: str) -> str:
+    escaped = re.escape(piece)
+    if piece.strip().isidentifier():
+        return rf"(?<![A-Za-z0-9_]){escaped}(?![A-Za-z0-9_])" if piece[0] != " " else rf"{escaped}(?![A-Za-z0-9_])"
+    # Before a blank line the two newlines are one token, so the character before them stands alone.
+    return rf"{escaped}(?!\n)" if piece.endswith("\n") and piece != "\n\n" else escaped

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from statistics import correlation, fmean
 
 from repl_rl.credit.advantages import Advantages, Estimator, GroupRewards, faded
 from repl_rl.credit.credited import LineCredit
@@ -84,61 +83,3 @@ def line_credit(
         LineCredit(reward, advantage, tuple(islice(sampled, len(line.token_ids))))
         for line, reward, advantage in zip(trajectory.lines, rewards_L, advantages_L, strict=True)
     )
-
-
-def shaping_metrics(earned: Sequence[Earned]) -> dict[str, float]:
-    """How line rewards stand to outcomes, over graded rollouts: is the policy paid for solving, or for shaping?
-
-    `shaping_mean` is the mean sum of a rollout's line rewards; `shaping_share` the part of all absolute reward that
-    they make up; `shaping_correlation` that sum's correlation with the outcome, 0 where one of them does not vary.
-    """
-    pairs = [(sum(e.rewards_L), e.outcome) for e in earned if e.outcome is not None]
-    absolute = sum(abs(reward) for e in earned if e.outcome is not None for reward in e.rewards_L)
-    outcomes = sum(abs(outcome) for _, outcome in pairs)
-    return {
-        "shaping_mean": fmean(shaping for shaping, _ in pairs) if pairs else 0.0,
-        "shaping_share": absolute / (absolute + outcomes) if absolute else 0.0,
-        "shaping_correlation": _correlation(pairs),
-    }
-
-
-def length_metrics(groups: Sequence[Group[Earned]], advantages: Sequence[Advantages]) -> dict[str, float]:
-    """Whether long rollouts are paid for being long: sampled tokens of rollouts, as distances to their group's mean.
-
-    `length_outcome_correlation` and `length_advantage_correlation` are their correlations with the outcome and with the
-    mean advantage of a token, also as distances to the group's mean, so that hard tasks with long solutions do not
-    count; 0 where one of them does not vary. `length_drift` is the mean of those distances weighted by advantage, in
-    tokens: above 0 the update pushes towards longer rollouts, whatever the reason.
-    """
-    graded: list[tuple[float, float]] = []
-    credited: list[tuple[float, float]] = []
-    for group, rows in zip(groups, advantages, strict=True):
-        members = [(m, _mean_of_tokens(m, row)) for m, row in zip(group.members, rows, strict=True) if m.tokens_L]
-        graded += _centred([(sum(m.tokens_L), m.outcome) for m, _ in members if m.outcome is not None])
-        credited += _centred([(sum(m.tokens_L), advantage) for m, advantage in members])
-    weight = sum(abs(advantage) for _, advantage in credited)
-    return {
-        "length_outcome_correlation": _correlation(graded),
-        "length_advantage_correlation": _correlation(credited),
-        "length_drift": sum(tokens * advantage for tokens, advantage in credited) / weight if weight else 0.0,
-    }
-
-
-def _mean_of_tokens(member: Earned, advantages_L: Sequence[float]) -> float:
-    return sum(a * n for a, n in zip(advantages_L, member.tokens_L, strict=True)) / sum(member.tokens_L)
-
-
-def _centred(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    if not pairs:
-        return []
-    x, y = (fmean(column) for column in zip(*pairs, strict=True))
-    return [(a - x, b - y) for a, b in pairs]
-
-
-def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Pearson's correlation; 0 where one of both does not vary."""
-    columns = list(zip(*pairs, strict=True))
-    # Equal numbers may differ from their own mean in the last bit.
-    if not columns or any(max(column) - min(column) < 1e-9 for column in columns):
-        return 0.0
-    return correlation(*columns)

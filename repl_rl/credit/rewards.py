@@ -8,11 +8,11 @@ whole rollout and is `Trajectory.outcome`.
 import ast
 import hashlib
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.machine.threads import InThread
 from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.settings.named import imported
 
@@ -189,28 +189,22 @@ def held_to_contract(function: LineReward, trajectory: Trajectory, time_limit_s:
     It runs in a thread of its own, which is abandoned when it takes too long: the run ends then.
     """
     name = f"line reward {getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', function)}"
-    got: list[tuple[float, ...]] = []
-    raised: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            got.append(tuple(float(value) for value in function(trajectory)))
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(time_limit_s)
-    if raised:
-        raise UserCodeError(f"{name} raised {type(raised[0]).__name__}: {raised[0]}") from raised[0]
-    if not got:
+    call = InThread(lambda: tuple(float(value) for value in function(trajectory)), name)
+    call.join(time_limit_s)
+    if not call.outcome.done():
         raise UserCodeError(f"{name} took longer than {time_limit_s:g} s for one trajectory; make it faster")
-    if len(got[0]) != len(trajectory.lines):
-        raise UserCodeError(f"{name} gave {len(got[0])} rewards for {len(trajectory.lines)} lines; give one per line")
-    for value in got[0]:
+    error = call.outcome.exception()
+    if error is not None:
+        raise UserCodeError(f"{name} raised {type(error).__name__}: {error}") from error
+    rewards_L = call.outcome.result()
+    if len(rewards_L) != len(trajectory.lines):
+        raise UserCodeError(
+            f"{name} gave {len(rewards_L)} rewards for {len(trajectory.lines)} lines; give one per line"
+        )
+    for value in rewards_L:
         if not math.isfinite(value):
             raise UserCodeError(f"{name} gave {value!r}; a reward is a finite number")
-    return got[0]
+    return rewards_L
 
 
 def line_states(trajectory: Trajectory) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from typing import Annotated, ClassVar
 
 from repl_rl.engine.base import Engine
-from repl_rl.engine.environment import environment, log_level
 from repl_rl.engine.options import EngineKind, Opening
 from repl_rl.engine.scripted import Policy, ScriptedEngine
+from repl_rl.engine.variables import environment, log_level
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import AtLeast, PowerOfTwo, check_fields
 

@@ -1,6 +1,8 @@
-"""The two small rules that every engine shares: how much room a chunk has, and where it ends."""
+"""What every engine shares: how much room a chunk has, where it ends, and who may pass while weights change."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from repl_rl.engine.base import ChunkEnd, Watch
 from repl_rl.errors import EngineError
@@ -47,3 +49,35 @@ def first_ids(prompt_ids: Sequence[int]) -> list[int]:
     if not prompt_ids:
         raise EngineError("the prompt has 0 ids; a session starts from at least 1")
     return list(prompt_ids)
+
+
+class Gate:
+    """Keeps a change of weights and calls of `sample` apart: any number of calls pass together, a change passes alone.
+
+    A change that waits lets those inside leave and nobody else in.
+    """
+
+    def __init__(self) -> None:
+        self._door = asyncio.Lock()
+        self._inside = 0
+        self._empty = asyncio.Event()
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Pass beside other calls."""
+        async with self._door:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            self._empty.set()
+
+    @asynccontextmanager
+    async def change(self) -> AsyncIterator[None]:
+        """Pass alone, after the calls under way have ended."""
+        async with self._door:
+            while self._inside:
+                self._empty.clear()
+                await self._empty.wait()
+            yield

@@ -9,18 +9,10 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+
+from repl_rl.machine.versions import installed
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
-
-
-def installed(package: str) -> bool:
-    """Whether pip knows `package` in this environment."""
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def importable(package: str) -> bool:

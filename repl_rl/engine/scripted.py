@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from repl_rl.engine.base import Chunk, EngineSession, Sampling, Watch
-from repl_rl.engine.gate import Gate
-from repl_rl.engine.limits import ending, first_ids, room
+from repl_rl.engine.limits import Gate, ending, first_ids, room
 from repl_rl.errors import EngineError
 
 Policy = Callable[[Sequence[int]], Sequence[int]]

@@ -11,8 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Sampling, Watch
 from repl_rl.engine.decoder import Decoder, Draw, Row
-from repl_rl.engine.gate import Gate
-from repl_rl.engine.limits import ending, first_ids, room
+from repl_rl.engine.limits import Gate, ending, first_ids, room
 from repl_rl.engine.options import Opening, read_model_folder
 from repl_rl.errors import EngineError
 

@@ -17,9 +17,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from repl_rl.engine.base import EngineSession, Sampling
 from repl_rl.engine.checkpoint import checkpoint_shapes, refuse_other
-from repl_rl.engine.gate import Gate
 from repl_rl.engine.kinds import Drive, Vllm
-from repl_rl.engine.limits import first_ids
+from repl_rl.engine.limits import Gate, first_ids
 from repl_rl.engine.options import Opening, read_model_folder
 from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
 from repl_rl.engine.vllm_setup import refuse_unfit, start, stop

@@ -20,9 +20,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from repl_rl.engine.base import Chunk, ChunkEnd, Sampling, Watch
-from repl_rl.engine.gate import Gate
 from repl_rl.engine.kinds import Drive
-from repl_rl.engine.limits import ending, room
+from repl_rl.engine.limits import Gate, ending, room
 from repl_rl.errors import EngineDied, EngineError
 
 WHOLE_CHUNKS = 1 << 20

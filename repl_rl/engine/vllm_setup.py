@@ -11,9 +11,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from repl_rl.engine.environment import environment, log_level, preloads, socket_folder
 from repl_rl.engine.kinds import Vllm
 from repl_rl.engine.options import ModelFacts, Opening
+from repl_rl.engine.variables import environment, log_level, preloads, socket_folder
 from repl_rl.errors import ConfigError
 from repl_rl.machine.cores import cores
 

@@ -1,14 +1,14 @@
 """Plays an evaluation in portions that are kept on disk, so that an interrupted one goes on where it stopped."""
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.study import Study, TaskResult, result
+from repl_rl.machine.files import whole_file
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.store import read, write_step
+from repl_rl.runs.store import append, read
 from repl_rl.tasks import Task
 
 Play = Callable[[Sequence[Task], float], Sequence[Trajectory]]
@@ -57,11 +57,8 @@ class EvaluationFolder:
         """Store a portion, whole or not at all."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.toml").write_text(self._config_toml)
-        target = self._file(kind, portion)
-        target.parent.mkdir(exist_ok=True)
-        torn = write_step(self.path / "unfinished", portion, trajectories)
-        os.replace(torn, target)
-        shutil.rmtree(torn.parent)
+        with whole_file(self._file(kind, portion)) as torn:
+            append(torn, map(Credited, trajectories))
 
     def _file(self, kind: str, portion: int) -> Path:
         return self.path / kind / f"{portion:06d}.jsonl.gz"

@@ -1,7 +1,6 @@
 """What an evaluation found, task by task, and the figures that follow from it."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,9 @@ from typing import TypedDict
 
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.intervals import Interval, bootstrap, pass_at_k, wilson
+from repl_rl.machine.files import write_whole
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import RolloutThread
 from repl_rl.tasks import Task
 
 _SCHEMA_VERSION = 1
@@ -104,11 +105,27 @@ class Study:
         """Share of executed lines in error at temperature 1."""
         return sum(r.error_lines for r in self.results) / max(1, sum(r.lines for r in self.results))
 
+    def __str__(self) -> str:
+        greedy = f", {self.greedy.value:.1%} greedy" if self.greedy else ""
+        return (
+            f"solved {self.solve_rate.value:.1%} at temperature 1{greedy}, {self.line_error_rate:.1%} of lines in error"
+        )
+
     @cached_property
     def families(self) -> Mapping[str, "Study"]:
         """The same for each family with a graded task, by name."""
         names = sorted({r.family for r in self.graded})
         return {name: Study(tuple(r for r in self.results if r.family == name)) for name in names}
+
+
+def evaluate(source: RolloutThread, tasks: Sequence[Task]) -> Study:
+    """Play every task once at temperature 1 and once greedily.
+
+    Raises:
+        ConfigError: every rollout failed on our side.
+    """
+    sampled, greedy = source.sample(tasks), source.sample(tasks, temperature=0.0)
+    return Study(tuple(result(task, [one], [other]) for task, one, other in zip(tasks, sampled, greedy, strict=True)))
 
 
 def _mean(values: Sequence[float]) -> Interval:
@@ -143,10 +160,7 @@ def write_study(path: Path, study: Study, k: int, about: Mapping[str, str | int]
         "families": {name: figure(part.solve_rate) for name, part in study.families.items()},
         "results": [{name: getattr(r, name) for name in TaskResult.__slots__} for r in study.results],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torn = path.with_name(path.name + ".tmp")
-    torn.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(torn, path)
+    write_whole(path, json.dumps(record, indent=1) + "\n")
 
 
 def read_study(path: Path) -> Study:

@@ -8,11 +8,11 @@ is typed as it stands and must print nothing.
 
 import asyncio
 import doctest
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.machine.threads import InThread
 from repl_rl.record.console import typed_lines
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import open_sandbox
@@ -91,21 +91,9 @@ def run_tests(task: Task, answer: str) -> float:
     Raises:
         SandboxUnavailable: there is no isolation here. Nothing weaker is used instead.
     """
-    outcome: list[float | BaseException] = []
 
     async def played() -> float:
         async with open_sandbox("local", warm=1) as sandbox:
             return await run_tests_in(sandbox, task, answer)
 
-    def target() -> None:
-        try:
-            outcome.append(asyncio.run(played()))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=target, name="unit tests", daemon=True)
-    thread.start()
-    thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    return InThread(lambda: asyncio.run(played()), "unit tests").outcome.result()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from repl_rl.engine import Engine, open_engine
 from repl_rl.lab.forced import TimedEngine, leased
-from repl_rl.lab.profile import Watch, profile, watched
+from repl_rl.lab.profile import Stopwatch, profile, watched
 from repl_rl.lab.ways import Played
 from repl_rl.machine.assets import asset
 from repl_rl.rollout import ReplSampler, Rollouts
@@ -17,11 +17,11 @@ from repl_rl.tasks import Split, Task, load_tasks
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Timed:
     """One pass over the tasks."""
 
     played: Played
-    watch: Watch
+    watch: Stopwatch
 
     @property
     def rate(self) -> float:
@@ -41,7 +41,7 @@ async def bundled(sandbox: Sandbox, rollouts: int, repeats: int) -> dict[str, ob
     folder = asset("policies/quickstart")
     tasks = load_tasks("builtin:quickstart", split=Split.TRAIN, count=rollouts, seed=0)
     off, on = ReplSampler(), ReplSampler(optimistic=True)
-    runs: dict[ReplSampler, list[Run]] = {off: [], on: []}
+    runs: dict[ReplSampler, list[Timed]] = {off: [], on: []}
     renderer = Renderer.from_folder(folder)
     never = renderer.forbidden_ids
     async with open_engine("vllm", model=folder, max_sessions=rollouts, forbidden_ids=never) as engine:
@@ -61,10 +61,10 @@ async def bundled(sandbox: Sandbox, rollouts: int, repeats: int) -> dict[str, ob
     }
 
 
-async def _run(rollouts: Rollouts, tasks: Sequence[Task], engine: Engine) -> Run:
+async def _run(rollouts: Rollouts, tasks: Sequence[Task], engine: Engine) -> Timed:
     timed = TimedEngine(engine)
     async with leased(rollouts.sandbox, len(tasks)) as consoles:
         fresh = replace(rollouts, engine=timed, sandbox=consoles, tally=type(rollouts.tally)())
         async with watched() as watch:
             trajectories = await fresh.collect(tasks)
-    return Run(Played(trajectories, timed.engine_s, fresh.tally), watch)
+    return Timed(Played(trajectories, timed.engine_s, fresh.tally), watch)

@@ -23,28 +23,15 @@ SIZES = {"small": Size(128, 4, 4), "medium": Size(512, 8, 8)}
 def write_policy(size: Size, folder: Path) -> int:
     """Write a random policy and the bundled tokenizer into `folder`. Returns its number of parameters."""
     # torch and transformers take seconds to import
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoTokenizer
+
+    from repl_rl.coldstart.fresh import random_policy
 
     bundled = asset("policies/quickstart")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(bundled / name, folder / name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=size.hidden,
-            intermediate_size=3 * size.hidden,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            num_key_value_heads=size.heads // 2,
-            head_dim=size.hidden // size.heads,
-            max_position_embeddings=1024,
-            tie_word_embeddings=False,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-    model.float().save_pretrained(folder)
+    ids = tokenizer.pad_token_id, tokenizer.eos_token_id
+    model = random_policy(len(tokenizer), *ids, hidden=size.hidden, layers=size.layers, heads=size.heads)
+    model.save_pretrained(folder)
     return int(model.num_parameters())

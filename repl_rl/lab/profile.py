@@ -13,7 +13,7 @@ _LOOK_S = 0.005
 
 
 @dataclass(slots=True)
-class Watch:
+class Stopwatch:
     """What was seen while a way played."""
 
     wall_s: float = 0.0
@@ -29,9 +29,9 @@ class Watch:
 
 
 @asynccontextmanager
-async def watched() -> AsyncIterator[Watch]:
+async def watched() -> AsyncIterator[Stopwatch]:
     """Measure the block: wall clock, this process's CPU time, and how late its event loop is."""
-    watch = Watch()
+    watch = Stopwatch()
     looking = asyncio.create_task(_look(watch))
     cpu, wall = time.process_time(), time.perf_counter()
     try:
@@ -42,14 +42,14 @@ async def watched() -> AsyncIterator[Watch]:
         await asyncio.wait({looking})
 
 
-async def _look(watch: Watch) -> None:
+async def _look(watch: Stopwatch) -> None:
     while True:
         due = time.perf_counter() + _LOOK_S
         await asyncio.sleep(_LOOK_S)
         watch.late_s.append(time.perf_counter() - due)
 
 
-def profile(played: Played, watch: Watch) -> dict[str, float]:
+def profile(played: Played, watch: Stopwatch) -> dict[str, float]:
     """Milliseconds of a line, in the mean over all lines.
 
     `engine`, `kernel`: wall clock inside the engine's session and inside the console, without the wait for our event

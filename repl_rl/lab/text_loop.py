@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from vllm import LLM, SamplingParams
 
-from repl_rl.engine.environment import environment
 from repl_rl.engine.kinds import Vllm
 from repl_rl.engine.options import Opening, read_model_folder
+from repl_rl.engine.variables import environment
 from repl_rl.engine.vllm_setup import arguments, core_environment
 from repl_rl.lab.ways import QUESTION, Stage, Way
 from repl_rl.record.console import prompt

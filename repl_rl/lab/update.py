@@ -19,8 +19,9 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from repl_rl.coldstart.fresh import random_policy
 from repl_rl.credit.advantages import estimator
 from repl_rl.credit.group import Credit
 from repl_rl.credit.tensors import columns
@@ -111,14 +112,14 @@ def _apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gr
 
 
 def _report(case: Case, side: Side, repeats: int, folder: Path, pipe: Connection) -> None:
-    cost, gradients = measure(case, side, repeats, folder)
+    cost, gradients = update_cost(case, side, repeats, folder)
     save_file(gradients, folder / f"{side}.safetensors")
     pipe.send(cost)
 
 
-def measure(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+def update_cost(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
     """Cost of one side's update, and its gradients."""
-    model = _model(case)
+    model = random_policy(case.vocab, PAD, EOS, case.hidden, case.layers, context_tokens=2 * case.tokens)
     rollouts = _rollouts(case)
     trainer = _ours(model, rollouts, folder) if side == "ours" else _trl(model, rollouts, folder)
     trainer.current_gradient_accumulation_steps = 1
@@ -195,24 +196,6 @@ def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -
     trainer.use_vllm, trainer._last_loaded_step = True, 0  # corrected for the sampler, without an engine to sync
     trainer.model.train()
     return trainer
-
-
-def _model(case: Case) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=case.vocab,
-        hidden_size=case.hidden,
-        num_hidden_layers=case.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=case.hidden // 4,
-        intermediate_size=3 * case.hidden,
-        tie_word_embeddings=False,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-    )
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return model
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -29,10 +29,11 @@ def private_folder(root: Path, prefix: str) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(final: Path) -> Iterator[Path]:
+def whole_folder(final: Path, replace: bool = False) -> Iterator[Path]:
     """A folder to fill. It becomes `final` when the block ends well; else nothing of it is left, parents included.
 
-    Where two processes make `final` at a time, the first one's stays.
+    With `replace` it takes the place of a folder that is there. Without, the first one's stays where two processes make
+    `final` at a time.
     """
     missing = [parent for parent in final.parents if not parent.exists()]
     try:
@@ -41,6 +42,8 @@ def whole_folder(final: Path) -> Iterator[Path]:
             made = torn / final.name
             made.mkdir()
             yield made
+            if replace:
+                shutil.rmtree(final, ignore_errors=True)
             try:
                 os.rename(made, final)
             except OSError:

@@ -80,11 +80,6 @@ class LineBuffer:
     def __init__(self) -> None:
         self._carry = ""
 
-    @property
-    def carry(self) -> str:
-        """Text after the last newline: the beginning of a line that is not closed yet."""
-        return self._carry
-
     def feed(self, text: str) -> tuple[str, ...]:
         """Append decoded text and return the physical lines that it closed, without their newlines."""
         *closed, self._carry = (self._carry + text).split("\n")

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TypeVar
 
@@ -48,12 +48,6 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "try_rate": _share(lines, lambda line: _TRY.match(line.text) is not None),
         "repeat_rate": _share([pair for t in sound for pair in _pairs(t)], lambda pair: pair[0].text == pair[1].text),
     }
-
-
-def families(trajectories: Sequence[Trajectory], family_of: Mapping[str, str]) -> dict[str, float]:
-    """Solve rate of each task family; `family_of` maps task ids."""
-    names = sorted({family_of[t.task_id] for t in trajectories})
-    return {name: describe([t for t in trajectories if family_of[t.task_id] == name])["solve_rate"] for name in names}
 
 
 def _share(items: Sequence[T], test: Callable[[T], bool]) -> float:

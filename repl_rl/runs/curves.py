@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-Row = Mapping[str, float]
 
-
-def draw_curves(rows: Sequence[Row], held_out: Sequence[tuple[int, float]], path: Path) -> None:
+def draw_curves(rows: Sequence[Mapping[str, float]], held_out: Sequence[tuple[int, float]], path: Path) -> None:
     """Draw solve rate, line error rate and the seconds of a step, over steps, into a PNG.
 
     `held_out` are (step, solve rate) points of the evaluations.

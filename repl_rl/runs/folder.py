@@ -9,6 +9,7 @@ from pathlib import Path
 
 from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.machine.files import write_whole
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.report import Json, write_report
 from repl_rl.runs.store import write_step, write_tokens
@@ -64,9 +65,7 @@ class RunFolder:
 
     def summarise(self, summary: Mapping[str, Json]) -> None:
         """Write `summary.json` whole or not at all."""
-        torn = self.path / "summary.json.tmp"
-        torn.write_text(json.dumps(summary, indent=2) + "\n")
-        os.replace(torn, self.path / "summary.json")
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def report(self) -> None:
         """Write `report.html`. What prevents it is a warning: it must not hide why a run stopped."""

@@ -15,7 +15,7 @@ from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, opening
-from repl_rl.samplers.tools import InThread
+from repl_rl.samplers.tools import in_thread
 from repl_rl.tasks import Task
 
 SOLVED, NOT_SOLVED = "solved", "not solved"
@@ -148,7 +148,7 @@ class EnvironmentSampler(RolloutSampler):
 async def _call(function: Callable[..., object], *args: object) -> object:
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-    value = await InThread(partial(function, *args), "environment").result
+    value = await in_thread(partial(function, *args), "environment")
     return await value if inspect.isawaitable(value) else value
 
 

@@ -6,14 +6,15 @@ Whatever goes wrong in a call is told to the policy that made it, and to nobody 
 import ast
 import asyncio
 import inspect
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from repl_rl.errors import ConfigError
+from repl_rl.machine.threads import InThread
 from repl_rl.record.trajectory import LineStatus
 
 Function = Callable[..., object]
@@ -102,7 +103,7 @@ class Toolbox:
             if name in self.functions:
                 raise ConfigError("function of the sampler", name, "give each function a name of its own")
             self.functions[name] = function
-        self._left_behind: dict[str, set[InThread]] = {}
+        self._left_behind: dict[str, set[InThread[object]]] = {}
 
     async def run(self, call: Call | CallResult) -> CallResult:
         """Run a call. It never raises for what the function does; cancellation passes."""
@@ -131,7 +132,7 @@ class Toolbox:
             return await self._wait(function(*call.args, **call.kwargs), call.name)
         thread = InThread(partial(function, *call.args, **call.kwargs), f"tool {call.name}")
         try:
-            return await self._wait(thread.result, call.name)
+            return await self._wait(_settled(thread), call.name)
         finally:
             if thread.is_alive():
                 left_behind.add(thread)
@@ -155,38 +156,27 @@ class Toolbox:
         return LineStatus.OK, task.result()
 
 
-class InThread(threading.Thread):
-    """Calls a function in a daemon thread, at once: one that hangs for ever must not keep the process alive."""
+async def in_thread(function: Callable[[], object], name: str) -> object:
+    """What `function` returns in a daemon thread, which is left behind when the wait for it is cancelled."""
+    return await _settled(InThread(function, name))
 
-    def __init__(self, function: Callable[[], object], name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._function = function
-        self._loop = asyncio.get_running_loop()
-        self.result: asyncio.Future[object] = self._loop.create_future()
-        """What the function returned or raised; cancel it to leave the thread behind."""
-        self.start()
 
-    def run(self) -> None:
-        value: object = None
-        error: Exception | None = None
-        try:
-            value = self._function()
-        except StopIteration as raised:  # a future takes none
-            error = RuntimeError(repr(raised))
-        except Exception as raised:
-            error = raised
-        except BaseException as raised:  # SystemExit would end the event loop
-            error = RuntimeError(repr(raised))
+async def _settled(thread: InThread[object]) -> object:
+    """What the thread's function returned or raised, as far as an event loop bears it."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wake(_: Future[object]) -> None:
         with suppress(RuntimeError):  # the loop may be closed by now: then nobody waits
-            self._loop.call_soon_threadsafe(self._settle, value, error)
+            loop.call_soon_threadsafe(done.set)
 
-    def _settle(self, value: object, error: Exception | None) -> None:
-        if self.result.done():
-            return
-        if error is None:
-            self.result.set_result(value)
-        else:
-            self.result.set_exception(error)
+    thread.outcome.add_done_callback(wake)
+    await done.wait()
+    error = thread.outcome.exception()
+    # StopIteration is none for a coroutine to raise, and SystemExit would end the event loop.
+    if isinstance(error, StopIteration) or not isinstance(error, Exception | None):
+        raise RuntimeError(repr(error)) from error
+    return thread.outcome.result()
 
 
 async def _text(work: Awaitable[object]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import zmq
 
+from repl_rl.record.clip import clip
 from repl_rl.record.console import CellBuffer, Verdict
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Limits, PushResult, refuse_unfit
@@ -174,11 +175,7 @@ class ConsoleSession:
 
     def _bounded(self, text: str) -> str:
         """The console keeps the limit itself; this is for one whose code has been tampered with."""
-        limit = self._limits.output_bytes
-        if len(text) <= limit:
-            return text
-        half = limit // 2
-        return f"{text[:half]}\n[... {len(text) - 2 * half} characters of output not shown ...]\n{text[-half:]}"
+        return clip(text, self._limits.output_bytes)
 
     def close(self) -> None:
         """Kill the console and let go of everything."""

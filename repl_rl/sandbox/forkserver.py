@@ -72,8 +72,8 @@ def _request(key: str, uid: int, limits: Limits) -> bytes:
 class ForkServer:
     """One running fork server."""
 
-    def __init__(self, line: socket.socket, running: Running, launch: Launch) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket, running: Running, launch: Launch) -> None:
+        self._connection = connection
         self._running = running
         self._launch = launch
         self._broken = False
@@ -88,8 +88,8 @@ class ForkServer:
         Raises:
             SandboxUnavailable: it ended at once or did not answer; the message has its last words.
         """
-        line, running = await launch.start()
-        server = cls(line, running, launch)
+        connection, running = await launch.start()
+        server = cls(connection, running, launch)
         try:
             await server._hello()
         except BaseException:
@@ -98,10 +98,10 @@ class ForkServer:
         return server
 
     async def _hello(self) -> None:
-        self._line.setblocking(False)
+        self._connection.setblocking(False)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                packet = await asyncio.get_running_loop().sock_recv(self._line, 4096)
+                packet = await asyncio.get_running_loop().sock_recv(self._connection, 4096)
         except (TimeoutError, OSError):
             packet = b""
         if not packet:
@@ -129,7 +129,7 @@ class ForkServer:
         try:
             with theirs:
                 uid = _FIRST_UID + next(_uids) % _UIDS if self._launch.own_uids else 0
-                socket.send_fds(self._line, [_request(key, uid, limits)], [theirs.fileno()])
+                socket.send_fds(self._connection, [_request(key, uid, limits)], [theirs.fileno()])
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 await link.ready
             if link.death is not None:
@@ -151,7 +151,7 @@ class ForkServer:
 
     async def stop(self) -> None:
         """End it and every console that it made."""
-        self._line.close()
+        self._connection.close()
         try:
             await self._running.end()
         finally:

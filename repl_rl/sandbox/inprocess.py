@@ -1,4 +1,4 @@
-"""A fake for tests: `code.InteractiveConsole` in this very process. It isolates nothing and limits nothing."""
+"""`code.InteractiveConsole` in this very process, for tests and for trusted lines: it isolates and limits nothing."""
 
 import builtins
 import code
@@ -107,7 +107,7 @@ def _streams(console: _Console, output: io.StringIO) -> Iterator[None]:
 
 
 class InProcessSandbox:
-    """A source of consoles in this process; for tests that need thousands of rollouts of trusted lines."""
+    """A source of consoles in this process, for thousands of rollouts of lines that are trusted."""
 
     name = "inprocess"
 

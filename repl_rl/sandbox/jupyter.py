@@ -15,6 +15,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.machine.assets import asset
+from repl_rl.machine.files import write_whole
 from repl_rl.sandbox import local
 
 NAME = "repl-rl"
@@ -54,10 +55,7 @@ def install(data: Path | None = None, *, name: str = NAME, isolated: bool = True
     folder = (data_folder() if data is None else data).absolute() / "kernels" / name
     text = json.dumps(kernelspec(name, isolated=isolated), indent=1) + "\n"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f".kernel.json.{os.getpid()}"
-        unfinished.write_text(text)
-        unfinished.replace(folder / "kernel.json")
+        write_whole(folder / "kernel.json", text)
     except OSError as error:
         remedy = f"{error.strerror}; choose a place that you may write to, with --user or --prefix"
         raise ConfigError("folder of the kernelspec", str(folder), remedy) from error

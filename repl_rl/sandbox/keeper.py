@@ -35,9 +35,9 @@ def _parse_death(packet: bytes, text: str) -> Death:
 class KeeperLink:
     """Talks to one supervisor. Everything happens on the loop that made it."""
 
-    def __init__(self, line: socket.socket, *, isolated: bool, max_text_bytes: int) -> None:
+    def __init__(self, connection: socket.socket, *, isolated: bool, max_text_bytes: int) -> None:
         """`isolated`: the supervisor is process 1 of its namespaces, so killing it kills all."""
-        self._line = line
+        self._connection = connection
         self._isolated = isolated
         self._max_text_bytes = max_text_bytes
         self._loop = asyncio.get_running_loop()
@@ -48,8 +48,8 @@ class KeeperLink:
         self.death: Death | None = None
         self.on_death: Callable[[], None] = lambda: None
         self._struck: asyncio.Future[None] | None = None
-        line.setblocking(False)
-        self._loop.add_reader(line.fileno(), self._read)
+        connection.setblocking(False)
+        self._loop.add_reader(connection.fileno(), self._read)
 
     @property
     def address(self) -> str:
@@ -85,9 +85,9 @@ class KeeperLink:
         """End the console and let go of everything. A supervisor without namespaces cleans up when it notices."""
         if self._isolated:
             self.destroy()
-        if self._line.fileno() >= 0:
-            self._loop.remove_reader(self._line.fileno())
-            self._line.close()
+        if self._connection.fileno() >= 0:
+            self._loop.remove_reader(self._connection.fileno())
+            self._connection.close()
         self.forget_address()
         if self._process >= 0:
             os.close(self._process)
@@ -96,13 +96,13 @@ class KeeperLink:
             self.ready.cancel()
 
     def _order(self, order: bytes) -> None:
-        with contextlib.suppress(OSError):  # a closed line: the death is about to be read
-            self._line.send(order)
+        with contextlib.suppress(OSError):  # a closed connection: the death is about to be read
+            self._connection.send(order)
 
     def _read(self) -> None:
         while self.death is None:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(self._line, _PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+                packet, descriptors, _, _ = socket.recv_fds(self._connection, _PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:
@@ -128,7 +128,7 @@ class KeeperLink:
 
     def _die(self, death: Death) -> None:
         self.death = death
-        self._loop.remove_reader(self._line.fileno())
+        self._loop.remove_reader(self._connection.fileno())
         for waiting in (self.ready, self._struck):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)

@@ -6,7 +6,7 @@ What is TRL's stays TRL's: the loop, the loss, the importance-sampling correctio
 
 import time
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,15 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repl_rl.credit.credited import LineCredit
-from repl_rl.credit.group import (
-    Credit,
-    Earned,
-    earned_by,
-    group_advantages,
-    length_metrics,
-    line_credit,
-    shaping_metrics,
-)
+from repl_rl.credit.figures import length_metrics, shaping_metrics
+from repl_rl.credit.group import Credit, Earned, earned_by, group_advantages, line_credit
 from repl_rl.credit.stops import CUT
 from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.engine.forbidden import forbid
@@ -33,9 +26,34 @@ from repl_rl.record.trajectory import Group, Trajectory
 from repl_rl.tasks import Curriculum, assigned
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
 from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
-from repl_rl.trainer.scoring import Scores, install, packs, score_rows
+from repl_rl.trainer.fast import Batch, FastPass
 from repl_rl.trainer.source import RolloutSource, check_rollouts
-from repl_rl.trainer.sync import Sync
+from repl_rl.trainer.weights import Sync
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """The rollouts of a step on this process, and what they earned."""
+
+    trajectories: tuple[Trajectory, ...]
+    """As they were played."""
+    learned: tuple[Trajectory, ...]
+    """The same, as training sees them: see `StopPolicy`."""
+    advantages: Tensor
+    """Of each token, float32, shape (B, T)."""
+    credit: tuple[tuple[Sequence[float], Sequence[float]], ...]
+    """Rewards and advantages of the lines of each rollout."""
+    metrics: dict[str, float]
+    """How line rewards stand to outcomes, and lengths to both, over all processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What the trainer's policy makes of these rollouts, and how far that is from the sampler's."""
+
+    gap: Gap
+    logprobs: Tensor
+    """Of each token, nats, float32 on the CPU, shape (B, T)."""
 
 
 class ReplGRPOTrainer(GRPOTrainer):
@@ -52,6 +70,11 @@ class ReplGRPOTrainer(GRPOTrainer):
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
             tasks than a step takes, or `model` cannot forbid an id.
     """
+
+    step_state: StepState
+    """The rollouts of the step at hand. There are none before the first one's."""
+    scored: Scored
+    """What the trainer makes of them."""
 
     def __init__(
         self,
@@ -84,36 +107,18 @@ class ReplGRPOTrainer(GRPOTrainer):
         self.source = source
         self.credit = credit
         self.tolerance = tolerance
-        self.fast = fast
         self.importance = importance
         self.curriculum = curriculum
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
         forbid(bare, source.forbidden_ids)
-        if fast:
-            install(bare)
-            self._packed = packs(bare)
+        self._fast = FastPass(bare) if fast else None
         # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.
         self.use_vllm = True
         self.vllm_generation = Sync(self, source, weights)
         self._last_loaded_step = -1
         self.rollout_s = 0.0
         """Wall clock of all rollouts so far."""
-        self._begin()
-
-    def _begin(self) -> None:
-        """What the step at hand holds, before anything of it is known."""
-        self.trajectories: tuple[Trajectory, ...] = ()
-        """The rollouts of this process, as they were played."""
-        self._learned: tuple[Trajectory, ...] = ()
-        """The same, as training sees them: see `StopPolicy`."""
-        self.gap = Gap(0.0, 0.0, 0.0, 0.0, 1.0, 1.0)
-        self.credit_metrics: dict[str, float] = {}
-        """How line rewards stand to outcomes, and lengths to both, over all processes."""
-        self._credit: list[tuple[Sequence[float], Sequence[float]]] = []
-        self._logprobs = torch.zeros(0, 0)
-        self._advantages = torch.zeros(0, 0)
-        self._scores = Scores(torch.zeros(0, 0), torch.zeros(0, 0))
         self._rows: Tensor | None = None
         """Rows of the step that the loss at hand is about; None: TRL scores the rollouts that have just come in."""
 
@@ -126,51 +131,58 @@ class ReplGRPOTrainer(GRPOTrainer):
         if self.curriculum is not None:
             place = self.accelerator.process_index, self.accelerator.num_processes
             task_ids = list(assigned(self.curriculum, task_ids, self.num_generations, *place))
-        self.trajectories = tuple(self.source.collect(task_ids, step))
+        trajectories = tuple(self.source.collect(task_ids, step))
         self.rollout_s += time.perf_counter() - start
-        check_rollouts(self.trajectories, task_ids, step)
-        self._learned = tuple(map(self.credit.stops.learned, self.trajectories))
-        rows = columns(self._learned, self._tokenizer.pad_token_id)
-        width = max(len(ids) for ids in rows.completion_ids)
-        self._advantages = self._line_advantages(width).to(self.accelerator.device)
+        check_rollouts(trajectories, task_ids, step)
+        learned = tuple(map(self.credit.stops.learned, trajectories))
+        self.step_state = self._credited(trajectories, learned)
+        rows = columns(learned, self._tokenizer.pad_token_id)
         return {
             "prompt_ids": rows.prompt_ids,
             "completion_ids": rows.completion_ids,
             "logprobs": rows.logprobs,
             "env_mask": rows.mask,
-            "trajectory": list(self._learned),
+            "trajectory": list(learned),
         }
 
-    def _line_advantages(self, width: int) -> Tensor:
-        """Advantages of this process's rollouts, float32, shape (B, T).
+    def _credited(self, trajectories: tuple[Trajectory, ...], learned: tuple[Trajectory, ...]) -> StepState:
+        """This process's rollouts with their credit.
 
         TRL spreads a group over processes, so what each rollout earned is gathered before any baseline is formed.
         """
-        earned: list[Earned] = gather_object([earned_by(t, self.credit) for t in self._learned])
+        earned: list[Earned] = gather_object([earned_by(t, self.credit) for t in learned])
         size = self.num_generations
         groups = [Group(tuple(earned[start : start + size])) for start in range(0, len(earned), size)]
         advantages = [group_advantages(group, self.credit, self.state.global_step) for group in groups]
-        self.credit_metrics = {**shaping_metrics(earned), **length_metrics(groups, advantages)}
+        metrics = {**shaping_metrics(earned), **length_metrics(groups, advantages)}
         if self.curriculum is not None:
-            self.credit_metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
+            metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
             self.curriculum.record((e.task_id, e.outcome) for e in earned if e.outcome is not None)
-        first = self.accelerator.process_index * len(self._learned)
-        here = slice(first, first + len(self._learned))
+        first = self.accelerator.process_index * len(learned)
+        here = slice(first, first + len(learned))
         mine = [row for rows in advantages for row in rows][here]
-        self._credit = list(zip([e.rewards_L for e in earned[here]], mine, strict=True))
-        values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, self._learned, strict=True)]
-        return widen(values, self._learned, width)
+        values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, learned, strict=True)]
+        width = max(len(t.completion_ids) if t.trainable else 1 for t in learned)
+        return StepState(
+            trajectories,
+            learned,
+            widen(values, learned, width).to(self.accelerator.device),
+            tuple(zip([e.rewards_L for e in earned[here]], mine, strict=True)),
+            metrics,
+        )
 
     def line_credit(self) -> list[tuple[LineCredit, ...]]:
         """What each line of this process's rollouts was worth in the step at hand."""
-        rows = zip(self._learned, self._credit, self._logprobs.tolist(), strict=True)
+        rows = zip(self.step_state.learned, self.step_state.credit, self.scored.logprobs.tolist(), strict=True)
         return [line_credit(t, *credit, logprobs[: len(t.completion_ids)]) for t, credit, logprobs in rows]
 
     def _generate(self, prompts: list[str]) -> tuple[object, ...]:
         """As TRL's; its metrics of cut completions then tell the recorded stops, where TRL guesses from the last id."""
         result: tuple[object, ...] = super()._generate(prompts)
         metrics = self._metrics["train" if self.model.training else "eval"]
-        ends = gather_object([(t.stop in CUT, float(t.sampled_tokens)) for t in self.trajectories if t.trainable])
+        ends = gather_object(
+            [(t.stop in CUT, float(t.sampled_tokens)) for t in self.step_state.trajectories if t.trainable]
+        )
         whole = [length for cut, length in ends if not cut] or [0.0]
         metrics["completions/clipped_ratio"][-1] = sum(cut for cut, _ in ends) / max(len(ends), 1)
         metrics["completions/mean_terminated_length"][-1] = sum(whole) / len(whole)
@@ -185,27 +197,28 @@ class ReplGRPOTrainer(GRPOTrainer):
             WeightSyncError: the sampler's log probabilities are not the trainer's.
         """
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
-        self._correct(batch)
-        if not self.gap.max <= self.tolerance:
+        self.scored = self._corrected(batch)
+        gap = self.scored.gap.max
+        if not gap <= self.tolerance:
             raise WeightSyncError(
-                f"policy step {self.state.global_step}: a sampled log probability is {self.gap.max:.3g} nats from the "
+                f"policy step {self.state.global_step}: a sampled log probability is {gap:.3g} nats from the "
                 f"trainer's, the tolerance is {self.tolerance:.3g}; the engine probably samples from stale or wrong "
                 "weights (tied embeddings, a failed load), or at another temperature"
             )
-        batch["advantages"] = self._advantages
-        batch["rows"] = torch.arange(len(self.trajectories), device=self._advantages.device)
+        batch["advantages"] = self.step_state.advantages
+        batch["rows"] = torch.arange(len(self.step_state.trajectories), device=batch["advantages"].device)
         return batch
 
-    def _correct(self, batch: dict[str, Tensor]) -> None:
+    def _corrected(self, batch: dict[str, Tensor]) -> Scored:
         """Measure the gap, and put ratios of lines or sequences in the place of TRL's ratios of tokens if asked to."""
-        lines = line_numbers(self._learned, batch["completion_ids"].size(1)).to(batch["completion_ids"].device)
-        self._logprobs = batch["old_per_token_logps"].float().cpu()
-        delta = (batch["old_per_token_logps"].float() - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
+        trained = batch["old_per_token_logps"].float()
+        lines = line_numbers(self.step_state.learned, batch["completion_ids"].size(1)).to(trained.device)
+        delta = (trained - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
         level, _, how = self.importance.partition("_")
         raw = raw_ratios(delta, lines, level)
         if level != "token":
             batch["importance_sampling_ratio"] = cut(raw, how, self.vllm_importance_sampling_clip_max)
-        self.gap = measure(delta, lines, raw, batch["importance_sampling_ratio"], self.accelerator)
+        return Scored(measure(delta, lines, raw, batch["importance_sampling_ratio"], self.accelerator), trained.cpu())
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """As TRL's; while it runs, `_rows` says which rows of the step it is about."""
@@ -225,47 +238,19 @@ class ReplGRPOTrainer(GRPOTrainer):
         **options: object,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """As TRL's without `fast`; with it, only sampled tokens are scored and the others are 0."""
-        if not self.fast:
+        if self._fast is None:
             result: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, **options
             )
             return result
-        scores = self._fast_scores(model, input_ids, attention_mask)
+        advantages = self.step_state.advantages
+        sampled = (line_numbers(self.step_state.learned, advantages.size(1)) >= 0).to(input_ids.device)
+        batch = Batch(input_ids, attention_mask, sampled, advantages)
+        if self._rows is None:
+            scores = self._fast.first(self.model_wrapped, batch, keep_graph=self._one_pass)
+        else:
+            scores = self._fast.again(model, batch, self._rows, with_graph=self._one_pass)
         return scores.logprobs, scores.entropies, None
-
-    def _fast_scores(self, model: torch.nn.Module, input_ids: Tensor, attention: Tensor) -> Scores:
-        """Score a batch, the first time of a step all of it, then only rows that have an advantage to learn from."""
-        sampled = (line_numbers(self._learned, self._advantages.size(1)) >= 0).to(input_ids.device)
-        tokens = TOKENS_PER_PASS_CPU if input_ids.device.type == "cpu" else TOKENS_PER_PASS_GPU
-        score = partial(score_rows, tokens_per_pass=tokens, packed=self._packed)
-        rows = self._rows
-        learning = self._learning(sampled, rows)
-        if rows is None:
-            model = self.model_wrapped
-            scores = score(model, input_ids, attention, sampled, (~learning).nonzero()[:, 0])
-            with torch.set_grad_enabled(self._one_pass):
-                learned = score(model, input_ids, attention, sampled, learning.nonzero()[:, 0])
-                self._scores = Scores(scores.logprobs + learned.logprobs, scores.entropies + learned.entropies)
-            return Scores(self._scores.logprobs.detach(), self._scores.entropies)
-        known = Scores(self._scores.logprobs[rows], self._scores.entropies[rows])
-        if self._one_pass:
-            return known
-        fresh = score(model, input_ids, attention, sampled[rows], learning.nonzero()[:, 0])
-        return Scores(
-            torch.where(learning[:, None], fresh.logprobs, known.logprobs.detach()),
-            torch.where(learning[:, None], fresh.entropies, known.entropies),
-        )
-
-    def _learning(self, sampled: Tensor, rows: Tensor | None) -> Tensor:
-        """Which of `rows`, or of the whole step, take gradients: those with an advantage, and at least one.
-
-        A loss without a gradient is an error, and each process needs one, or the others wait for it.
-        """
-        learning, lengths = self._advantages.any(dim=1), sampled.sum(dim=1)
-        if rows is not None:
-            learning, lengths = learning[rows], lengths[rows]
-        learning[lengths.argmin()] = True
-        return learning
 
     @property
     def _one_pass(self) -> bool:
@@ -276,11 +261,6 @@ class ReplGRPOTrainer(GRPOTrainer):
             and self.args.gradient_accumulation_steps == 1
             and not self.args.gradient_checkpointing
         )
-
-
-TOKENS_PER_PASS_CPU = 2048
-"""Tokens that rows of like length share a forward pass up to: on CPU small passes stay in cache."""
-TOKENS_PER_PASS_GPU = 16384
 
 
 def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:

@@ -32,7 +32,8 @@ from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.sinks import PREFIX, Sinks
-from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord, weights_folder
+from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
+from repl_rl.trainer.weights import weights_folder
 
 
 def fit(
@@ -164,7 +165,7 @@ class Reporter(TrainerCallback):
             return
         wall_s, rollout_s, sync_s = (now - then for now, then in zip(self._clocks(), self._mark, strict=True))
         # Each process has its part of the step; the record tells of the whole.
-        trajectories: list[Trajectory] = gather_object(list(self.trainer.trajectories))
+        trajectories: list[Trajectory] = gather_object(list(self.trainer.step_state.trajectories))
         credit: list[tuple[LineCredit, ...]] = gather_object(self.trainer.line_credit())
         described = describe(trajectories)
         metrics = {
@@ -174,11 +175,11 @@ class Reporter(TrainerCallback):
             "entropy": logs["entropy"],
             "clip_share": logs.get("clip_ratio/region_mean", 0.0),
             "zero_variance_groups": logs["frac_reward_zero_std"],
-            **self.trainer.gap.metrics(),
+            **self.trainer.scored.gap.metrics(),
             "rollout_s": rollout_s,
             "sync_s": sync_s,
             "update_s": wall_s - rollout_s - sync_s,
-            **self.trainer.credit_metrics,
+            **self.trainer.step_state.metrics,
             **self.trainer.credit.stops.rates(trajectories),
             **described,
             "line_tokens_drift": self._drift(described["line_tokens_mean"]),

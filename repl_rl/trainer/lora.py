@@ -1,5 +1,6 @@
 """Low-rank adapters (PEFT's LoRA): few weights to train; sampler and final folder get whole weights all the same."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from repl_rl.errors import ConfigError
 from repl_rl.origin.hub import named
 
 
-def require_peft(rank: int) -> None:
+def require_peft(rank: int, found: Callable[[str], object] = find_spec) -> None:
     """Refuse adapters where PEFT is not installed.
 
     Raises:
         ConfigError: it is not.
     """
-    if find_spec("peft") is None:
+    if found("peft") is None:
         raise ConfigError("lora_rank", rank, "it needs the package peft: pip install 'repl_rl[lora]', or set it to 0")
 
 

@@ -1,7 +1,7 @@
 """Where a step's figures go besides the run folder: TRL's `report_to`, with our names and a table of rollouts."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +10,7 @@ from transformers import Trainer
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 
 from repl_rl.errors import ConfigError
+from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import marked, printable
 from repl_rl.trainer.source import StepRecord
@@ -21,12 +22,10 @@ TABLE = "train/repl_rl/rollouts"
 COLUMNS = ("step", "task", "prompt", "completion", "stop", "outcome", "reward")
 TABLE_ROWS = 16
 """Rollouts of a step in its table: the first ones. `trajectories/` has all."""
-TEXT_CHARS = 4000
-"""Characters of a prompt or completion in a table; the rest is left out, with a mark."""
 
 
-def require_sinks(names: Sequence[str]) -> None:
-    """Refuse sinks that cannot be had.
+def require_sinks(names: Sequence[str], found: Callable[[str], object] = find_spec) -> None:
+    """Refuse sinks that cannot be had. `found` looks a package up; None: it is not installed.
 
     Raises:
         ConfigError: a sink is not known or not installed.
@@ -34,7 +33,7 @@ def require_sinks(names: Sequence[str]) -> None:
     for name in names:
         if name not in SINKS:
             raise ConfigError("report_to", name, f"choose among {', '.join(SINKS)}")
-        if find_spec(name) is None:
+        if found(name) is None:
             raise ConfigError("report_to", name, f"it is not installed: pip install {name}")
 
 
@@ -75,8 +74,8 @@ def table(record: StepRecord, trajectories: Sequence[Trajectory]) -> list[list[s
         [
             record.step,
             printable(t.task_id),
-            _cut(printable(t.prompt.text)),
-            _cut(marked(t)),
+            clip(printable(t.prompt.text)),
+            clip(marked(t)),
             t.stop.value,
             t.outcome,
             sum(line.reward for line in row) if row else None,
@@ -96,7 +95,3 @@ def _markdown(row: Sequence[str | float | None]) -> str:
     head = ", ".join(f"{name} {facts[name]}" for name in ("stop", "outcome", "reward"))
     text = f"{facts['task']}: {head}\n{facts['prompt']}{facts['completion']}"
     return "\n".join(f"    {line}" for line in text.split("\n"))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_CHARS else f"{text[:TEXT_CHARS]} [... {len(text) - TEXT_CHARS} more characters]"

@@ -1,22 +1,13 @@
-"""Where rollouts come from, and how the trainer's weights get there."""
+"""Where rollouts come from, and what is told of a step that was made of them."""
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from safetensors.torch import save_file
-
 from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import InvariantError, WeightSyncError
-from repl_rl.machine.folders import private_folder
 from repl_rl.record.trajectory import Trajectory
-
-_PREFIX = "repl_rl-weights-"
 
 
 class RolloutSource(Protocol):
@@ -50,26 +41,6 @@ class StepRecord:
 
 OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]
 """Called after each optimizer step, on the main process, with its record and the trajectories of all processes."""
-
-
-def weights_folder() -> AbstractContextManager[Path]:
-    """A private folder for weights on their way to the engine, in memory where the system offers that.
-
-    It is removed at the end; what a killed process left behind is removed at the next start.
-    """
-    shared = Path("/dev/shm")
-    root = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    return private_folder(root, _PREFIX)
-
-
-def save_weights(state: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write `folder/model.safetensors`. Weights that share storage (tied embeddings) are written once."""
-    seen: dict[int, str] = {}
-    unique = {}
-    for name, tensor in state.items():
-        if seen.setdefault(tensor.data_ptr(), name) == name:
-            unique[name] = tensor.detach().contiguous()
-    save_file(unique, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def check_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], step: int) -> None:

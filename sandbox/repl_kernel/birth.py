@@ -135,7 +135,7 @@ def open_capture(request: Request, place: Place, isolated: bool) -> Capture:
 
 
 def become_console(
-    kernel: ReplKernel, request: Request, line: socket.socket, capture: Capture, place: Place, isolated: bool
+    kernel: ReplKernel, request: Request, connection: socket.socket, capture: Capture, place: Place, isolated: bool
 ) -> None:
     """Make `kernel` the kernel of this process, tell the host, and set the limits."""
     os.setsid()
@@ -152,8 +152,8 @@ def become_console(
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     _start(kernel, request, capture, place)
-    line.send(READY)
-    line.close()
+    connection.send(READY)
+    connection.close()
     _limit(request, isolated)
 
 

@@ -57,22 +57,22 @@ def _leave(message: str) -> NoReturn:
 
 
 def _become_keeper_or_console(
-    kernel: ReplKernel, request: birth.Request, line: socket.socket, options: Options
+    kernel: ReplKernel, request: birth.Request, connection: socket.socket, options: Options
 ) -> None:
     """In the forked child: returns in the console only."""
     place, isolate = None, options.isolate
     try:
         place = birth.isolate(request, options.kept) if options.isolate else birth.expose()
-        keeper.announce(line, place)
+        keeper.announce(connection, place)
         capture = birth.open_capture(request, place, isolate)
         if isolate:
             birth.renounce()
         pid = os.fork()
         if pid:
-            keeper.keep(line, pid, capture, place, owns_all=isolate)
+            keeper.keep(connection, pid, capture, place, owns_all=isolate)
         if not isolate:
             system.die_with_parent()
-        birth.become_console(kernel, request, line, capture, place, isolate)
+        birth.become_console(kernel, request, connection, capture, place, isolate)
     except OSError as error:  # the host may have changed its mind before the birth
         if place is not None and place.temporary:
             shutil.rmtree(place.folder, ignore_errors=True)
@@ -108,15 +108,15 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
     gc.freeze()
     host.send(json.dumps({"python": sys.version_info[:3], "pid": os.getpid()}).encode())
     while True:
-        request, line = _next_request(host)
+        request, connection = _next_request(host)
         try:
             pid = birth.fork_first() if options.isolate and request.uid else os.fork()
-        except OSError as error:  # no process or namespace to be had: the host learns of it as its line closes
+        except OSError as error:  # no process or namespace to be had: the host learns of it as its connection closes
             sys.stderr.write(f"repl_kernel: {error}\n")
-            line.close()
+            connection.close()
             continue
         if pid == 0:
             host.close()
-            _become_keeper_or_console(kernel, request, line, options)
+            _become_keeper_or_console(kernel, request, connection, options)
             return kernel
-        line.close()
+        connection.close()

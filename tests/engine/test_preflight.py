@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine.preflight import COMPANIONS, broken_companions, importable, installed, main
+from repl_rl.engine.preflight import COMPANIONS, broken_companions, importable, main
+from repl_rl.machine.versions import installed
 
 
 def test_what_is_not_installed_is_not_broken() -> None:

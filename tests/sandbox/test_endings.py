@@ -29,6 +29,12 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+async def _turns(count: int) -> None:
+    """Let the event loop turn so often, which takes some ten microseconds each."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def _descendants() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
@@ -62,7 +68,7 @@ async def _kill_while_it_runs(sandbox: Sandbox, before: set[int], number: int) -
         victims = _consoles(before)
         await session.push(line)
         running = asyncio.create_task(session.push(""))
-        await asyncio.sleep(random.random() * 0.02)  # when it dies is the point
+        await _turns(random.randrange(2000))  # when it dies is the point
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
         killed = asyncio.get_running_loop().time()
@@ -144,7 +150,8 @@ async def main(kind):
             await first.push("import subprocess; p = subprocess.Popen(['sleep', '4242'])")
             await asyncio.gather(second.push("while True: pass"), first.push("1"))
             running = asyncio.create_task(second.push(""))
-            await asyncio.sleep(0.05)
+            for _ in range(1000):
+                await asyncio.sleep(0)  # the line is on its way, and runs
             print("up", flush=True)
             await running
 
@@ -178,7 +185,7 @@ def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
 
             tasks = [asyncio.create_task(rollout()) for _ in range(6)]
             for task in tasks[::2]:
-                await asyncio.sleep(0.02)  # some wait for a console, some run a line
+                await _turns(2000)  # some wait for a console, some run a line
                 task.cancel()
             for task in tasks[1::2]:
                 task.cancel()

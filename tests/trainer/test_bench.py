@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from repl_rl.lab.update import CASES, Case, bench_update, measure
+from repl_rl.lab.update import CASES, Case, bench_update, update_cost
 
 SMALL = Case(vocab=512, observed_share=0.5, tokens=64, hidden=32, layers=1)
 
@@ -18,8 +18,8 @@ def test_the_cases_are_those_of_large_vocabularies_and_long_rollouts() -> None:
 
 
 def test_both_sides_have_the_same_loss_and_the_same_gradient_of_every_weight(tmp_path: Path) -> None:
-    ours, our_gradients = measure(SMALL, "ours", 1, tmp_path)
-    theirs, gradients = measure(SMALL, "trl", 1, tmp_path)
+    ours, our_gradients = update_cost(SMALL, "ours", 1, tmp_path)
+    theirs, gradients = update_cost(SMALL, "trl", 1, tmp_path)
     assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
     assert our_gradients.keys() == gradients.keys()
     for name, gradient in gradients.items():

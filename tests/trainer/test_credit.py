@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.credit.group import Earned, length_metrics
+from repl_rl.credit.figures import length_metrics
+from repl_rl.credit.group import Earned
 from repl_rl.errors import InvariantError
 from repl_rl.record.trajectory import Group, Prompt
 from tests.trainer.policies import ReplayedSource, prompt_of, tiny_model, trajectory_of

@@ -6,7 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from repl_rl.credit.group import earned_by, group_advantages, shaping_metrics
+from repl_rl.credit.figures import shaping_metrics
+from repl_rl.credit.group import earned_by, group_advantages
 from repl_rl.record.metrics import describe
 from repl_rl.record.trajectory import Group, Stop, Trajectory
 from repl_rl.trainer import TrainerConfig, credit_of

@@ -245,7 +245,7 @@ def token_gradients(group: Sequence[Trajectory], config: TrainerConfig, out: Pat
     trainer.current_gradient_accumulation_steps = 1
     torch.autograd.backward(trainer._compute_loss(trainer.model, batch))
     assert free.grad is not None
-    return free.grad, trainer._advantages
+    return free.grad, trainer.step_state.advantages
 
 
 def group_of(skeletons: Sequence[Skeleton]) -> list[Trajectory]:
@@ -310,8 +310,8 @@ def test_training_stops_when_the_sampler_ignores_new_weights(fast: bool, tmp_pat
     with pytest.raises(WeightSyncError, match=r"policy step 1: .* nats .* tolerance is 0\.001; .*stale") as caught:
         run(trainer)
     assert trainer.state.global_step == 1, "no optimizer step may use the rollouts of a stale policy"
-    assert trainer.gap.max > 1e-3
-    assert f"{trainer.gap.max:.3g}" in str(caught.value)
+    assert trainer.scored.gap.max > 1e-3
+    assert f"{trainer.scored.gap.max:.3g}" in str(caught.value)
     assert source.loads == [0, 1]
 
 
@@ -321,8 +321,8 @@ def test_a_sampler_that_listens_stays_within_the_tolerance(tmp_path: Path) -> No
     trainer = make(model, source, replace(SMALL, steps=4), tmp_path)
     run(trainer)
     assert source.loads == [0, 1, 2, 3]
-    assert 0 < trainer.gap.max < 1e-4
-    assert trainer.gap.kept == 1.0
+    assert 0 < trainer.scored.gap.max < 1e-4
+    assert trainer.scored.gap.kept == 1.0
 
 
 def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> None:

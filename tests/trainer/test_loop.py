@@ -19,7 +19,7 @@ from repl_rl.credit.group import Credit
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
-from repl_rl.trainer.source import save_weights, weights_folder
+from repl_rl.trainer.weights import save_weights, weights_folder
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [f"task {i}" for i in range(6)]

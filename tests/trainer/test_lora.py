@@ -1,7 +1,6 @@
 """Low-rank adapters: only they are trained, and everybody else sees whole weights."""
 
 import copy
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from repl_rl.errors import ConfigError
 from repl_rl.origin import resolve
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
-from repl_rl.trainer.lora import adapted, merged
+from repl_rl.trainer.lora import adapted, merged, require_peft
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
 from tests.trainer.test_loop import ignore
@@ -94,10 +93,9 @@ def test_a_model_without_adapters_is_its_own_merged_state() -> None:
     assert merged(state, model) is state
 
 
-def test_without_peft_adapters_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
+def test_without_peft_adapters_are_refused_with_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r"lora_rank is 4; .*pip install 'repl_rl\[lora\]'"):
-        TrainerConfig(lora_rank=4)
+        require_peft(4, found=lambda name: None)
 
 
 def test_adapters_are_drawn_from_the_seed_and_change_nothing_at_first(tmp_path: Path) -> None:

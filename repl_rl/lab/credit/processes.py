@@ -9,7 +9,7 @@ from multiprocessing.queues import Queue
 from pathlib import Path
 from queue import Empty
 
-from repl_rl.engine.environment import environment
+from repl_rl.engine.variables import environment
 from repl_rl.errors import ReplRLError
 from repl_rl.lab.credit.jobs import Job
 from repl_rl.lab.credit.rows import Row
@@ -88,12 +88,12 @@ def started(count: int, settings: Settings, out: Path) -> Iterator[Processes]:
 
 def _work(given: "Queue[Job | None]", made: "Queue[Row | str]", settings: Settings, out: Path) -> None:
     # imported here: torch takes seconds, and reads its environment when it is imported
-    from repl_rl.lab.credit.world import opened
+    from repl_rl.lab.credit.worker import opened
 
     try:
-        with terminable(), opened(settings, out) as world:
+        with terminable(), opened(settings, out) as worker:
             while (job := _next(given)) is not None:
-                made.put(world.play(job))
+                made.put(worker.play(job))
     except KeyboardInterrupt:
         pass
     except Exception as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.conditions import Way
+from repl_rl.machine.files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,7 @@ class RowFile:
     def add(self, row: Row) -> None:
         """Add a row; the file is whole on disk before and after."""
         self._texts.append(json.dumps(record(row)))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        torn = self.path.with_name(self.path.name + ".tmp")
-        torn.write_text("\n".join((*self._texts, "")))
-        torn.replace(self.path)
+        write_whole(self.path, "\n".join((*self._texts, "")))
 
     def _check(self, header: Mapping[str, object]) -> None:
         try:

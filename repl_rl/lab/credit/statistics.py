@@ -25,11 +25,6 @@ class Estimate:
     high: float | None
     seeds: int
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
 
 def mean(values: Sequence[float]) -> Estimate:
     """The mean of one value a seed (at least one), with Student's interval.

@@ -10,7 +10,7 @@ from repl_rl.record.console import PS1
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.thread import LoopThread
 from repl_rl.runs.replay import Branches, Replay, Step, branch, open_replay, start_of
-from repl_rl.runs.report import Json, clip, whole
+from repl_rl.runs.report import Json, legible, whole
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
 from repl_rl.world import World
@@ -46,7 +46,7 @@ class Live:
         try:
             return self._answer(message)
         except (ReplRLError, RolloutFailure) as error:
-            return {"error": clip(str(error))}
+            return {"error": legible(str(error))}
 
     def close(self) -> None:
         """Let the console go."""
@@ -125,8 +125,8 @@ class Live:
 def _drawn(step: Step) -> dict[str, Json]:
     return {
         "prompt": step.recorded.prompt if step.recorded else PS1,
-        "text": clip(step.text),
-        "shown": clip(step.shown.text),
+        "text": legible(step.text),
+        "shown": legible(step.shown.text),
         "status": step.result.status.value,
         "difference": step.difference.cause.value if step.difference else None,
     }

@@ -2,7 +2,7 @@
 
 from repl_rl.runs.report.data import MAX_TRAJECTORIES, entries_payload, payload
 from repl_rl.runs.report.page import PLAYER_SCRIPTS, page, player_page, read, scripts, write_report
-from repl_rl.runs.report.rollouts import Json, clip, pack, whole
+from repl_rl.runs.report.rollouts import Json, legible, pack, whole
 from repl_rl.runs.report.server import ReportServer
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "PLAYER_SCRIPTS",
     "Json",
     "ReportServer",
-    "clip",
     "entries_payload",
+    "legible",
     "pack",
     "page",
     "payload",

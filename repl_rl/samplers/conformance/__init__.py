@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 from repl_rl.machine.assets import asset
+from repl_rl.machine.threads import InThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.conformance.checks import CHECKS, Bench, Check
@@ -77,22 +78,13 @@ def _bundled() -> Renderer:
 def _run(each: Check, bench: Bench, timeout_s: float) -> tuple[Row, bool]:
     """The row of one check, and whether it came to an end."""
     name = each.__name__.replace("_", " ")
-    problems: list[str] = []
-
-    def work() -> None:
-        try:
-            _in_new_loop(each(bench))
-        except AssertionError as broken:
-            problems.append(str(broken))
-        except BaseException as error:
-            problems.append(f"{type(error).__name__}: {error}")
-
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
+    thread = InThread(lambda: _in_new_loop(each(bench)), name)
     thread.join(timeout_s)
-    if thread.is_alive():
+    if not thread.outcome.done():
         return Row(name, False, f"it blocks its thread, or swallows its cancellation: {_where(thread)}"), False
-    return Row(name, not problems, "; ".join(problems)), True
+    error = thread.outcome.exception()
+    problem = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+    return Row(name, error is None, problem if error else ""), True
 
 
 def _in_new_loop(work: Coroutine[None, None, None]) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import SANDBOXES, open_sandbox
 from repl_rl.sandbox.base import Sandbox, SandboxKind
-from repl_rl.sandbox.conformance.edges import edge_transcripts
-from repl_rl.sandbox.conformance.harvest import Transcript, in_blocks, joined, transcripts
+from repl_rl.sandbox.conformance.harvest import Transcript, edge_transcripts, in_blocks, joined, transcripts
 from repl_rl.sandbox.conformance.isolation import probes, run_probe, shared, spaces, world
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
 from repl_rl.sandbox.conformance.reference import SCRIPT, compare, reference_texts, reproducible

@@ -1,4 +1,4 @@
-"""Doctests of the standard library and of installed packages, as console transcripts. Nothing of theirs is imported."""
+"""Console transcripts: hand-made ones for the corners, and doctests of whatever is installed, which is not imported."""
 
 import ast
 import doctest
@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repl_rl.machine.docstrings import docstrings
 from repl_rl.record.console import typed_lines
+
+_SESSIONS = Path(__file__).with_name("edges.txt")
+"""Sessions, separated by lines of four dashes."""
+
+_FORM_FEED = ("x = 1\x0c", "x", "if True:\r    1", "1\x00", "\x0c1", "'a\x85b'", "'line\u2028end'", "1\r")
+_LONG = ("x = " + "+".join(["1"] * 500), "x", "(" * 150 + ")" * 150, "-" * 50 + "1", "[" * 90 + "]" * 90)
 
 _SIMPLE = re.compile(r"[A-Za-z_(\[{'\"0-9-]")
 _COMPOUND = re.compile(r"\s*(if|for|while|def|class|with|try|async|match|@|from __future__)")
@@ -23,15 +30,11 @@ class Transcript:
     """How many doctest examples they come from."""
 
 
-def docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """(file and line, text) of every text with a prompt in a Python file; nothing where it cannot be parsed."""
-    try:
-        tree = ast.parse(path.read_text("utf-8"))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ">>> " in node.value:
-            yield f"{path.name}:{node.lineno}", node.value
+def edge_transcripts() -> list[Transcript]:
+    """The hand-made ones."""
+    sessions = [tuple(text.strip("\n").split("\n")) for text in _SESSIONS.read_text("utf-8").split("----\n")]
+    sessions += [_FORM_FEED, _LONG]
+    return [Transcript(f"edge {number}", lines, len(lines)) for number, lines in enumerate(sessions)]
 
 
 def transcripts(paths: Iterable[Path]) -> Iterator[Transcript]:

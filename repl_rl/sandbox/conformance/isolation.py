@@ -41,7 +41,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Outside:
     """Things of the host that a console must not find."""
 
     secret_file: Path
@@ -51,7 +51,7 @@ class World:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[Outside]:
     """A file, a listening socket and a process with a secret in its arguments, for the length of the context."""
     secret = secrets.token_hex(16)
     with tempfile.NamedTemporaryFile("w", prefix="canary-") as file, socket.create_server(("127.0.0.1", 0)) as server:
@@ -59,7 +59,7 @@ async def world() -> AsyncIterator[World]:
         file.flush()
         process = await asyncio.create_subprocess_exec("sleep", "1000", env={"SECRET": secret})
         try:
-            yield World(Path(file.name), server.getsockname()[1], process.pid, secret)
+            yield Outside(Path(file.name), server.getsockname()[1], process.pid, secret)
         finally:
             process.kill()
             await process.wait()
@@ -73,7 +73,7 @@ def _refused(code: str, error: str = "OSError") -> tuple[str, ...]:
     return ("try:", f"    {code}; print('DONE')", f"except {error}: print('refused')", "")
 
 
-def probes(outside: World) -> list[Probe]:
+def probes(outside: Outside) -> list[Probe]:
     """Every promise about isolation that can be checked from inside one console."""
     return [*_privileges(), *_network(outside), *_others(outside), *_files(outside)]
 
@@ -96,7 +96,7 @@ def _privileges() -> list[Probe]:
     ]
 
 
-def _network(outside: World) -> list[Probe]:
+def _network(outside: Outside) -> list[Probe]:
     return [
         Probe("no route", ("open('/proc/net/route').read().count(chr(10)) <= 1",), "True\n"),
         Probe(
@@ -120,7 +120,7 @@ def _network(outside: World) -> list[Probe]:
     ]
 
 
-def _others(outside: World) -> list[Probe]:
+def _others(outside: Outside) -> list[Probe]:
     return [
         Probe(
             "few processes are visible", ("import os", "sum(n.isdigit() for n in os.listdir('/proc')) <= 3"), "True\n"
@@ -144,7 +144,7 @@ def _others(outside: World) -> list[Probe]:
     ]
 
 
-def _files(outside: World) -> list[Probe]:
+def _files(outside: Outside) -> list[Probe]:
     return [
         *(
             Probe(f"read-only: {place}", ("import os", f"os.access({place!r}, os.W_OK)"), "False\n")

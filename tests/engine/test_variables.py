@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine.environment import environment, preloads, socket_folder
+from repl_rl.engine.variables import environment, preloads, socket_folder
 
 
 def test_what_was_set_or_changed_in_the_block_is_gone_after_it() -> None:

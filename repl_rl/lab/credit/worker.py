@@ -26,7 +26,7 @@ from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.tasks import Split, Task, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from repl_rl.trainer.loop import load_model
-from repl_rl.trainer.source import save_weights, weights_folder
+from repl_rl.trainer.weights import save_weights, weights_folder
 
 WARMUP_STEPS = 5
 ENDLESS_STEPS = 1_000_000
@@ -65,7 +65,7 @@ class Ledger:
         return [round(row[name], 4) for row in self.rows]
 
 
-class World:
+class Worker:
     """An engine, consoles, and the policies that runs start from. Open it with `opened`."""
 
     def __init__(self, source: RolloutThread, settings: Settings, tasks: Sequence[Task], out: Path) -> None:
@@ -163,8 +163,8 @@ def trainer_config(condition: Condition, settings: Settings) -> TrainerConfig:
 
 
 @contextmanager
-def opened(settings: Settings, out: Path) -> Iterator[World]:
-    """A world on one core; its engine and consoles are gone at the end."""
+def opened(settings: Settings, out: Path) -> Iterator[Worker]:
+    """A worker on one core; its engine and consoles are gone at the end."""
     torch.set_num_threads(1)
     disable_progress_bar()
     training = load_tasks(TASKS, split=Split.TRAIN, count=TRAIN_TASKS, seed=0)
@@ -181,4 +181,4 @@ def opened(settings: Settings, out: Path) -> Iterator[World]:
             yield Rollouts(engine, sandbox, renderer, ReplSampler(), LINE_LIMITS, "bare", concurrency=at_once)
 
     with RolloutThread(opener, {task.id: task for task in training}) as source:
-        yield World(source, settings, training, out)
+        yield Worker(source, settings, training, out)

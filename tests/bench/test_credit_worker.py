@@ -9,17 +9,17 @@ from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.jobs import Job
 from repl_rl.lab.credit.rows import Run, Start
 from repl_rl.lab.credit.settings import Settings
-from repl_rl.lab.credit.world import opened
+from repl_rl.lab.credit.worker import opened
 
 TINY = Settings(tokens=60, prompts_per_step=2, group_size=2, held_out=4, engine="transformers")
 
 
 def test_every_run_starts_from_the_bundled_policy_and_ends_with_its_tokens(tmp_path: Path) -> None:
     chosen = conditions([BASELINE, "two_stream/gated"])
-    with opened(TINY, tmp_path) as world:
-        start = world.play(Job("lines"))
-        runs = [world.play(Job("lines", condition)) for condition in chosen]
-        again = world.play(Job("lines"))
+    with opened(TINY, tmp_path) as worker:
+        start = worker.play(Job("lines"))
+        runs = [worker.play(Job("lines", condition)) for condition in chosen]
+        again = worker.play(Job("lines"))
     assert isinstance(start, Start)
     assert start.figures == (again.figures if isinstance(again, Start) else {})
     for run in runs:

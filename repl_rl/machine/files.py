@@ -1,0 +1,27 @@
+"""Files that are there whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(final: Path) -> Iterator[Path]:
+    """A path to write to. It takes the place of `final` when the block ends well; else nothing of it is left."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    # of this process alone: two that write the same file at a time each leave a whole one
+    torn = final.with_name(f".{final.name}.{os.getpid()}.unfinished")
+    torn.unlink(missing_ok=True)
+    try:
+        yield torn
+        os.replace(torn, final)
+    except BaseException:
+        torn.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(final: Path, text: str) -> None:
+    """Write `text` as UTF-8, in place of an older file."""
+    with whole_file(final) as torn:
+        torn.write_text(text, encoding="utf-8")
