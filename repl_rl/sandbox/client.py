@@ -161,7 +161,8 @@ class ConsoleSession:
         if not reply.more:
             self._cell.reset()
         self._ended = status in (LineStatus.ANSWERED, LineStatus.EXITED)
-        return PushResult(self._bounded(reply.text), reply.more, status, reply.answer, elapsed_s)
+        text, cut = self._bounded(reply.text, reply.cut)
+        return PushResult(text, reply.more, status, reply.answer, elapsed_s, cut)
 
     def _of_death(self, death: Death, elapsed_s: float) -> PushResult:
         if self._interrupting is not None or death.code == -_SIGXCPU:
@@ -170,15 +171,16 @@ class ConsoleSession:
             status = LineStatus.EXITED
         else:
             status = LineStatus.KILLED
-        return PushResult(self._bounded(death.text), False, status, None, elapsed_s)
+        text, cut = self._bounded(death.text, death.cut)
+        return PushResult(text, False, status, None, elapsed_s, cut)
 
-    def _bounded(self, text: str) -> str:
-        """The console keeps the limit itself; this is for one whose code has been tampered with."""
+    def _bounded(self, text: str, cut: bool) -> tuple[str, bool]:
+        """`text`, and whether it was cut. The console keeps the limit; this is for one that was tampered with."""
         limit = self._limits.output_bytes
         if len(text) <= limit:
-            return text
+            return text, cut
         half = limit // 2
-        return f"{text[:half]}\n[... {len(text) - 2 * half} characters of output not shown ...]\n{text[-half:]}"
+        return f"{text[:half]}\n[... {len(text) - 2 * half} characters of output not shown ...]\n{text[-half:]}", True
 
     def close(self) -> None:
         """Kill the console and let go of everything."""
