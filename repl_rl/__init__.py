@@ -70,7 +70,7 @@ _HOMES = {
     "generate": "tasks",
     "graded": "judges",
     "line_rewards": "credit.rewards",
-    "line_states": "credit.rewards",
+    "line_states": "credit.states",
     "load_sampler": "samplers.loading",
     "load_tasks": "tasks",
     "open_engine": "engine",

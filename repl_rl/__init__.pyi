@@ -7,7 +7,7 @@ from repl_rl.credit.credited import Credited as Credited
 from repl_rl.credit.credited import LineCredit as LineCredit
 from repl_rl.credit.rewards import RewardTable as RewardTable
 from repl_rl.credit.rewards import line_rewards as line_rewards
-from repl_rl.credit.rewards import line_states as line_states
+from repl_rl.credit.states import line_states as line_states
 from repl_rl.engine import ScriptedEngine as ScriptedEngine
 from repl_rl.engine import Transformers as Transformers
 from repl_rl.engine import Vllm as Vllm

@@ -22,7 +22,7 @@ HOSTILE = (
 def line(ids: Sequence[int], status: LineStatus = LineStatus.OK, answer: str | None = None) -> Line:
     """A line of the tokens above."""
     text = "".join(TOKENS[i] for i in ids)
-    ran = Execution(status, 0.002, answer)
+    ran = Execution(status, 0.002, answer, (text.removesuffix("\n"),))
     return Line(tuple(ids), tuple(-0.1 - j for j, _ in enumerate(ids)), text, LineEnd.NEWLINE, ran)
 
 

@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 
 from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.errors import InvariantError
-from repl_rl.record.trajectory import Failure, Line, LineEnd, Observed, Prompt, Sampled, Segment, Stop, Trajectory
+from repl_rl.record.trajectory import (
+    Failure,
+    FailureKind,
+    Line,
+    LineEnd,
+    Prompt,
+    Sampled,
+    Segment,
+    Stop,
+    Trajectory,
+)
+from tests.test_trajectory import observed
 
 PAD = 0
 
@@ -18,7 +29,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     for _ in range(draw(st.integers(0, 3))):
         lengths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
         lines = [Line((7,) * n, tuple(-0.1 * (k + 1) for k in range(n)), "x\n", LineEnd.NEWLINE) for n in lengths]
-        segments += [Sampled(tuple(lines)), Observed("o", (9,) * draw(st.integers(0, 5)))]
+        segments += [Sampled(tuple(lines)), observed((9,) * draw(st.integers(0, 5)))]
     fault = draw(st.booleans())
     return Trajectory(
         id="t",
@@ -29,7 +40,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         policy_step=0,
         seed=0,
         wall_s=0.0,
-        failure=Failure("SandboxFault", "gone") if fault else None,
+        failure=Failure(FailureKind.SANDBOX_FAULT, "gone") if fault else None,
     )
 
 

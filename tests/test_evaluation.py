@@ -32,7 +32,7 @@ from repl_rl.evaluation import (
     write_study,
 )
 from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import Failure, Stop, Trajectory
+from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
 from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.tasks import Split, Task, split_of
 from tests.worlds import TASK, world
@@ -249,7 +249,7 @@ def test_a_file_that_is_no_evaluation_is_refused(tmp_path: Path, text: str) -> N
 def test_rollouts_that_failed_on_our_side_count_nowhere_but_are_told() -> None:
     def play(tasks: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
         played = Player()(tasks, temperature)
-        failure = Failure("SandboxFault", "lost")
+        failure = Failure(FailureKind.SANDBOX_FAULT, "lost")
         broken = replace(played[0], stop=Stop.FAULT, failure=failure, outcome=None)
         return [broken, *played[1:]]
 

@@ -17,7 +17,7 @@ from repl_rl.cli import main
 from repl_rl.coldstart.finetune import IGNORED, finetune, labelled, sft_args, trainer
 from repl_rl.coldstart.selection import FinetuneConfig, select
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Failure, Stop, Trajectory
+from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read, write_step
 from repl_rl.tasks import Split, load_tasks, split_of
@@ -181,7 +181,7 @@ def test_of_own_rollouts_the_best_right_ones_of_each_task_are_kept_and_demonstra
     short = play(["submit_final_answer(42)\n"])
     other = play(["1 + 1\n", "submit_final_answer(42)\n"], task_id="t2")
     shown = replace(RIGHT, outcome=None)
-    failed = replace(RIGHT, outcome=None, stop=Stop.FAULT, failure=Failure("SandboxFault", "lost"))
+    failed = replace(RIGHT, outcome=None, stop=Stop.FAULT, failure=Failure(FailureKind.SANDBOX_FAULT, "lost"))
     everything = [WRONG, RECOVERED, shown, RIGHT, other, short, failed]
     chosen = select(everything)
     assert chosen.kept == (shown, other, short)

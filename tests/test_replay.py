@@ -8,7 +8,18 @@ from typing import TypeVar
 import pytest
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Failure, Line, LineEnd, LineStatus, Prompt, Sampled, Stop, Trajectory
+from repl_rl.record.trajectory import (
+    Execution,
+    Failure,
+    FailureKind,
+    Line,
+    LineEnd,
+    LineStatus,
+    Prompt,
+    Sampled,
+    Stop,
+    Trajectory,
+)
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.runs.replay import Cause, Difference, Replay, Shown, open_replay, start_at, verify, verify_all
 from repl_rl.runs.replay.compare import cause, same
@@ -85,7 +96,7 @@ def test_a_cut_observation_agrees_when_both_of_its_ends_do() -> None:
     t = played(["'é' * 200\n", "exit()\n"], limits)
     assert "tokens cut" in str(t.segments[1])
     assert asyncio.run(verify(t, SANDBOX)).difference is None
-    cut = Shown("abc\n[... 9 tokens cut ...]\nxyz", LineStatus.OK)
+    cut = Shown("abc\n[... 9 tokens cut ...]\nxyz", LineStatus.OK, cut=True)
     assert same(cut, Shown("abc---xyz", LineStatus.OK))
     assert not same(cut, Shown("abd---xyz", LineStatus.OK))
     assert not same(cut, Shown("abxyz", LineStatus.OK))
@@ -94,8 +105,9 @@ def test_a_cut_observation_agrees_when_both_of_its_ends_do() -> None:
 
 def test_a_whole_run_gets_a_score() -> None:
     bad = replace(played(["import time\n", "time.time_ns()\n", "exit()\n"]), id="bad")
-    lost = replace(played(LINES), stop=Stop.FAULT, outcome=None, failure=Failure("SandboxFault", "lost"))
-    chat = Trajectory("chat", "t", Prompt("Hi", (1,)), played(LINES).segments[:1], Stop.FINISHED, 0, 0, 0.0)
+    lost = replace(played(LINES), stop=Stop.FAULT, outcome=None, failure=Failure(FailureKind.SANDBOX_FAULT, "lost"))
+    called = Line((1,), (-0.1,), "f()", LineEnd.MATCH, Execution(LineStatus.OK, 0.0))
+    chat = Trajectory("chat", "t", Prompt("Hi", (1,)), (Sampled((called,)),), Stop.FINISHED, 0, 0, 0.0)
     found = asyncio.run(verify_all([played(LINES), bad, chat, lost], SANDBOX))
     assert (found.verified, found.score) == (2, 0.5)
     assert found.causes == {"time": 1}
@@ -152,8 +164,9 @@ def test_a_replay_refuses_what_cannot_be() -> None:
         start_at(t, 6)
     with pytest.raises(ConfigError, match="give 0 to 6"):
         start_at(t, -1)
-    with pytest.raises(ConfigError, match="can be shown"):
-        check(replace(t, prompt=Prompt("Hi", (1,))))
+    told = [replace(x, execution=x.execution and replace(x.execution, ran=())) for x in t.lines]
+    with pytest.raises(ConfigError, match="does not say what a console was given"):
+        check(replace(t, segments=(Sampled(tuple(told)),)))
 
 
 def test_a_line_that_no_console_ran_is_passed_over() -> None:
@@ -165,7 +178,5 @@ def test_a_line_that_no_console_ran_is_passed_over() -> None:
         assert await replay.step() is None
         return [replay.prompt]
 
-    with pytest.raises(ConfigError, match="can be shown"):
-        replayed(changed, act)
-    spoken = replace(t, segments=(Sampled((thought,)), *t.segments[1:]))
-    assert replayed(spoken, act) == [">>> "]
+    assert replayed(changed, act) == [">>> "]
+    assert asyncio.run(verify(changed, SANDBOX)).difference is None

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from repl_rl.engine import ScriptedEngine
-from repl_rl.errors import ConfigError, SandboxFault
-from repl_rl.record.trajectory import Observed, Trajectory
+from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import FailureKind, Observed, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
@@ -166,13 +166,13 @@ def test_a_replay_without_edits_branches_as_recorded_and_an_ended_one_not() -> N
     replayed(t, act, to_line=2)
 
 
-@pytest.mark.parametrize("texts", [("exit()\n", "x = 1\n"), ("x = 1\n", "exit()\n")])
-def test_a_console_that_ends_while_it_is_rebuilt_is_our_failure(texts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("ran", [("exit()", "x = 1"), ("x = 1", "exit()")])
+def test_a_console_that_ends_while_it_is_rebuilt_is_our_failure(ran: tuple[str, ...]) -> None:
     t = played(LINES)
-    start = replace(start_at(t, 4), texts=texts)
+    start = replace(start_at(t, 4), ran=ran)
     (found,) = asyncio.run(branch(world(LINES[4:]), start, TASK, 1)).trajectories
     assert found.failure is not None
-    assert found.failure.kind == SandboxFault.__name__
+    assert found.failure.kind is FailureKind.SANDBOX_FAULT
 
 
 def test_restore_comes_first() -> None:

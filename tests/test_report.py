@@ -21,10 +21,10 @@ from repl_rl.cli import main
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import StoreError
 from repl_rl.record.clip import TEXT_CHARS
-from repl_rl.record.trajectory import Execution, LineStatus
+from repl_rl.record.trajectory import Execution, LineStatus, Observed
 from repl_rl.runs.report import ReportServer, page, payload, write_report
 from repl_rl.runs.report.rollouts import detail, error_class, legible
-from repl_rl.runs.store import exchanges
+from repl_rl.runs.store import transitions
 from tests.runs import HOSTILE, TOKENS, TRACE, credit, line, rollout, run_folder
 
 
@@ -112,13 +112,14 @@ def test_long_texts_are_cut_in_the_middle_and_say_so() -> None:
 
 
 def test_error_classes_are_names_of_exceptions_or_statuses() -> None:
-    (failed, answered) = exchanges(rollout(0, "one", 1))
+    (failed, answered) = transitions(rollout(0, "one", 1))
     assert (error_class(failed), error_class(answered)) == ("ZeroDivisionError", "")
-    silent = replace(failed, observed=">>> ")
+    silent = replace(failed, observed=Observed(">>> ", (7,)))
     assert error_class(silent) == "exception"
     late = replace(failed, line=replace(line([4, 3]), execution=Execution(LineStatus.TIMEOUT, 5.0)))
     assert error_class(late) == "timeout"
-    assert error_class(replace(failed, observed="json.decoder.JSONDecodeError: no\n>>> ")) == "JSONDecodeError"
+    dotted = replace(failed, observed=Observed("json.decoder.JSONDecodeError: no\n>>> ", (7,)))
+    assert error_class(dotted) == "JSONDecodeError"
 
 
 def test_a_run_that_goes_on_or_was_torn_is_shown_as_far_as_it_can_be_read(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from repl_rl.credit.rewards import (
     broken,
     line_reward,
     line_rewards,
-    line_states,
 )
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import (
     Execution,
     Failure,
+    FailureKind,
     Line,
     LineEnd,
     LineStatus,
@@ -34,7 +34,8 @@ from repl_rl.record.trajectory import (
     Trajectory,
 )
 
-RAN = [status for status in LineStatus if status is not LineStatus.ANSWERED]
+RAN = [status for status in LineStatus if status not in (LineStatus.ANSWERED, LineStatus.SANDBOX_FAULT)]
+"""What any line of a rollout that is trained on may come to."""
 
 
 def ran(status: LineStatus | None, *rewards: float) -> Line:
@@ -43,7 +44,7 @@ def ran(status: LineStatus | None, *rewards: float) -> Line:
 
 
 def rollout(*lines: Line, fault: bool = False) -> Trajectory:
-    failure = Failure("SandboxFault", "gone") if fault else None
+    failure = Failure(FailureKind.SANDBOX_FAULT, "gone") if fault else None
     segments = (Sampled(lines),) if lines else ()
     stop = Stop.FAULT if fault else Stop.FINISHED
     return Trajectory("t", "task", Prompt("p", (1,)), segments, stop, 0, 0, 0.0, failure=failure)
@@ -67,7 +68,9 @@ def test_by_default_an_error_costs_a_tenth_and_nothing_else_counts() -> None:
 
 
 def test_a_sandbox_fault_is_never_rewarded() -> None:
-    assert line_rewards(rollout(ran(LineStatus.OK, 0.4), ran(LineStatus.SANDBOX_FAULT)), RewardTable(ok=0.1))[1] == 0.0
+    assert RewardTable(ok=0.1).of(LineStatus.SANDBOX_FAULT) == 0.0
+    faulted = rollout(ran(LineStatus.OK, 0.4), ran(LineStatus.SANDBOX_FAULT), fault=True)
+    assert line_rewards(faulted, RewardTable(ok=0.1)) == (0.0, 0.0)
     assert line_rewards(rollout(ran(LineStatus.EXCEPTION, 0.4), fault=True), RewardTable()) == (0.0,)
 
 
@@ -99,38 +102,6 @@ def test_a_rollout_cannot_earn_or_lose_more_than_the_bound(lines: list[tuple[Lin
 def test_an_unusable_table_is_refused_by_name(field: str, make: Callable[[], RewardTable]) -> None:
     with pytest.raises(ConfigError, match=f"rewards.{field}"):
         make()
-
-
-def written(text: str, status: LineStatus) -> Line:
-    return Line((5,), (-1.0,), text, LineEnd.NEWLINE, Execution(status, 0.0))
-
-
-def test_lines_start_from_equal_states_when_equal_cells_ran_before() -> None:
-    a = rollout(written("x = 1\n", LineStatus.OK), written("x\n", LineStatus.OK), written("x\n", LineStatus.OK))
-    b = rollout(
-        written("x=1  # one\n", LineStatus.OK), written("x +\n", LineStatus.SYNTAX_ERROR), written("y\n", LineStatus.OK)
-    )
-    assert line_states(a)[0] == line_states(b)[0]
-    assert line_states(a)[1] == line_states(b)[1] == line_states(b)[2]
-    assert line_states(a)[2] != line_states(a)[1]
-
-
-def test_a_line_inside_a_cell_starts_from_the_open_cell() -> None:
-    lines = [
-        written("if 1:\n", LineStatus.INCOMPLETE),
-        written(" y = 2\n", LineStatus.INCOMPLETE),
-        written("\n", LineStatus.OK),
-    ]
-    same = line_states(rollout(*lines, written("y\n", LineStatus.OK)))
-    flat = line_states(rollout(written("if 1:   y = 2\n", LineStatus.OK), written("y\n", LineStatus.OK)))
-    assert same[3] == flat[1]
-    assert len(set(same)) == 4
-
-
-@given(st.lists(st.tuples(st.text(max_size=8), st.sampled_from(RAN)), max_size=4))
-def test_any_text_has_a_state(cells: list[tuple[str, LineStatus]]) -> None:
-    t = rollout(*(written(text + "\n", status) for text, status in cells))
-    assert len(line_states(t)) == len(t.lines)
 
 
 def by_length(t: Trajectory) -> list[float]:

@@ -15,6 +15,7 @@ from repl_rl.errors import InvariantError, StoreError
 from repl_rl.record.trajectory import (
     Execution,
     Failure,
+    FailureKind,
     Line,
     LineEnd,
     LineStatus,
@@ -58,7 +59,7 @@ def full(id: str = "t") -> Trajectory:
 
 
 def test_executions_rewards_failures_and_odd_text_survive(tmp_path: Path) -> None:
-    failed = replace(trajectory(), stop=Stop.FAULT, failure=Failure("SandboxFault", "lost"))
+    failed = replace(trajectory(), stop=Stop.FAULT, failure=Failure(FailureKind.SANDBOX_FAULT, "lost"))
     write_step(tmp_path, 3, [full(), failed])
     assert list(read(tmp_path)) == [full(), failed]
 
@@ -205,7 +206,9 @@ def test_credit_has_an_entry_a_line_and_a_log_probability_a_token() -> None:
 
 
 def said(source: str, output: str, prompt: str = ">>> ") -> tuple[Sampled, Observed]:
-    return Sampled((Line((1,), (-0.1,), source, LineEnd.NEWLINE),)), Observed(output + prompt, (2,))
+    """A line that was typed into a console, and what it showed."""
+    ran = Execution(LineStatus.OK, 0.0, ran=tuple(source.split("\n")[:-1]))
+    return Sampled((Line((1,), (-0.1,), source, LineEnd.NEWLINE, ran),)), Observed(output + prompt, (2,))
 
 
 def test_console_text_reads_as_a_session() -> None:

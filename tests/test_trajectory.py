@@ -11,6 +11,7 @@ from repl_rl.errors import InvariantError
 from repl_rl.record.trajectory import (
     Execution,
     Failure,
+    FailureKind,
     Group,
     Line,
     LineEnd,
@@ -30,6 +31,10 @@ def line(n: int = 2, end: LineEnd = LineEnd.NEWLINE) -> Line:
     return Line(tuple(range(1, n + 1)), (-0.5,) * n, "x\n", end)
 
 
+def observed(token_ids: tuple[int, ...]) -> Observed:
+    return Observed("o" if token_ids else "", token_ids)
+
+
 def trajectory(*segments: Segment, stop: Stop = Stop.FINISHED) -> Trajectory:
     return Trajectory("t", "task", Prompt("p", (9,)), segments, stop, 0, 0, 0.0)
 
@@ -40,7 +45,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     for _ in range(draw(st.integers(0, 5))):
         lines = draw(st.lists(st.integers(1, 4).map(line), min_size=1, max_size=3))
         segments.append(Sampled(tuple(lines)))
-        segments.append(Observed("o", tuple(draw(st.lists(st.integers(10, 20), max_size=4)))))
+        segments.append(observed(tuple(draw(st.lists(st.integers(10, 20), max_size=4)))))
     return trajectory(*segments[: draw(st.integers(0, len(segments)))])
 
 
@@ -57,7 +62,7 @@ def test_i1_every_sampled_token_has_exactly_one_log_probability(logprobs: tuple[
 
 
 def test_i2_an_observation_has_no_field_for_log_probabilities_or_advantages() -> None:
-    assert {field.name for field in fields(Observed)} == {"text", "token_ids"}
+    assert {field.name for field in fields(Observed)} == {"text", "token_ids", "cut"}
 
 
 @given(trajectories())
@@ -161,10 +166,10 @@ def test_i9_a_group_shares_one_task_and_one_prompt() -> None:
 def test_a_failure_goes_with_a_fault_and_is_never_rewarded() -> None:
     one = trajectory()
     with pytest.raises(InvariantError, match="stop='fault'"):
-        replace(one, failure=Failure("SandboxFault", "lost"))
+        replace(one, failure=Failure(FailureKind.SANDBOX_FAULT, "lost"))
     with pytest.raises(InvariantError, match="stop='fault'"):
         replace(one, stop=Stop.FAULT)
-    failed = replace(one, stop=Stop.FAULT, failure=Failure("SandboxFault", "lost"))
+    failed = replace(one, stop=Stop.FAULT, failure=Failure(FailureKind.SANDBOX_FAULT, "lost"))
     assert not failed.trainable
     with pytest.raises(InvariantError, match="never rewarded"):
         replace(failed, outcome=1.0)

@@ -23,7 +23,7 @@ from repl_rl.record.console import PS1
 from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
-from repl_rl.runs.store import Damage, Store, exchanges, guarded, printable, to_text
+from repl_rl.runs.store import Damage, Store, guarded, printable, to_text, transitions
 from repl_rl.runs.store.notebook import read_notebook, write_notebook
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
@@ -124,15 +124,15 @@ def _show(entry: Credited, console: Console) -> None:
     console.print(transcript(entry.trajectory))
     table = Table("line", "status", "ms", "reward", "advantage", "", box=None, header_style="dim")
     credit_L = entry.credit_L or (None,) * len(entry.trajectory.lines)
-    for number, (exchange, credit) in enumerate(zip(exchanges(entry.trajectory), credit_L, strict=True)):
-        run = exchange.line.execution
+    for number, (transition, credit) in enumerate(zip(transitions(entry.trajectory), credit_L, strict=True)):
+        run = transition.line.execution
         figures = (f"{credit.reward:+.3g}", f"{credit.advantage:+.3g}") if credit else ("", "")
         table.add_row(
             str(number),
             _status(run.status) if run else Text("not run", style="dim"),
             f"{run.elapsed_s * 1000:.1f}" if run else "",
             *figures,
-            Text(printable(exchange.line.text.rstrip("\n")).replace("\n", "⏎")[:60], style="dim"),
+            Text(printable(transition.line.text.rstrip("\n")).replace("\n", "⏎")[:60], style="dim"),
         )
     console.print(table)
 

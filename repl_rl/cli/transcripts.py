@@ -17,7 +17,6 @@ from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.played import Course, demonstrations
 from repl_rl.coldstart.verified import Recipe, Tally, verified
-from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
 from repl_rl.machine.files import whole_file
 from repl_rl.record.trajectory import Trajectory
@@ -158,7 +157,7 @@ async def _kept(trajectories: AsyncIterator[Trajectory], tally: Tally, told_ever
 
 def _write(out: Path, number: int, kept: Sequence[Trajectory]) -> None:
     with whole_file(out / "trajectories" / f"{number:06d}.jsonl.gz") as torn:
-        append(torn, map(Credited, kept))
+        append(torn, kept)
 
 
 def _keep_counts(path: Path, tallies: dict[str, Tally]) -> None:

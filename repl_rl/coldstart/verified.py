@@ -163,8 +163,8 @@ def _segments(example: Example, results: Sequence[PushResult], renderer: Rendere
     segments: list[Segment] = []
     for line, result in zip(example.lines, results, strict=True):
         ids = renderer.written(line + "\n")
-        execution = Execution(result.status, result.elapsed_s)
+        execution = Execution(result.status, result.elapsed_s, ran=(line,))
         written = Line(ids, (_WRITTEN,) * len(ids), line + "\n", LineEnd.NEWLINE, execution)
         shown = result.text + prompt(result.more)
-        segments += (Sampled((written,)), Observed(shown, renderer.encode(shown)))
+        segments += (Sampled((written,)), Observed(shown, renderer.encode(shown), result.cut))
     return segments

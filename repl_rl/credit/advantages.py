@@ -54,6 +54,9 @@ class GroupRewards:
                 f"a group has {len(self.outcomes_G)} outcomes and {len(self.rewards_G_L)} rows of line rewards; "
                 "give one of each per rollout"
             )
+        for outcome in self.outcomes_G:
+            if outcome is not None and not math.isfinite(outcome):
+                raise UserCodeError(f"an outcome is {outcome!r}; give a finite number, or None where none was graded")
         for reward in (r for rewards_L in self.rewards_G_L for r in rewards_L):
             if not math.isfinite(reward):
                 raise UserCodeError(f"a line reward is {reward!r}; a reward is a finite number")

@@ -6,8 +6,10 @@ from itertools import islice
 
 from repl_rl.credit.advantages import Advantages, Estimator, GroupRewards, faded
 from repl_rl.credit.credited import LineCredit
-from repl_rl.credit.rewards import Potential, RewardTable, Weighted, line_rewards, line_states
+from repl_rl.credit.rewards import Potential, RewardTable, Weighted, line_rewards
+from repl_rl.credit.states import line_states
 from repl_rl.credit.stops import StopPolicy
+from repl_rl.errors import InvariantError
 from repl_rl.record.trajectory import Group, Trajectory
 
 
@@ -40,8 +42,15 @@ class Earned:
     outcome: float | None = None
     rewards_L: tuple[float, ...] = ()
     states_L: tuple[str, ...] = ()
+    """(): not known."""
     tokens_L: tuple[int, ...] = ()
     """Sampled tokens of each line."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(values_L) for values_L in (self.rewards_L, self.states_L or self.rewards_L, self.tokens_L)}
+        if len(lengths) > 1:
+            counts = f"{len(self.rewards_L)} rewards, {len(self.states_L)} states and {len(self.tokens_L)} token counts"
+            raise InvariantError(f"a rollout of task {self.task_id} has {counts}; give one of each per line")
 
 
 def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:

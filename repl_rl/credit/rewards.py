@@ -5,8 +5,6 @@ functions of the user say, plus the difference of a potential. The outcome rewar
 whole rollout and is `Trajectory.outcome`.
 """
 
-import ast
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -205,34 +203,3 @@ def held_to_contract(function: LineReward, trajectory: Trajectory, time_limit_s:
         if not math.isfinite(value):
             raise UserCodeError(f"{name} gave {value!r}; a reward is a finite number")
     return rewards_L
-
-
-def line_states(trajectory: Trajectory) -> tuple[str, ...]:
-    """A name of the console state that each line starts from, shape (L,); equal names mean equal states.
-
-    It is made on the host from the cells that ran before, without their layout and comments; cells that never compiled
-    left no trace. So it tells more states apart than there are (`x = 4` and `x = 2 + 2` differ), never fewer, as
-    long as programs are deterministic.
-    """
-    states: list[str] = []
-    ran = ""
-    open_cell = ""
-    for line in trajectory.lines:
-        states.append(hashlib.blake2b((ran + open_cell).encode(errors="replace"), digest_size=16).hexdigest())
-        if line.execution is None:
-            continue
-        open_cell += line.text
-        if line.execution.status is not LineStatus.INCOMPLETE:
-            if line.execution.status is not LineStatus.SYNTAX_ERROR:
-                ran += _canonical(open_cell)
-            open_cell = ""
-    return tuple(states)
-
-
-def _canonical(cell: str) -> str:
-    """The cell without layout and comments; the cell itself where Python here cannot parse it."""
-    try:
-        body = ast.parse(cell).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return f"{cell!r}\n"
-    return "".join(ast.dump(statement) + "\n" for statement in body)

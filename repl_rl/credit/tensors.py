@@ -25,6 +25,15 @@ class Columns:
     mask: list[list[int]]
     """1 where the policy sampled the token and may learn from it, else 0."""
 
+    def __post_init__(self) -> None:
+        rows = {len(rows) for rows in (self.prompt_ids, self.completion_ids, self.logprobs, self.mask)}
+        if len(rows) > 1:
+            raise InvariantError(f"columns of a batch have {sorted(rows)} rows; give a row a rollout in each")
+        for b, ids in enumerate(self.completion_ids):
+            if not len(ids) == len(self.logprobs[b]) == len(self.mask[b]):
+                counts = f"{len(ids)} ids, {len(self.logprobs[b])} log probabilities and a mask of {len(self.mask[b])}"
+                raise InvariantError(f"row {b} of a batch has {counts}; give one of each per token")
+
 
 def columns(trajectories: Sequence[Trajectory], pad_id: int) -> Columns:
     """The token lists of a batch. A rollout that may not be trained on is a single masked padding token."""

@@ -4,6 +4,7 @@ Engines deal in token ids only. They know neither text, nor lines, nor consoles.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from repl_rl.errors import EngineError
+from repl_rl.errors import ConfigError, EngineError
 
 Watch = Callable[[int], bool]
 """Called with each sampled id in order; True asks to stop after that id."""
@@ -45,6 +46,12 @@ class Chunk:
                 f"the engine returned {len(self.token_ids)} ids with {len(self.logprobs)} log probabilities; "
                 "a chunk has at least one id and one log probability for each"
             )
+        for name in ("token_ids", "logprobs"):
+            if not isinstance(getattr(self, name), tuple):
+                raise EngineError(f"Chunk.{name} is {getattr(self, name)!r}; give a tuple")
+        for logprob in self.logprobs:
+            if not -math.inf < logprob <= 0.0:
+                raise EngineError(f"the engine returned the log probability {logprob!r}; it is finite and <= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,10 @@ class Sampling:
     temperature: float = 1.0
     seed: int | None = None
     """Seeds this session's draws if the engine `seeds_sessions`; None: the engine's own random stream."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise ConfigError("temperature", self.temperature, "give a finite number, 0 or more; 0 is greedy")
 
 
 class EngineSession(Protocol):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.study import Study, TaskResult, result
 from repl_rl.machine.files import whole_file
@@ -58,7 +57,7 @@ class EvaluationFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.toml").write_text(self._config_toml)
         with whole_file(self._file(kind, portion)) as torn:
-            append(torn, map(Credited, trajectories))
+            append(torn, trajectories)
 
     def _file(self, kind: str, portion: int) -> Path:
         return self.path / kind / f"{portion:06d}.jsonl.gz"

@@ -28,7 +28,7 @@ class TaskResult:
     solved: int
     """Of these, those whose outcome is at least 1."""
     greedy: bool | None
-    """Whether greedy decoding solves it; None: it was not tried, or that rollout failed on our side."""
+    """Whether greedy decoding solves it; None: there is no greedy rollout that was graded."""
     lines: int
     """Lines that were executed, in the rollouts at temperature 1."""
     error_lines: int

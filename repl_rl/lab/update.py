@@ -215,7 +215,8 @@ def _rollouts(case: Case, line: int = 16) -> list[Trajectory]:
         for _ in range(case.tokens // (line + observed)):
             ids = tuple(rng.randrange(2, case.vocab) for _ in range(line))
             segments.append(Sampled((Line(ids, (-10.0,) * line, "x\n", LineEnd.NEWLINE),)))
-            segments.append(Observed("y", tuple(rng.randrange(2, case.vocab) for _ in range(observed))))
+            shown = tuple(rng.randrange(2, case.vocab) for _ in range(observed))
+            segments.append(Observed("y" if shown else "", shown))
         outcome = float(number % 2)
         rollouts.append(
             Trajectory(str(number), "task", prompt, tuple(segments), Stop.FINISHED, 0, number, 0.0, outcome)

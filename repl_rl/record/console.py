@@ -77,13 +77,37 @@ class LineBuffer:
     the next line.
     """
 
-    def __init__(self) -> None:
-        self._carry = ""
+    def __init__(self, carry: str = "") -> None:
+        self.carry = carry
+        """Text after the last newline so far."""
 
     def feed(self, text: str) -> tuple[str, ...]:
         """Append decoded text and return the physical lines that it closed, without their newlines."""
-        *closed, self._carry = (self._carry + text).split("\n")
+        *closed, self.carry = (self.carry + text).split("\n")
         return tuple(closed)
+
+
+class Typist:
+    """Follows the lines of a rollout: which of them were given to a console as they were written?"""
+
+    def __init__(self) -> None:
+        self._buffer = LineBuffer()
+
+    @property
+    def carry(self) -> str:
+        """Text of the lines so far that was written after a newline, and not given to the console yet."""
+        return self._buffer.carry
+
+    def typed(self, text: str, ran: tuple[str, ...]) -> bool:
+        """Take the next line; True where what ran are the physical lines that it closed, as many as the console took.
+
+        False: nothing of it ran, or something else did, such as the code between two fences.
+        """
+        ahead = LineBuffer(self._buffer.carry)
+        if not ran or ahead.feed(text)[: len(ran)] != ran:
+            return False
+        self._buffer = ahead
+        return True
 
 
 _SILENT = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Import, ast.ImportFrom, ast.Pass, ast.Delete, ast.Global)

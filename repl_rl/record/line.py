@@ -16,6 +16,25 @@ def refuse(field: str, value: object, remedy: str) -> None:
     raise InvariantError(f"{field} is {value!r}; {remedy}")
 
 
+def refuse_unless_tuple(field: str, value: object) -> None:
+    """Refuse a list in the place of a tuple: it could be changed later, and equal records would compare unequal."""
+    if not isinstance(value, tuple):
+        refuse(field, value, f"give a tuple, this is a {type(value).__name__}")
+
+
+def refuse_unless_ids(field: str, value: tuple[int, ...]) -> None:
+    """Refuse what is no tuple of token ids; it may be empty."""
+    refuse_unless_tuple(field, value)
+    if value and min(value) < 0:
+        refuse(field, min(value), "a token id is 0 or more; padding has no place in a record")
+
+
+def refuse_unless_duration(field: str, value: float) -> None:
+    """Refuse what is no number of seconds."""
+    if not 0.0 <= value < math.inf:
+        refuse(field, value, "give a finite number of seconds, 0 or more")
+
+
 class LineStatus(StrEnum):
     """How the console took a line. The list is closed."""
 
@@ -82,8 +101,16 @@ class Execution:
     elapsed_s: float
     answer: str | None = None
     """What `submit_final_answer(...)` was given on this line; None: it was not called."""
+    ran: tuple[str, ...] = ()
+    """The physical lines that the console was given, in order, without newlines; (): no console ran anything, as for a
+    tool call, or for an answer that was written in text."""
 
     def __post_init__(self) -> None:
+        refuse_unless_duration("Execution.elapsed_s", self.elapsed_s)
+        refuse_unless_tuple("Execution.ran", self.ran)
+        for physical in self.ran:
+            if "\n" in physical:
+                refuse("Execution.ran", physical, "give physical lines, each without its newline")
         if (self.answer is not None) != (self.status is LineStatus.ANSWERED):
             refuse("Execution.answer", self.answer, f"status {self.status!s} and an answer must agree")
 
@@ -102,6 +129,9 @@ class Line:
     rewards: tuple[NamedReward, ...] = ()
 
     def __post_init__(self) -> None:
+        refuse_unless_ids("Line.token_ids", self.token_ids)
+        for field in ("logprobs", "rewards"):
+            refuse_unless_tuple(f"Line.{field}", getattr(self, field))
         if not self.token_ids:
             refuse("Line.token_ids", self.token_ids, "a line has at least one sampled token")
         if len(self.logprobs) != len(self.token_ids):

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TypeVar
 
-from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.console import is_void
-from repl_rl.record.trajectory import Failure, Line, LineStatus, Stop, Trajectory
+from repl_rl.record.trajectory import Line, LineStatus, Stop, Trajectory
 
 T = TypeVar("T")
 
@@ -40,8 +39,8 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "line_tokens_mean": fmean(len(line.token_ids) for line in lines) if lines else 0.0,
         "sampled_tokens": float(sum(t.sampled_tokens for t in sound)),
         "observed_tokens": float(sum(t.observed_tokens for t in sound)),
-        "sandbox_fault_rate": _share(trajectories, lambda t: t.failure is not None and not _users(t.failure)),
-        "user_error_rate": _share(trajectories, lambda t: t.failure is not None and _users(t.failure)),
+        "sandbox_fault_rate": _share(trajectories, lambda t: t.failure is not None and not t.failure.kind.is_users),
+        "user_error_rate": _share(trajectories, lambda t: t.failure is not None and t.failure.kind.is_users),
         "void_line_rate": _share(lines, lambda line: is_void(line.text)),
         "print_rate": _share(lines, lambda line: _PRINT.search(line.text) is not None),
         "print_spam_rate": sum(map(_print_spam, sound)) / max(len(lines), 1),
@@ -52,11 +51,6 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _share(items: Sequence[T], test: Callable[[T], bool]) -> float:
     return sum(map(test, items)) / len(items) if items else 0.0
-
-
-def _users(failure: Failure) -> bool:
-    """True where the sampler or the task is to blame, and no part of ours."""
-    return failure.kind in (UserCodeError.__name__, ConfigError.__name__)
 
 
 def _print_spam(trajectory: Trajectory) -> int:

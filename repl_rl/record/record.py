@@ -15,6 +15,7 @@ from repl_rl.record.trajectory import (
     Failure,
     Line,
     LineEnd,
+    LineStatus,
     NamedReward,
     Observed,
     Prompt,
@@ -64,22 +65,26 @@ class Record:
         """Append an observation.
 
         Raises:
-            ConfigError: it does not follow a line that is closed.
+            ConfigError: it does not follow a line that is closed, or our console failed on that line.
         """
         if self.last is None:
             raise ConfigError("episode.observe()", observed.text[:40], "an observation follows a sampled line")
         if self.last.end is LineEnd.LENGTH:
             raise ConfigError("episode.observe()", observed.text[:40], "a cut line ends the rollout; check its `ended`")
+        run = self.last.execution
+        if run is not None and run.status is LineStatus.SANDBOX_FAULT:
+            raise ConfigError("episode.observe()", observed.text[:40], "our console failed; let SandboxFault pass")
         self._items.append(observed)
 
     def executed(self, execution: Execution) -> None:
-        """Note what became of the newest line.
+        """Note what became of the newest line. What it had run before stays noted, and comes first.
 
         Raises:
             ConfigError: there is no line.
         """
         at, line = self._find(-1, "episode.execute()")
-        self._items[at] = replace(line, execution=execution)
+        before = line.execution.ran if line.execution is not None else ()
+        self._items[at] = replace(line, execution=replace(execution, ran=(*before, *execution.ran)))
 
     def reward(self, value: float, name: str, number: int) -> None:
         """Add a reward to a line, found by its number as in a list.

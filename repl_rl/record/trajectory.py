@@ -1,4 +1,4 @@
-"""All data types of a rollout's record, with their invariants; those of a line come from `repl_rl.record.line`.
+"""All data types of a rollout's record, with their invariants; some come from `repl_rl.record.line` and `.failure`.
 
 A `Trajectory` is a prompt followed by alternating segments. A `Sampled` segment is made of lines, which own the sampled
 tokens. An `Observed` segment is text that the console printed; it has no log probability, so none can be wrong. The
@@ -17,14 +17,23 @@ from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 from repl_rl.errors import InvariantError
-from repl_rl.record.line import Execution, Line, LineEnd, LineStatus, NamedReward, refuse
+from repl_rl.record.failure import Failure, FailureKind
+from repl_rl.record.line import (
+    Execution,
+    Line,
+    LineEnd,
+    LineStatus,
+    NamedReward,
+    refuse,
+    refuse_unless_duration,
+    refuse_unless_ids,
+    refuse_unless_tuple,
+)  # fmt: skip
 
 __all__ = [
-    "SCHEMA_VERSION", "Execution", "Failure", "Group", "Line", "LineEnd", "LineStatus", "Member", "NamedReward",
+    "Execution", "Failure", "FailureKind", "Group", "Line", "LineEnd", "LineStatus", "Member", "NamedReward",
     "Observed", "Prompt", "Sampled", "Segment", "Stop", "Trajectory", "spread",
 ]  # fmt: skip
-
-SCHEMA_VERSION = 2
 
 
 class Stop(StrEnum):
@@ -53,6 +62,7 @@ class Sampled:
     lines: tuple[Line, ...]
 
     def __post_init__(self) -> None:
+        refuse_unless_tuple("Sampled.lines", self.lines)
         if not self.lines:
             refuse("Sampled.lines", self.lines, "a sampled segment has at least one line")
         for line in self.lines[:-1]:
@@ -70,6 +80,13 @@ class Observed:
 
     text: str
     token_ids: tuple[int, ...]
+    cut: bool = False
+    """Its middle gave way to a visible marker: it was longer than an observation, or a console's output, may be."""
+
+    def __post_init__(self) -> None:
+        refuse_unless_ids("Observed.token_ids", self.token_ids)
+        if not self.token_ids and (self.text or self.cut):
+            refuse("Observed.token_ids", self.token_ids, f"text without tokens is never shown: {self.text[:40]!r}")
 
 
 Segment = Sampled | Observed
@@ -83,6 +100,7 @@ class Prompt:
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        refuse_unless_ids("Prompt.token_ids", self.token_ids)
         if not self.token_ids:
             refuse("Prompt.token_ids", self.token_ids, "a prompt has at least one token")
 
@@ -90,14 +108,6 @@ class Prompt:
     def key(self) -> str:
         """A short name, equal for equal ids: what a group compares, also across processes."""
         return hashlib.blake2b(repr(self.token_ids).encode(), digest_size=16).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a rollout was dropped: the class of the `RolloutFailure`, or of what user code raised, and its message."""
-
-    kind: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -114,12 +124,17 @@ class Trajectory:
     seed: int
     wall_s: float
     outcome: float | None = None
-    """The judge's outcome reward; None: not graded (a fault, or a rollout without a judge)."""
+    """The outcome reward of its judge; None: no judge graded it."""
     failure: Failure | None = None
     """Set exactly when `stop` is `fault`."""
 
     def __post_init__(self) -> None:
+        refuse_unless_duration("Trajectory.wall_s", self.wall_s)
+        refuse_unless_tuple("Trajectory.segments", self.segments)
         self._check_segments()
+        self._check_lines()
+        if not self.id:
+            refuse("Trajectory.id", self.id, "name it: it is stored and found by its id")
         if self.policy_step < 0:
             refuse("Trajectory.policy_step", self.policy_step, "count optimizer steps from 0")
         if (self.failure is not None) != (self.stop is Stop.FAULT):
@@ -128,8 +143,6 @@ class Trajectory:
             refuse("Trajectory.outcome", self.outcome, "an outcome reward is a finite number")
         if self.failure is not None and self.outcome is not None:
             refuse("Trajectory.outcome", self.outcome, "a rollout that failed on our side is never rewarded")
-        if self.stop is Stop.EOS and (not self.lines or self.lines[-1].end is not LineEnd.EOS):
-            refuse("Trajectory.stop", self.stop, "the end token belongs to the last line; its end is 'eos'")
 
     def _check_segments(self) -> None:
         previous: Segment | None = None
@@ -137,11 +150,28 @@ class Trajectory:
             if previous is not None and type(segment) is type(previous):
                 refuse("Trajectory.segments", type(segment).__name__, "sampled and observed segments alternate")
             if isinstance(segment, Observed):
-                if previous is None:
+                if not isinstance(previous, Sampled):
                     refuse("Trajectory.segments", segment.text, "text before the first line belongs to the prompt")
-                if isinstance(previous, Sampled) and previous.lines[-1].end is LineEnd.LENGTH:
+                elif previous.lines[-1].end is LineEnd.LENGTH:
                     refuse("Trajectory.segments", segment.text, "only a closed line is followed by an observation")
+                elif _faulted(previous.lines[-1]):
+                    refuse("Trajectory.segments", segment.text, "a failure of ours is never shown as program output")
             previous = segment
+
+    def _check_lines(self) -> None:
+        last = self.lines[-1] if self.lines else None
+        for line in self.lines:
+            if _faulted(line) and self.failure is None:
+                remedy = "a rollout with a line that failed on our side has stop='fault' and a failure"
+                refuse("Trajectory.failure", self.failure, remedy)
+            if line.execution is not None and line.execution.answer is not None and line is not last:
+                refuse("Trajectory.segments", line.text, "the line that answers is the last one")
+        if self.stop is Stop.ANSWERED and self.answer is None:
+            refuse("Trajectory.stop", self.stop, "no line has an answer; give its execution one, or another stop")
+        if self.stop is Stop.EOS and (last is None or last.end is not LineEnd.EOS):
+            refuse("Trajectory.stop", self.stop, "the end token belongs to the last line; its end is 'eos'")
+        if self.stop is Stop.LINE_TOO_LONG and (last is None or last.end is not LineEnd.LENGTH):
+            refuse("Trajectory.stop", self.stop, "the last line is the one that was cut; its end is 'length'")
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -198,10 +228,12 @@ class Trajectory:
         )
 
 
-def spread(values_L: Sequence[float], trajectory: Trajectory, observed: float = 0.0) -> tuple[float, ...]:
-    """Widen one value a line to one value a completion token, shape (T,).
+def _faulted(line: Line) -> bool:
+    return line.execution is not None and line.execution.status is LineStatus.SANDBOX_FAULT
 
-    The only place where line values meet tokens. Tokens of an observation get `observed`.
+
+def spread(values_L: Sequence[float], trajectory: Trajectory, observed: float = 0.0) -> tuple[float, ...]:
+    """Widen one value a line to one value a completion token, shape (T,). Tokens of an observation get `observed`.
 
     Raises:
         InvariantError: the number of values is not the number of lines.

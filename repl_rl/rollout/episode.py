@@ -1,16 +1,16 @@
 """One rollout's recorder: what a sampler holds while it samples, pushes, observes and rewards.
 
-The episode owns the token record, so a sampler cannot get masks, log probabilities or lengths wrong. It is the only
-place where an engine and a sandbox meet.
+The episode owns the token record, so a sampler cannot get masks, log probabilities or lengths wrong.
 """
 
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from repl_rl.engine.ahead import AheadSession, Guess
-from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Watch
+from repl_rl.engine.base import ChunkEnd, EngineSession, Watch
 from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.judges import graded
 from repl_rl.record.console import LineBuffer, likely_silent, prompt
@@ -19,8 +19,12 @@ from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineSta
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
-from repl_rl.sandbox.lines import push_lines
+from repl_rl.sandbox.lines import combined, push_each
 from repl_rl.tasks import Task
+
+_ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
+_NOTED = frozenset({Stop.ANSWERED, Stop.EOS, Stop.LINE_TOO_LONG, Stop.FAULT})
+"""Stops that go with something in the record."""
 
 
 class Episode:
@@ -93,7 +97,7 @@ class Episode:
         stop_ids = self.renderer.stop_ids if until is None else self.renderer.eos_ids
         line = await self._write(stop_ids, self.renderer.watch(until) if until else None, max_tokens)
         if line.end is LineEnd.EOS:
-            self.finish(Stop.EOS)
+            self._end(Stop.EOS)
         return line
 
     async def turn(self, max_tokens: int | None = None) -> Line:
@@ -117,30 +121,33 @@ class Episode:
         chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
         self._sampling, self._pending = None, []
         self._context_left -= len(chunk.token_ids)
-        line = self._line(chunk)
+        line = self.renderer.line(chunk.token_ids, chunk.logprobs, _ENDS[chunk.end])
         self._record.sampled(line)
         if line.end is LineEnd.LENGTH:
-            self.finish(Stop.LINE_TOO_LONG if budget == wanted else Stop.MAX_TOKENS)
+            self._end(Stop.LINE_TOO_LONG if budget == wanted else Stop.MAX_TOKENS)
         return line
 
-    def observe(self, text: str | Observed) -> Observed:
+    def observe(self, text: str | Observed, cut: bool = False) -> Observed:
         """Splice text that the policy did not write. It is masked, and it may be empty.
 
         A text is encoded alone, without control tokens, its middle cut where it is too long; an `Observed` is taken
         as it is. The rollout ends when its lines or its context are used up: see `ended`.
 
+        `cut`: the middle of the text was left out already, see `PushResult.cut`.
+
         Raises:
-            ConfigError: nothing was sampled since the last observation, or the last line was cut.
+            ConfigError: nothing was sampled since the last observation, the last line was cut, or our console failed.
         """
         if isinstance(text, str):
-            text = self.renderer.observation(text, self.limits.max_observation_tokens)
+            rendered = self.renderer.observation(text, self.limits.max_observation_tokens)
+            text = replace(rendered, cut=cut or rendered.cut)
         self._record.observed(text)
         self._pending.extend(text.token_ids)
         self._context_left -= len(text.token_ids)
         if self._record.line_count >= self.limits.max_lines:
-            self.finish(Stop.MAX_LINES)
+            self._end(Stop.MAX_LINES)
         if self._context_left < 1:
-            self.finish(Stop.MAX_TOKENS)
+            self._end(Stop.MAX_TOKENS)
         return text
 
     async def push(self, line: Line) -> PushResult:
@@ -161,9 +168,9 @@ class Episode:
         self._sample_ahead(physical)
         result = await self.execute(*physical)
         if not self.ended:
-            self.observe(result.text + prompt(result.more))
+            self.observe(result.text + prompt(result.more), result.cut)
         elif result.text:
-            self.observe(result.text)
+            self.observe(result.text, result.cut)
         return result
 
     async def execute(self, *lines: str) -> PushResult:
@@ -176,13 +183,15 @@ class Episode:
         if not lines or not self._record.line_count:
             raise ConfigError("episode.execute()", lines, "sample a line first, then give at least one to run")
         console = await self._open()
-        result = await push_lines(console, lines)
+        results = await push_each(console, lines)
+        result = combined(results)
         self._more = result.more
-        self.executed(Execution(result.status, result.elapsed_s, result.answer))
+        self.executed(Execution(result.status, result.elapsed_s, result.answer, lines[: len(results)]))
         if result.status is LineStatus.SANDBOX_FAULT:
-            raise SandboxFault(result.text or "the console did not answer")
+            self.fail(fault := SandboxFault(result.text or "the console did not answer"))  # even if it is swallowed
+            raise fault
         if console.ended:
-            self.finish(Stop.EXITED)
+            self._end(Stop.EXITED)
         return result
 
     async def _open(self) -> SandboxSession:
@@ -190,15 +199,15 @@ class Episode:
             self._console = await self._resources.enter_async_context(self._sandbox.session())
         return self._console
 
-    async def restore(self, segments: Sequence[Segment], texts: Sequence[str]) -> None:
-        """Begin in the middle: take over recorded segments, and run `texts` in the console to have its state back.
+    async def restore(self, segments: Sequence[Segment], ran: Sequence[str], carry: str = "") -> None:
+        """Begin in the middle: take over recorded segments, and give the console physical lines to have its state back.
 
         The record keeps its ids, log probabilities and outputs; what the console prints now is spliced nowhere. Lines
-        taken over count towards the limits.
+        taken over count towards the limits. `carry`, written after the last newline, begins the next physical line.
 
         Raises:
             ConfigError: something was sampled already.
-            SandboxFault: the console failed, or ended while `texts` ran.
+            SandboxFault: the console failed, or ended while `ran` ran.
         """
         if self._record.line_count:
             raise ConfigError("episode.restore()", "after a sampled line", "call it first")
@@ -210,12 +219,12 @@ class Episode:
                 self._record.sampled(line)
             self._pending.extend(segment.token_ids)
             self._context_left -= len(segment.token_ids)
-        for text in texts:
+        self._buffer = LineBuffer(carry)
+        for physical in ran:
             console = await self._open()
-            result = await push_lines(console, self._buffer.feed(text))
+            self._more = (await console.push(physical)).more
             if console.ended:
                 raise SandboxFault("the console ended while its state was rebuilt")
-            self._more = result.more
 
     def executed(self, execution: Execution) -> None:
         """Say what became of the line sampled last, where something other than the console ran it.
@@ -225,10 +234,10 @@ class Episode:
         """
         self._record.executed(execution)
         if execution.answer is not None:
-            self.finish(Stop.ANSWERED)
+            self._end(Stop.ANSWERED)
 
     def submit(self, answer: str) -> None:
-        """Take `answer`, written in the line sampled last, as the final one. The host grades it; the rollout ends."""
+        """Take `answer`, from the line sampled last, as the final one. The host grades it; the rollout ends."""
         self.executed(Execution(LineStatus.ANSWERED, 0.0, answer))
 
     async def judge(self, answer: str) -> float:
@@ -253,13 +262,22 @@ class Episode:
         self._record.reward(value, name, line)
 
     def finish(self, reason: Stop = Stop.FINISHED) -> None:
-        """End the rollout. The first reason stands."""
+        """End the rollout. The first reason stands.
+
+        Raises:
+            ConfigError: `reason` is one that only what happened can give.
+        """
+        if reason in _NOTED:
+            raise ConfigError("episode.finish(), reason", str(reason), "it is noted where it happens; leave it out")
+        self._end(reason)
+
+    def _end(self, reason: Stop) -> None:
         self._stop = self._stop or reason
 
     def fail(self, failure: Exception) -> None:
-        """Record our own failure: the trajectory is kept, never rewarded and never trained on."""
+        """Record a failure: the trajectory is kept, never rewarded and never trained on. The first one stands."""
         self._stop = Stop.FAULT
-        self._failure = Failure(type(failure).__name__, str(failure))
+        self._failure = self._failure or Failure.of(failure)
 
     def trajectory(self) -> Trajectory:
         """The record so far.
@@ -279,15 +297,4 @@ class Episode:
         observed = self.renderer.encode(prompt(False))
         room = self._context_left - len(observed)
         if room >= 1 and self._record.line_count < self.limits.max_lines and likely_silent(closed[0]):
-            most = min(self.limits.max_line_tokens, room)
-            self._engine.guess(Guess(observed, most, self.renderer.stop_ids))
-
-    def _line(self, chunk: Chunk) -> Line:
-        last = chunk.token_ids[-1]
-        if last in self.renderer.eos_ids:
-            text, end = self.renderer.decode(chunk.token_ids[:-1]), LineEnd.EOS
-        else:
-            text = self.renderer.decode(chunk.token_ids)
-            ends = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
-            end = ends[chunk.end]
-        return Line(chunk.token_ids, chunk.logprobs, text, end)
+            self._engine.guess(Guess(observed, min(self.limits.max_line_tokens, room), self.renderer.stop_ids))

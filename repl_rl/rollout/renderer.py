@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from repl_rl.errors import ConfigError
 from repl_rl.machine.assets import asset
 from repl_rl.record.console import PS1
-from repl_rl.record.trajectory import Observed, Prompt
+from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt
 
 Overshoot = Literal["forbid", "carry", "refuse"]
 """What to do with a vocabulary that has tokens with text after their last newline.
@@ -178,15 +178,23 @@ class Renderer:
 
         So does the middle of more than 65,536 characters, before anything is encoded: rollouts share one thread.
         """
-        if len(text) > _OBSERVED_CHARS:
+        cut = len(text) > _OBSERVED_CHARS
+        if cut:
             half, left_out = _OBSERVED_CHARS // 2, len(text) - _OBSERVED_CHARS
             text = f"{text[:half]}\n[... {left_out} characters cut ...]\n{text[-half:]}"
         ids = self.encode(text)
         if max_tokens is None or len(ids) <= max_tokens:
-            return Observed(text, ids)
+            # Some vocabularies have no id for some control characters: what has no token is not shown.
+            return Observed(text if ids else "", ids, cut)
         marker = f"\n[... {len(ids) - max_tokens} tokens cut ...]\n"
         head, tail = ids[: max_tokens // 2], ids[len(ids) - (max_tokens - max_tokens // 2) :]
-        return Observed(self.decode(head) + marker + self.decode(tail), (*head, *self.encode(marker), *tail))
+        return Observed(self.decode(head) + marker + self.decode(tail), (*head, *self.encode(marker), *tail), cut=True)
+
+    def line(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...], end: LineEnd) -> Line:
+        """What the policy sampled, as a line; `end` is what stopped it, unless its last id is an end token."""
+        if token_ids[-1] in self.eos_ids:
+            return Line(token_ids, logprobs, self.decode(token_ids[:-1]), LineEnd.EOS)
+        return Line(token_ids, logprobs, self.decode(token_ids), end)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of `text` alone: no special token is added, none is recognised."""

@@ -12,7 +12,7 @@ from repl_rl.engine.base import Engine, Sampling
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
 from repl_rl.judges import graded
 from repl_rl.record.record import Origin, Record
-from repl_rl.record.trajectory import Failure, Stop, Trajectory
+from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
 from repl_rl.rollout.doomed import lines_saved
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.lengths import Lengths
@@ -122,7 +122,8 @@ class Rollouts:
     ) -> Trajectory:
         if len(origin.prompt.token_ids) >= self.engine.context_tokens:
             errors.append(_too_long(origin, self.engine.context_tokens))
-            return Record(origin).trajectory(Stop.FAULT, 0.0, Failure(ConfigError.__name__, str(errors[-1])), None)
+            failure = Failure(FailureKind.PROMPT_TOO_LONG, str(errors[-1]))
+            return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
         async with (
             places,
             self.engine.session(origin.prompt.token_ids, Sampling(temperature, origin.seed)) as plain,
@@ -143,7 +144,7 @@ class Rollouts:
         try:
             outcome = await graded(origin.task, trajectory.answer, self.sandbox)
         except SandboxFault as fault:
-            return replace(trajectory, stop=Stop.FAULT, failure=Failure(type(fault).__name__, str(fault)))
+            return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
         return replace(trajectory, outcome=outcome)
 
     async def _drive(self, episode: Episode) -> None:

@@ -69,7 +69,8 @@ class ChatFormat:
         Raises:
             ConfigError: the template cannot write such messages.
         """
-        shown = [self._renderer.observation(str(message["content"]), max_tokens).text for message in messages]
+        rendered = [self._renderer.observation(str(message["content"]), max_tokens) for message in messages]
+        shown = [each.text for each in rendered]
         probes = [_PROBE.format(i) for i in range(len(messages))]
         frame = self._after_turn(messages, probes)
         text, ids = "", list[int]()
@@ -82,7 +83,7 @@ class ChatFormat:
             written = self._written(messages, probes, i, shown[i], frame)
             text += glue + written
             ids += (*self._with_controls(glue), *self._renderer.encode(written))
-        return Observed(text + rest, (*ids, *self._with_controls(rest)))
+        return Observed(text + rest, (*ids, *self._with_controls(rest)), any(each.cut for each in rendered))
 
     def render(self, messages: Sequence[Message], open_turn: bool) -> str:
         """`messages` as the template writes them; `open_turn`: and the beginning of the policy's turn."""

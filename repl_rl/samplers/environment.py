@@ -90,7 +90,7 @@ class EnvironmentSampler(RolloutSampler):
     async def tasks(self, count: int) -> list[Task]:
         """`count` tasks (>= 1) whose questions are the first observations of environments made for them.
 
-        `make` is called with tasks that have an `id` ("0", "1", ...) and nothing else; seed from it.
+        `make` is called with tasks of which only the `id` means something ("0", "1", ...); seed from it.
 
         Raises:
             ConfigError: `count` is below 1, or an environment shows nothing at first.
@@ -100,7 +100,7 @@ class EnvironmentSampler(RolloutSampler):
         found = []
         for i in range(count):
             name = str(i)
-            named = Task(name, "", SOLVED)
+            named = Task(name, f"environment {name}", SOLVED)
             environment = self.make(named)
             try:
                 text = self.show(_first(await _call(self.start, environment, named)))

@@ -14,6 +14,8 @@ from repl_rl.tasks import Task
 
 BLOCK = r"^```(?:python|py)[ \t]*\n(.*?)^```"
 """A block in Markdown."""
+OUTPUT = "```output\n{}```\n"
+"""What is spliced in after a block."""
 _CALLER = '  File "<stdin>", line 1, in <module>\n'
 _FRAME = re.compile(r'^  File "<block>", line \d+, in ', re.MULTILINE)
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): [^\n]*\n\Z", re.MULTILINE)
@@ -36,7 +38,7 @@ class FencedCodeSampler(RolloutSampler):
         self,
         *,
         block: str = BLOCK,
-        output: str = "```output\n{}```\n",
+        output: str = OUTPUT,
         answer: str = BOXED,
         system: str = "",
     ) -> None:
@@ -66,7 +68,7 @@ class FencedCodeSampler(RolloutSampler):
             elif block is not None and not episode.ended:
                 result = await run_block(episode, block[1])
                 if not episode.ended:
-                    episode.observe(self._shown(line.text, result.text))
+                    episode.observe(self._shown(line.text, result.text), result.cut)
 
     def _shown(self, written: str, printed: str) -> str:
         start = "" if written.endswith("\n") else "\n"
@@ -80,9 +82,23 @@ async def run_block(episode: Episode, code: str) -> PushResult:
     Raises:
         SandboxFault: as `Episode.execute`.
     """
-    result = await episode.execute(f"exec(compile({code!r}, '<block>', 'exec'))")
+    result = as_block(await episode.execute(f"exec(compile({code!r}, '<block>', 'exec'))"))
+    if result.status is LineStatus.SYNTAX_ERROR:
+        episode.executed(Execution(result.status, result.elapsed_s))
+    return result
+
+
+def printed_in(observed: str) -> str | None:
+    """What a block printed, from what was spliced in after it; None: it does not stand between the usual fences."""
+    before, _, after = OUTPUT.partition("{}")
+    text = observed.removeprefix("\n")
+    fenced = len(text) >= len(before + after) and text.startswith(before) and text.endswith(after)
+    return text[len(before) : len(text) - len(after)] if fenced else None
+
+
+def as_block(result: PushResult) -> PushResult:
+    """What the console made of the line that executes a block, as the block's own: its frames, its syntax errors."""
     text = result.text.replace(_CALLER, "", 1)
-    if result.status is LineStatus.EXCEPTION and _SYNTAX.search(text) and not _FRAME.search(text):
-        # The console saw an exception of `compile`; what went wrong is that the block is no Python.
-        episode.executed(Execution(LineStatus.SYNTAX_ERROR, result.elapsed_s))
-    return replace(result, text=text)
+    # The console saw an exception of `compile`; what went wrong is that the block is no Python.
+    unparsed = result.status is LineStatus.EXCEPTION and _SYNTAX.search(text) and not _FRAME.search(text)
+    return replace(result, text=text, status=LineStatus.SYNTAX_ERROR if unparsed else result.status)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Protocol
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import LineStatus
+from repl_rl.record.line import LineStatus, refuse, refuse_unless_duration
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 
 OPEN_FILES = 64
@@ -54,6 +54,13 @@ class PushResult:
     """What `submit_final_answer(...)` was given; None: it was not called on this line."""
     elapsed_s: float
     """Wall clock, seconds."""
+    cut: bool = False
+    """The middle of what it printed gave way to a marker: it was more than `Limits.output_bytes`."""
+
+    def __post_init__(self) -> None:
+        refuse_unless_duration("PushResult.elapsed_s", self.elapsed_s)
+        if (self.answer is not None) != (self.status is LineStatus.ANSWERED):
+            refuse("PushResult.answer", self.answer, f"status {self.status!s} and an answer must agree")
 
 
 class SandboxSession(Protocol):

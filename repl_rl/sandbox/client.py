@@ -162,7 +162,8 @@ class ConsoleSession:
         if not reply.more:
             self._cell.reset()
         self._ended = status in (LineStatus.ANSWERED, LineStatus.EXITED)
-        return PushResult(self._bounded(reply.text), reply.more, status, reply.answer, elapsed_s)
+        text, cut = self._bounded(reply.text, reply.cut)
+        return PushResult(text, reply.more, status, reply.answer, elapsed_s, cut)
 
     def _of_death(self, death: Death, elapsed_s: float) -> PushResult:
         if self._interrupting is not None or death.code == -_SIGXCPU:
@@ -171,11 +172,13 @@ class ConsoleSession:
             status = LineStatus.EXITED
         else:
             status = LineStatus.KILLED
-        return PushResult(self._bounded(death.text), False, status, None, elapsed_s)
+        text, cut = self._bounded(death.text, death.cut)
+        return PushResult(text, False, status, None, elapsed_s, cut)
 
-    def _bounded(self, text: str) -> str:
-        """The console keeps the limit itself; this is for one whose code has been tampered with."""
-        return clip(text, self._limits.output_bytes)
+    def _bounded(self, text: str, cut: bool) -> tuple[str, bool]:
+        """`text`, and whether it was cut. The console keeps the limit; this is for one that was tampered with."""
+        shorter = clip(text, self._limits.output_bytes)
+        return shorter, cut or shorter != text
 
     def close(self) -> None:
         """Kill the console and let go of everything."""

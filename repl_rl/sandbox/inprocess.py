@@ -1,4 +1,4 @@
-"""`code.InteractiveConsole` in this very process, for tests and for trusted lines: it isolates and limits nothing."""
+"""`code.InteractiveConsole` in this very process, for tests and for trusted lines; only output is limited."""
 
 import builtins
 import code
@@ -72,12 +72,12 @@ class InProcessSession:
                 more = console.push(line)
             except SystemExit:
                 console.outcome = LineStatus.EXITED
-        text = output.getvalue()
-        status = self._status(more, len(text.encode("utf-8", "replace")))
+        text, cut = _bounded(output.getvalue(), self._limit)
+        status = self._status(more, cut)
         self._ended = status in (LineStatus.ANSWERED, LineStatus.EXITED)
-        return PushResult(self._bounded(text), bool(more), status, console.answer, time.perf_counter() - started)
+        return PushResult(text, bool(more), status, console.answer, time.perf_counter() - started, cut)
 
-    def _status(self, more: bool, size: int) -> LineStatus:
+    def _status(self, more: bool, cut: bool) -> LineStatus:
         outcome = self._console.outcome
         if self._console.answer is not None:
             return LineStatus.ANSWERED
@@ -85,13 +85,18 @@ class InProcessSession:
             return LineStatus.INCOMPLETE
         if outcome in (LineStatus.EXITED, LineStatus.MEMORY_LIMIT):
             return outcome
-        return LineStatus.OUTPUT_LIMIT if size > self._limit else outcome
+        return LineStatus.OUTPUT_LIMIT if cut else outcome
 
-    def _bounded(self, text: str) -> str:
-        if len(text.encode("utf-8", "replace")) <= self._limit:
-            return text
-        shown = self._limit // 2 - 32
-        return f"{text[:shown]}\n[... {len(text) - 2 * shown} bytes of output not shown ...]\n{text[-shown:]}"
+
+def _bounded(text: str, limit: int) -> tuple[str, bool]:
+    """`text` in at most `limit` bytes, as a sandboxed console cuts it between whole characters; and whether it did."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return text, False
+    marker = f"\n[... {len(data) - limit} bytes of output not shown ...]\n"
+    half = (limit - len(marker)) // 2
+    head, tail = (part.decode("utf-8", "ignore") for part in (data[:half], data[-half:]))
+    return head + marker + tail, True
 
 
 @contextlib.contextmanager

@@ -22,14 +22,17 @@ class Death:
     """Exit code; minus the signal's number; None: its supervisor is gone as well."""
     text: str = ""
     """What it had printed and nobody had read."""
+    cut: bool = False
+    """The middle of that was left out."""
 
 
 def _parse_death(packet: bytes, text: str) -> Death:
     try:
-        code = json.loads(packet)["code"]
+        news = json.loads(packet)
+        code, cut = news["code"], news["cut"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return Death(None, text)
-    return Death(code if isinstance(code, int) else None, text)
+    return Death(code if isinstance(code, int) else None, text, cut is True)
 
 
 class KeeperLink:

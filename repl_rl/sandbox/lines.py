@@ -11,12 +11,17 @@ async def push_lines(console: SandboxSession, lines: Sequence[str]) -> PushResul
 
     Their outputs are joined; the first line that is more than fine decides the status.
     """
+    return combined(await push_each(console, lines))
+
+
+async def push_each(console: SandboxSession, lines: Sequence[str]) -> list[PushResult]:
+    """As `push_lines`, but a result for each line that the console was given."""
     results: list[PushResult] = []
     for line in lines:
         results.append(await console.push(line))
         if console.ended:
             break
-    return combined(results)
+    return results
 
 
 def combined(results: Sequence[PushResult]) -> PushResult:
@@ -31,4 +36,5 @@ def combined(results: Sequence[PushResult]) -> PushResult:
         status=deciding.status,
         answer=deciding.answer,
         elapsed_s=sum(r.elapsed_s for r in results),
+        cut=any(r.cut for r in results),
     )

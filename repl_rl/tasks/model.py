@@ -25,10 +25,16 @@ class FollowUp:
     answer: str
     judge: str = "exact"
 
+    def __post_init__(self) -> None:
+        _refuse_blank("follow-up", self, ("question", "judge"))
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question with its reference answer. The answer stays on the host: no sandbox ever sees it."""
+    """A question with its reference answer, which may be empty where its judge needs none.
+
+    The answer stays on the host: no sandbox ever sees it.
+    """
 
     id: str
     question: str
@@ -40,6 +46,12 @@ class Task:
     follow_ups: tuple[FollowUp, ...] = ()
     """What is asked next, in order; empty: the task is a single question."""
 
+    def __post_init__(self) -> None:
+        _refuse_blank("task", self, ("id", "question", "judge"))
+        given: object = self.follow_ups
+        if not isinstance(given, tuple):
+            raise ConfigError("task.follow_ups", given, "give a tuple")
+
     def turns(self) -> tuple["Task", ...]:
         """Every question as a task of its own, the first one included, so that each can be graded like any other."""
         later = (
@@ -47,6 +59,12 @@ class Task:
             for n, f in enumerate(self.follow_ups, start=1)
         )
         return (replace(self, follow_ups=()), *later)
+
+
+def _refuse_blank(what: str, value: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        if not getattr(value, name).strip():
+            raise ConfigError(f"{what}.{name}", getattr(value, name), "it may not be empty")
 
 
 def fingerprint(question: str) -> str:

@@ -126,7 +126,7 @@ class Keeper:
         for start in range(0, len(data), _PACKET_BYTES):
             self._tell(TEXT + data[start : start + _PACKET_BYTES])
         code = os.waitstatus_to_exitcode(status)
-        self._tell(DIED + json.dumps({"code": code}).encode())
+        self._tell(DIED + json.dumps({"code": code, "cut": printed.cut}).encode())
 
     def _last_words(self) -> Printed:
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from repl_rl.engine import Chunk, Sampling, ScriptedEngine, Watch
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import Prompt, Stop, Trajectory
+from repl_rl.record.trajectory import FailureKind, Prompt, Stop, Trajectory
 from repl_rl.rollout import ReplSampler, RolloutSampler, runner
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
@@ -61,7 +61,7 @@ def dropped(sampler: RolloutSampler) -> Trajectory:
 def reason(sampler: RolloutSampler) -> str:
     failure = dropped(sampler).failure
     assert failure is not None
-    assert failure.kind == "UserCodeError"
+    assert failure.kind is FailureKind.USER_ERROR
     return failure.message
 
 

@@ -13,6 +13,7 @@ from repl_rl.engine.forbidden import forbid
 from repl_rl.record.trajectory import (
     Execution,
     Failure,
+    FailureKind,
     Line,
     LineEnd,
     LineStatus,
@@ -155,7 +156,7 @@ def trajectory_of(
         end = LineEnd.NEWLINE if observed is not None else LineEnd.EOS
         segments.append(Sampled((Line(sampled, logprobs, "x\n", end, Execution(status, 0.0)),)))
         if observed is not None:
-            segments.append(Observed("y", observed))
+            segments.append(Observed("y" if observed else "", observed))
         at += len(sampled) + len(observed or ())
     tokens = [i for sampled, _ in skeleton for i in sampled]
     stop = Stop.MAX_LINES if skeleton[-1][1] is not None else Stop.EOS
@@ -169,5 +170,5 @@ def trajectory_of(
         seed=number,
         wall_s=0.0,
         outcome=None if fault else sum(i % 2 == 0 for i in tokens) / len(tokens),
-        failure=Failure("SandboxFault", "the console is gone") if fault else None,
+        failure=Failure(FailureKind.SANDBOX_FAULT, "the console is gone") if fault else None,
     )

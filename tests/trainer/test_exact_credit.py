@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.credit.advantages import ESTIMATORS
-from repl_rl.credit.rewards import NO_SHAPING, line_states
+from repl_rl.credit.rewards import NO_SHAPING
+from repl_rl.credit.states import line_states
 from repl_rl.record.trajectory import NamedReward, Observed, Sampled, Segment, Trajectory
 from tests.trainer.policies import draw, prompt_of, trajectory_of
 from tests.trainer.test_grpo import SMALL, token_gradients

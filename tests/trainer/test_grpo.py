@@ -16,7 +16,8 @@ from trl import GRPOTrainer
 
 from repl_rl.credit.advantages import ESTIMATORS, GroupRewards, estimator
 from repl_rl.credit.group import Credit
-from repl_rl.credit.rewards import RewardTable, line_rewards, line_states
+from repl_rl.credit.rewards import RewardTable, line_rewards
+from repl_rl.credit.states import line_states
 from repl_rl.credit.tensors import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory, spread
@@ -336,7 +337,7 @@ def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> 
 
 
 def test_whether_a_rollout_was_cut_is_its_recorded_stop_not_its_last_id(tmp_path: Path) -> None:
-    stops = [Stop.ANSWERED, Stop.MAX_LINES, Stop.FINISHED, Stop.LINE_TOO_LONG]
+    stops = [Stop.EXITED, Stop.MAX_LINES, Stop.FINISHED, Stop.WALL_CLOCK]
     batch = [
         replace(trajectory_of(prompt_of("task 0"), [((9 + i, 2), ())], [0.0, 0.0], i), stop=stop)
         for i, stop in enumerate(stops)

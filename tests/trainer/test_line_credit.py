@@ -9,7 +9,7 @@ import pytest
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.credit.group import line_credit
 from repl_rl.credit.rewards import RewardTable, line_rewards
-from repl_rl.record.trajectory import Failure, Observed, Sampled, Stop, Trajectory
+from repl_rl.record.trajectory import Failure, FailureKind, Observed, Sampled, Stop, Trajectory
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from tests.test_trajectory import line, trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
@@ -29,7 +29,9 @@ def test_log_probabilities_are_those_of_the_lines_own_tokens() -> None:
 
 
 def test_a_failure_of_ours_has_no_credit() -> None:
-    failed = Trajectory("t", "task", trajectory().prompt, (), Stop.FAULT, 0, 0, 0.0, None, Failure("SandboxFault", ""))
+    failed = Trajectory(
+        "t", "task", trajectory().prompt, (), Stop.FAULT, 0, 0, 0.0, None, Failure(FailureKind.SANDBOX_FAULT, "")
+    )
     assert line_credit(failed, [], [], []) == ()
 
 

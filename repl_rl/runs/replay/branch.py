@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.console import PS1, PS2
+from repl_rl.record.console import PS1, PS2, Typist
 from repl_rl.record.trajectory import Observed, Prompt, Sampled, Segment, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.replay.session import Replay, check
+from repl_rl.runs.replay.session import Replay, Step, check
 from repl_rl.tasks import Task
 
 Encode = Callable[[str], Sequence[int]]
@@ -27,8 +27,10 @@ class Start:
     prompt: Prompt
     segments: tuple[Segment, ...]
     """What follows the prompt, with the recorded ids."""
-    texts: tuple[str, ...]
-    """What the console is given to have its state back, in order."""
+    ran: tuple[str, ...]
+    """The physical lines that the console is given to have its state back, in order."""
+    carry: str = ""
+    """What was written after the last newline: the next line goes on from it."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -70,10 +72,15 @@ def start_at(trajectory: Trajectory, line: int) -> Start:
         else:
             segments.append(Sampled(segment.lines[:left]))
             left = max(0, left - len(segment.lines))
-    if line and trajectory.lines[line - 1].execution is not None and not isinstance(segments[-1], Observed):
+    typist = Typist()
+    runs = [(each.text, each.execution) for each in trajectory.lines[:line] if each.execution is not None]
+    for text, run in runs:
+        typist.typed(text, run.ran)
+    last = trajectory.lines[line - 1].execution if line else None
+    if last is not None and (last.answer is not None or not isinstance(segments[-1], Observed)):
         raise ConfigError("line to branch from", line, "the rollout ended with that line; give a smaller number")
-    texts = tuple(each.text for each in trajectory.lines[:line] if each.execution is not None)
-    return Start(trajectory, line, trajectory.prompt, tuple(segments), texts)
+    ran = tuple(physical for _, run in runs for physical in run.ran)
+    return Start(trajectory, line, trajectory.prompt, tuple(segments), ran, typist.carry)
 
 
 def start_of(replay: Replay, encode: Encode) -> Start:
@@ -90,21 +97,22 @@ def start_of(replay: Replay, encode: Encode) -> Start:
     first = next((step.line for step in replay.steps[typed:] if step.line is not None), replay.position)
     start = start_at(replay.trajectory, first)
     for step in replay.steps[typed:]:
-        start = _spliced(start, step.text, step.text + step.shown.text, encode)
+        start = _spliced(start, step, encode)
     return replace(start, line=replay.position)
 
 
-def _spliced(start: Start, typed: str, shown: str, encode: Encode) -> Start:
-    """`start` with text appended that no policy wrote."""
+def _spliced(start: Start, step: Step, encode: Encode) -> Start:
+    """`start` with the text of a step appended that no policy wrote."""
+    shown = step.text + step.shown.text
     ids = tuple(encode(shown))
-    texts = (*start.texts, typed)
+    start = replace(start, ran=(*start.ran, *step.ran), carry="")
     if not start.segments:
-        return replace(start, prompt=Prompt(start.prompt.text + shown, (*start.prompt.token_ids, *ids)), texts=texts)
+        return replace(start, prompt=Prompt(start.prompt.text + shown, (*start.prompt.token_ids, *ids)))
     last = start.segments[-1]
     if isinstance(last, Observed):
-        merged = Observed(last.text + shown, (*last.token_ids, *ids))
-        return replace(start, segments=(*start.segments[:-1], merged), texts=texts)
-    return replace(start, segments=(*start.segments, Observed(shown, ids)), texts=texts)
+        merged = Observed(last.text + shown, (*last.token_ids, *ids), last.cut or step.shown.cut)
+        return replace(start, segments=(*start.segments[:-1], merged))
+    return replace(start, segments=(*start.segments, Observed(shown, ids, step.shown.cut)))
 
 
 class Continue(RolloutSampler):
@@ -119,7 +127,7 @@ class Continue(RolloutSampler):
         return self._start.prompt
 
     async def rollout(self, episode: Episode) -> None:
-        await episode.restore(self._start.segments, self._start.texts)
+        await episode.restore(self._start.segments, self._start.ran, self._start.carry)
         if not episode.ended:
             await self._sampler.rollout(episode)
 

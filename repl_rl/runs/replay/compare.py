@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from repl_rl.record.trajectory import LineStatus
+from repl_rl.samplers.fenced import printed_in
+from repl_rl.sandbox.base import PushResult
 
 
 class Cause(StrEnum):
@@ -30,6 +32,8 @@ class Shown:
     text: str
     """Output and next prompt, as it would be spliced in."""
     status: LineStatus
+    cut: bool = False
+    """The middle of the text gave way to a marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,9 @@ class Difference:
 
 
 _CUT = re.compile(r"\n\[\.\.\. \d+ (?:tokens|characters) cut \.\.\.\]\n")
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]*|(?<= cut \.\.\.\]\n)[0-9a-fA-Fx]{1,16}(?=>)")
-"""Of an object; a cut may lie within one."""
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]*")
+_TORN_ADDRESS = re.compile(r"(?<= cut \.\.\.\]\n)[0-9a-fA-Fx]{1,16}(?=>)")
+"""Of an object, where a cut lies within it."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _BINDS = re.compile(r"^\s*(?:(?:import|from|def|class|for|with|async|global)\b.*|([^=#]*?)[-+*/%|&^@<>]*=(?!=).*)")
 _SOURCES = {
@@ -63,14 +68,29 @@ def same(recorded: Shown, now: Shown) -> bool:
     """True when a line shows what is recorded. Where the middle of the record was cut, its two ends must agree."""
     if recorded.status is not now.status:
         return False
-    if recorded.text == now.text:
-        return True
-    parts = _CUT.split(recorded.text)
-    if len(parts) < 2:
-        return False
-    # A cut between two tokens may lie within a character, which then stands there as a replacement mark.
-    head, tail = parts[0].rstrip("\ufffd"), parts[-1].lstrip("\ufffd")
-    return len(head) + len(tail) <= len(now.text) and now.text.startswith(head) and now.text.endswith(tail)
+    if recorded.text == now.text or not recorded.cut:
+        return recorded.text == now.text
+    # A program may have printed what looks like the marker, so any place may be the cut. One between two tokens may lie
+    # within a character, which then stands there as a replacement mark.
+    for cut in _CUT.finditer(recorded.text):
+        head, tail = recorded.text[: cut.start()].rstrip("\ufffd"), recorded.text[cut.end() :].lstrip("\ufffd")
+        if len(head) + len(tail) <= len(now.text) and now.text.startswith(head) and now.text.endswith(tail):
+            return True
+    return False
+
+
+def held(recorded: Shown, result: PushResult) -> bool:
+    """True when an observation that a sampler made of the console's output holds what is printed now.
+
+    Between the fences of the shipped sampler the whole text is compared. In another text of a sampler's own, what is
+    printed must occur; where that was cut, only the status is compared.
+    """
+    printed = printed_in(recorded.text)
+    if printed is not None:
+        end = "\n" if result.text and not result.text.endswith("\n") else ""
+        return same(replace(recorded, text=printed), Shown(result.text + end, result.status, result.cut))
+    occurs = recorded.cut or result.text.rstrip("\n") in recorded.text
+    return recorded.status is result.status and occurs
 
 
 def cause(sources: Sequence[str], recorded: Shown, now: Shown, again: Shown | None) -> Cause:
@@ -87,7 +107,8 @@ def cause(sources: Sequence[str], recorded: Shown, now: Shown, again: Shown | No
 
 
 def _without_addresses(shown: Shown) -> Shown:
-    return Shown(_ADDRESS.sub("", shown.text), shown.status)
+    text = _TORN_ADDRESS.sub("", shown.text) if shown.cut else shown.text
+    return Shown(_ADDRESS.sub("", text), shown.status, shown.cut)
 
 
 def _reached(sources: Sequence[str]) -> set[str]:

@@ -2,15 +2,16 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import LineBuffer, prompt
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, same
-from repl_rl.runs.store import Exchange, exchanges
+from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, held, same
+from repl_rl.runs.store import Transition, transitions
+from repl_rl.samplers.fenced import as_block
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
-from repl_rl.sandbox.lines import push_lines
+from repl_rl.sandbox.lines import combined, push_each, push_lines
 
 STATE_LINE = (
     "print(__import__('hashlib').sha256(__import__('re').sub(r' at 0x[0-9a-f]+', '', repr(sorted(("
@@ -33,10 +34,12 @@ class Step:
     """What would be spliced in: output and next prompt."""
     line: int | None
     """Number of the recorded line that it stands for, from 0; None: it was typed in addition."""
-    recorded: Exchange | None
+    ran: tuple[str, ...]
+    """The physical lines that the console was given."""
+    recorded: Transition | None
     """What it is compared with; None: it was typed."""
     difference: Difference | None = None
-    """None: it shows what was recorded, or there is nothing to compare with."""
+    """How it differs from `recorded`; None: it does not."""
 
 
 class Replay:
@@ -48,7 +51,7 @@ class Replay:
         """The recorded line that is next, from 0."""
         self.steps: list[Step] = []
         """What ran so far."""
-        self._exchanges = exchanges(trajectory)
+        self._transitions = transitions(trajectory)
         self._console = console
         self._buffer = LineBuffer()
         self._more = False
@@ -56,7 +59,7 @@ class Replay:
     @property
     def ended(self) -> bool:
         """True once the console takes no further line, or all recorded lines have run."""
-        return self._console.ended or self.position >= len(self._exchanges)
+        return self._console.ended or self.position >= len(self._transitions)
 
     @property
     def prompt(self) -> str:
@@ -69,18 +72,21 @@ class Replay:
         return any(step.recorded is None for step in self.steps)
 
     async def step(self) -> Step | None:
-        """Run the next recorded line. None: the console was never asked to run it, so it is passed over.
+        """Run what was run for the next recorded line. None: no console ran anything for it, so it is passed over.
 
         Raises:
             ConfigError: there is no next line, or the console has ended.
         """
-        if self.position >= len(self._exchanges):
-            raise ConfigError("replay.step()", self.position, f"the trajectory has {len(self._exchanges)} lines")
-        exchange = self._exchanges[self.position]
-        if exchange.line.execution is None:
+        if self.position >= len(self._transitions):
+            raise ConfigError("replay.step()", self.position, f"the trajectory has {len(self._transitions)} lines")
+        recorded = self._transitions[self.position]
+        run = recorded.line.execution
+        if run is None or not run.ran:
             self.position += 1
             return None
-        step = await self._run(exchange.line.text, self.position, exchange)
+        if recorded.typed:
+            self._buffer.feed(recorded.line.text)
+        step = await self._run(recorded.line.text, run.ran, self.position, recorded)
         self.position += 1
         return step
 
@@ -90,21 +96,21 @@ class Replay:
         Raises:
             ConfigError: `lines` is behind already or more than there are, or the console ends before.
         """
-        if not self.position <= lines <= len(self._exchanges):
-            remedy = f"give {self.position} to {len(self._exchanges)}; to go back, open a fresh replay"
+        if not self.position <= lines <= len(self._transitions):
+            remedy = f"give {self.position} to {len(self._transitions)}; to go back, open a fresh replay"
             raise ConfigError("line to replay to", lines, remedy)
         while self.position < lines:
             await self.step()
 
     async def edit(self, text: str) -> Step:
         """Run one line of yours in the place of the next recorded one."""
-        step = await self._run(_closed(text), self.position, None)
+        step = await self._type(text, self.position)
         self.position += 1
         return step
 
     async def type(self, text: str) -> Step:
         """Run one line of yours; the next recorded line stays the next."""
-        return await self._run(_closed(text), None, None)
+        return await self._type(text, None)
 
     async def state(self) -> str:
         """A digest of the console's names, with type and `repr` of each value: 64 hexadecimal digits.
@@ -120,23 +126,38 @@ class Replay:
             raise ConfigError("console", "within a cell", "finish the cell first")
         return (await push_lines(self._open(), [STATE_LINE])).text.strip()
 
-    async def _run(self, text: str, line: int | None, recorded: Exchange | None) -> Step:
-        result = await push_lines(self._open(), self._buffer.feed(text))
+    async def _type(self, text: str, line: int | None) -> Step:
+        closed = text if text.endswith("\n") else f"{text}\n"
+        return await self._run(closed, self._buffer.feed(closed), line, None)
+
+    async def _run(self, text: str, lines: tuple[str, ...], line: int | None, recorded: Transition | None) -> Step:
+        results = await push_each(self._open(), lines)
+        result = combined(results)
         self._more = result.more
-        shown = Shown(result.text + ("" if self._console.ended else prompt(result.more)), result.status)
-        difference = self._compared(recorded, shown) if recorded and line is not None else None
-        step = Step(text, result, shown, line, recorded, difference)
+        asked = "" if self._console.ended else prompt(result.more)
+        shown = Shown(result.text + asked, result.status, result.cut)
+        step = Step(text, result, shown, line, lines[: len(results)], recorded)
+        if recorded is not None:
+            step = replace(step, difference=self._compared(recorded, step))
         self.steps.append(step)
         return step
 
-    def _compared(self, recorded: Exchange, now: Shown) -> Difference | None:
-        assert recorded.line.execution is not None
-        before = Shown(recorded.observed or "", recorded.line.execution.status)
-        if same(before, now):
+    def _compared(self, recorded: Transition, step: Step) -> Difference | None:
+        run, observed = recorded.line.execution, recorded.observed
+        assert run is not None
+        before = Shown(observed.text if observed else "", run.status, observed is not None and observed.cut)
+        last = self.position + 1 == len(self._transitions)
+        if observed is None and not recorded.typed:
+            agrees = run.status in (step.result.status, as_block(step.result).status)
+        elif recorded.typed and (recorded.asked or last or observed is None):
+            agrees = same(before, step.shown)
+        else:
+            agrees = held(before, step.result) or held(before, as_block(step.result))
+        if agrees:
             return None
-        sources = [step.text for step in self.steps] + [recorded.line.text]
-        why = Cause.EDIT if self.edited else cause(sources, before, now, None)
-        return Difference(self.position, before, now, why)
+        sources = [each.text for each in (*self.steps, step)]
+        why = Cause.EDIT if self.edited else cause(sources, before, step.shown, None)
+        return Difference(self.position, before, step.shown, why)
 
     def _open(self) -> SandboxSession:
         if self._console.ended:
@@ -160,16 +181,15 @@ async def open_replay(trajectory: Trajectory, sandbox: Sandbox, to_line: int = 0
 
 
 def check(trajectory: Trajectory) -> None:
-    """Refuse what was not typed into a console: a turn of a chat holds code among other text.
+    """Refuse what no console ran: a tool did, or a record of an older version does not say what ran.
 
     Raises:
-        ConfigError: some line that was executed does not stand at a console's prompt.
+        ConfigError: of some line that was executed it is not known what a console was given.
     """
-    for number, exchange in enumerate(exchanges(trajectory)):
-        if exchange.line.execution is not None and not exchange.prompt:
-            remedy = "its sampler did not type it at a console's prompt; it can be shown, but not executed again"
-            raise ConfigError(f"trajectory {trajectory.id}, line {number}", exchange.line.text[:40], remedy)
-
-
-def _closed(text: str) -> str:
-    return text if text.endswith("\n") else f"{text}\n"
+    runs = list(trajectory.executions)
+    # An answer that was written in text ran nowhere.
+    unknown = [run for run in runs if not run.ran and run.answer is None]
+    if unknown or (runs and not any(run.ran for run in runs)):
+        text = next(line.text for line in trajectory.lines if line.execution is not None and not line.execution.ran)
+        remedy = "its record does not say what a console was given; it can be shown, but not executed again"
+        raise ConfigError(f"trajectory {trajectory.id}, a line that was executed", text[:40], remedy)

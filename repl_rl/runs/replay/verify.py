@@ -20,7 +20,8 @@ class Verification:
     lines: int
     """Lines that ran and were compared."""
     difference: Difference | None
-    """The first line that shows something else; what follows it may differ on its account and is not compared."""
+    """The first line that shows something else; what follows it may differ on its account and is not compared. None:
+    of the lines that were compared, none does."""
     skipped: str = ""
     """Why it could not be executed again; "": it was."""
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from repl_rl.credit.credited import Credited, ratios
 from repl_rl.record.clip import TEXT_CHARS, clip
 from repl_rl.record.trajectory import LineStatus
-from repl_rl.runs.store import Exchange, exchanges
+from repl_rl.runs.store import Transition, transitions
 
 Json = str | int | float | bool | None | Mapping[str, "Json"] | Sequence["Json"]
 
@@ -30,13 +30,13 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def error_class(exchange: Exchange) -> str:
+def error_class(transition: Transition) -> str:
     """What went wrong in a line: the exception's name where one was printed, else the status; "" if nothing did."""
-    run = exchange.line.execution
+    run = transition.line.execution
     if run is None or not (run.status.is_error or run.status is LineStatus.SANDBOX_FAULT):
         return ""
     if run.status in (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR):
-        rows = [row for row in exchange.output[-TEXT_CHARS:].split("\n") if row.strip()]
+        rows = [row for row in transition.output[-TEXT_CHARS:].split("\n") if row.strip()]
         named = _ERROR.match(rows[-1]) if rows else None
         if named is not None:
             return named[1].rpartition(".")[2][:40]
@@ -56,7 +56,7 @@ def row(entry: Credited, prompts: dict[str, int]) -> list[Json]:
     tokens, answer.
     """
     t = entry.trajectory
-    classes = dict.fromkeys(name for name in map(error_class, exchanges(t)) if name)
+    classes = dict.fromkeys(name for name in map(error_class, transitions(t)) if name)
     return [
         _utf8(t.id),
         _utf8(t.task_id),
@@ -77,13 +77,13 @@ def detail(entry: Credited) -> dict[str, Json]:
     t = entry.trajectory
     credit_L = entry.credit_L or (None,) * len(t.lines)
     lines: list[Json] = []
-    for exchange, credit in zip(exchanges(t), credit_L, strict=True):
-        line, run = exchange.line, exchange.line.execution
+    for transition, credit in zip(transitions(t), credit_L, strict=True):
+        line, run = transition.line, transition.line.execution
         lines.append(
             {
                 "text": legible(line.text),
-                "prompt": exchange.prompt,
-                "seen": None if exchange.observed is None else legible(exchange.observed),
+                "prompt": transition.prompt,
+                "seen": None if transition.observed is None else legible(transition.observed.text),
                 "end": line.end.value,
                 "status": run.status.value if run else None,
                 "ms": _round(run.elapsed_s * 1000) if run else None,
@@ -118,11 +118,11 @@ def step_figures(entries: Sequence[Credited]) -> dict[str, Json]:
     classes: dict[str, int] = {}
     earned: dict[str, float] = {}
     for entry in sound:
-        for exchange, credit in zip(exchanges(entry.trajectory), entry.credit_L, strict=False):
-            status = exchange.line.execution.status.value if exchange.line.execution else "not run"
+        for transition, credit in zip(transitions(entry.trajectory), entry.credit_L, strict=False):
+            status = transition.line.execution.status.value if transition.line.execution else "not run"
             earned[status] = earned.get(status, 0.0) + credit.reward
-        for exchange in exchanges(entry.trajectory):
-            name = error_class(exchange)
+        for transition in transitions(entry.trajectory):
+            name = error_class(transition)
             if name:
                 classes[name] = classes.get(name, 0) + 1
     outcomes = [e.trajectory.outcome for e in sound if e.trajectory.outcome is not None]

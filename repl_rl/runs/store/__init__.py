@@ -3,15 +3,16 @@
 from repl_rl.runs.store.files import Store, append, read, write_step, write_tokens
 from repl_rl.runs.store.members import Damage
 from repl_rl.runs.store.records import from_record, to_record
-from repl_rl.runs.store.text import Exchange, Turn, exchanges, from_text, guarded, marked, printable, to_text
+from repl_rl.runs.store.schema import SCHEMA_VERSION
+from repl_rl.runs.store.text import Transition, Turn, from_text, guarded, marked, printable, to_text, transitions
 
 __all__ = [
+    "SCHEMA_VERSION",
     "Damage",
-    "Exchange",
     "Store",
+    "Transition",
     "Turn",
     "append",
-    "exchanges",
     "from_record",
     "from_text",
     "guarded",
@@ -20,6 +21,7 @@ __all__ = [
     "read",
     "to_record",
     "to_text",
+    "transitions",
     "write_step",
     "write_tokens",
 ]

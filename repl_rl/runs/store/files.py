@@ -31,7 +31,7 @@ def write_step(
     return path
 
 
-def append(path: Path, entries: Iterable[Credited]) -> None:
+def append(path: Path, entries: Iterable[Credited | Trajectory]) -> None:
     """Append records to a file of this format, which may not exist yet.
 
     Raises:
@@ -43,7 +43,8 @@ def append(path: Path, entries: Iterable[Credited]) -> None:
             raise StoreError(f"{last}; nothing can be appended behind it")
     with path.open("ab") as file:
         for entry in entries:
-            file.write(pack(entry.trajectory.id, dump(entry)))
+            credited = entry if isinstance(entry, Credited) else Credited(entry)
+            file.write(pack(credited.trajectory.id, dump(credited)))
             file.flush()  # an unbuffered file may write a part and call that success
         os.fsync(file.fileno())
 

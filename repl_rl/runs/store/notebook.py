@@ -10,7 +10,7 @@ from pathlib import Path
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import StoreError
 from repl_rl.runs.store.records import dump, parse
-from repl_rl.runs.store.text import Exchange, exchanges, printable
+from repl_rl.runs.store.text import Transition, printable, transitions
 
 _KEY = "repl_rl"
 
@@ -23,9 +23,9 @@ def write_notebook(entry: Credited, path: Path) -> None:
     head = f"trajectory {t.id}\nended: {t.stop}; outcome: {outcome}; answer: {answer}\n\n{t.prompt.text}"
     credit_L = entry.credit_L or (None,) * len(t.lines)
     first: dict[str, object] = {"cell_type": "raw", "id": "prompt", "metadata": {}, "source": printable(head)}
-    pairs = zip(exchanges(t), credit_L, strict=True)
+    pairs = zip(transitions(t), credit_L, strict=True)
     notebook = {
-        "cells": [first, *(_cell(exchange, credit, number) for number, (exchange, credit) in enumerate(pairs, 1))],
+        "cells": [first, *(_cell(each, credit, number) for number, (each, credit) in enumerate(pairs, 1))],
         "metadata": {_KEY: dump(entry).decode(), "language_info": {"name": "python"}},
         "nbformat": 4,
         "nbformat_minor": 5,
@@ -48,9 +48,9 @@ def read_notebook(path: Path) -> Credited:
     return parse(str(record).encode(), str(path))
 
 
-def _cell(exchange: Exchange, credit: LineCredit | None, number: int) -> dict[str, object]:
-    line, run = exchange.line, exchange.line.execution
-    shown = printable(exchange.output)
+def _cell(each: Transition, credit: LineCredit | None, number: int) -> dict[str, object]:
+    line, run = each.line, each.line.execution
+    shown = printable(each.output)
     facts = {
         "status": run.status.value if run else None,
         "elapsed_s": run.elapsed_s if run else None,

@@ -1,17 +1,13 @@
-"""The JSON form of a trajectory and its credit, in the schema of `SCHEMA_VERSION`.
-
-Version 1 had no `credit`; it is still read.
-"""
+"""The JSON form of a trajectory and its credit, in the schema of `SCHEMA_VERSION`; older ones are still read."""
 
 import json
-from typing import TypedDict
 
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import InvariantError, StoreError
 from repl_rl.record.trajectory import (
-    SCHEMA_VERSION,
     Execution,
     Failure,
+    FailureKind,
     Line,
     LineEnd,
     LineStatus,
@@ -23,45 +19,10 @@ from repl_rl.record.trajectory import (
     Stop,
     Trajectory,
 )
+from repl_rl.runs.store.older import upgraded
+from repl_rl.runs.store.schema import SCHEMA_VERSION, CreditRecord, LineRecord, SegmentRecord, TrajectoryRecord
 
-
-class LineRecord(TypedDict):
-    text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    end: str
-    execution: tuple[str, float, str | None] | None
-    rewards: list[tuple[str, float]]
-
-
-class SegmentRecord(TypedDict, total=False):
-    sampled: list[LineRecord]
-    observed: str
-    token_ids: list[int]
-
-
-class CreditRecord(TypedDict):
-    reward: float
-    advantage: float
-    logprobs: list[float]
-
-
-class TrajectoryRecord(TypedDict):
-    schema_version: int
-    policy_step: int
-    id: str
-    task_id: str
-    prompt: tuple[str, list[int]]
-    segments: list[SegmentRecord]
-    stop: str
-    seed: int
-    wall_s: float
-    outcome: float | None
-    failure: tuple[str, str] | None
-    credit: list[CreditRecord]
-
-
-READABLE = (1, SCHEMA_VERSION)
+READABLE = (1, 2, SCHEMA_VERSION)
 """Schema versions that this release reads. It writes the last one."""
 
 
@@ -99,7 +60,7 @@ def to_record(entry: Credited) -> TrajectoryRecord:
         seed=trajectory.seed,
         wall_s=trajectory.wall_s,
         outcome=trajectory.outcome,
-        failure=(failure.kind, failure.message) if failure else None,
+        failure=(failure.kind.value, failure.message) if failure else None,
         credit=[
             CreditRecord(reward=c.reward, advantage=c.advantage, logprobs=list(c.logprobs)) for c in entry.credit_L
         ],
@@ -116,11 +77,11 @@ def from_record(record: TrajectoryRecord) -> Credited:
     if version not in READABLE or "policy_step" not in record:
         raise StoreError(
             f"schema_version is {version!r} and policy_step is {record.get('policy_step')!r}; "
-            f"this release reads records of version {' and '.join(map(str, READABLE))} that name their policy step"
+            f"this release reads records of version {', '.join(map(str, READABLE))} that name their policy step"
         )
-    credit = record["credit"] if version > 1 else []
-    credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in credit)
-    return Credited(_trajectory(record), credit_L)
+    newest = record if version == SCHEMA_VERSION else upgraded(record)
+    credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in newest["credit"])
+    return Credited(_trajectory(newest), credit_L)
 
 
 def _trajectory(record: TrajectoryRecord) -> Trajectory:
@@ -136,19 +97,19 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         seed=record["seed"],
         wall_s=record["wall_s"],
         outcome=record["outcome"],
-        failure=Failure(*failure) if failure else None,
+        failure=Failure(FailureKind(failure[0]), failure[1]) if failure else None,
     )
 
 
 def _segment_record(segment: Segment) -> SegmentRecord:
     if isinstance(segment, Observed):
-        return SegmentRecord(observed=segment.text, token_ids=list(segment.token_ids))
+        return SegmentRecord(observed=segment.text, token_ids=list(segment.token_ids), cut=segment.cut)
     return SegmentRecord(sampled=[_line_record(line) for line in segment.lines])
 
 
 def _line_record(line: Line) -> LineRecord:
     run = line.execution
-    return LineRecord(
+    record = LineRecord(
         text=line.text,
         token_ids=list(line.token_ids),
         logprobs=list(line.logprobs),
@@ -156,11 +117,14 @@ def _line_record(line: Line) -> LineRecord:
         execution=(run.status.value, run.elapsed_s, run.answer) if run else None,
         rewards=[(reward.name, reward.value) for reward in line.rewards],
     )
+    if run is not None:
+        record["ran"] = list(run.ran)
+    return record
 
 
 def _segment(record: SegmentRecord) -> Segment:
     if "sampled" not in record:
-        return Observed(record["observed"], tuple(record["token_ids"]))
+        return Observed(record["observed"], tuple(record["token_ids"]), record["cut"])
     return Sampled(tuple(_line(line) for line in record["sampled"]))
 
 
@@ -171,6 +135,6 @@ def _line(record: LineRecord) -> Line:
         logprobs=tuple(record["logprobs"]),
         text=record["text"],
         end=LineEnd(record["end"]),
-        execution=Execution(LineStatus(run[0]), run[1], run[2]) if run else None,
+        execution=Execution(LineStatus(run[0]), run[1], run[2], tuple(record["ran"])) if run else None,
         rewards=tuple(NamedReward(name, value) for name, value in record["rewards"]),
     )

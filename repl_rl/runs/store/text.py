@@ -4,31 +4,35 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from repl_rl.record.console import PS1, PS2
-from repl_rl.record.trajectory import Line, Observed, Sampled, Trajectory
+from repl_rl.record.console import PS1, PS2, Typist
+from repl_rl.record.trajectory import Line, Observed, Sampled, Stop, Trajectory
 
-_PROMPT = re.compile(r"(?:>>> |\.\.\. )\Z")
 _AMBIGUOUS = re.compile(r"^(?=>>>|\.\.\.|\\)", re.MULTILINE)
 _UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
 _MARK = re.compile("[⟦⟧]")
+_ENDED = (Stop.ANSWERED, Stop.EXITED)
 _NO_NEWLINE = "\\"
 """A line of its own: the output above it does not end in a newline."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class Transition:
     """A line of the policy and what was spliced in after it."""
 
     line: Line
-    observed: str | None
-    """Exactly as recorded, next prompt included; None: the policy went on at once, or the rollout was over."""
+    observed: Observed | None
+    """Next prompt included; None: nothing was spliced in after it."""
     prompt: str
-    """The prompt that the line was written at: ">>> ", "... ", or "" where the text before it ends otherwise."""
+    """The prompt that the line was written at: ">>> ", "... ", or "" where it was not written at a console's prompt."""
+    typed: bool
+    """The console was given the line as it stands; False: nothing ran, or other code, such as a block of the line."""
+    asked: str
+    """The console's next prompt, at the end of what was observed; "" where there is none."""
 
     @property
     def output(self) -> str:
         """What was observed, without the next prompt."""
-        return _PROMPT.sub("", self.observed or "")
+        return self.observed.text.removesuffix(self.asked) if self.observed is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +44,29 @@ class Turn:
     output: str
 
 
-def exchanges(trajectory: Trajectory) -> tuple[Exchange, ...]:
+def transitions(trajectory: Trajectory) -> tuple[Transition, ...]:
     """Each line with its observation, shape (L,)."""
-    found: list[Exchange] = []
+    found: list[Transition] = []
+    typist = Typist()
     before = trajectory.prompt.text
+    prompt = PS1 if before.endswith(PS1) else ""
     for at, segment in enumerate(trajectory.segments):
         if not isinstance(segment, Sampled):
-            before = segment.text
             continue
         after = trajectory.segments[at + 1] if at + 1 < len(trajectory.segments) else None
-        for line in segment.lines:
-            last = line is segment.lines[-1]
-            observed = after.text if last and isinstance(after, Observed) else None
-            shown = _PROMPT.search(before)
-            found.append(Exchange(line, observed, shown[0] if shown else ""))
-            before = ""
+        for number, line in enumerate(segment.lines, 1):
+            typed = line.execution is not None and typist.typed(line.text, line.execution.ran)
+            observed = after if number == len(segment.lines) and isinstance(after, Observed) else None
+            # A console that ended asks for nothing, whatever its last output looks like.
+            over = trajectory.stop in _ENDED and len(found) + 1 == len(trajectory.lines)
+            asked = _asked(observed.text) if typed and observed is not None and not over else ""
+            found.append(Transition(line, observed, prompt or (_asked(before) if typed else ""), typed, asked))
+            before, prompt = observed.text if observed is not None else "", asked
     return tuple(found)
+
+
+def _asked(text: str) -> str:
+    return next((prompt for prompt in (PS1, PS2) if text.endswith(prompt)), "")
 
 
 def printable(text: str) -> str:
@@ -68,7 +79,7 @@ def guarded(output: str, prompt: bool = False) -> str:
 
     With `prompt`, one at its very end is the console's own and stays.
     """
-    body = _PROMPT.sub("", output) if prompt else output
+    body = output.removesuffix(_asked(output)) if prompt else output
     return _AMBIGUOUS.sub(r"\\", printable(body)) + output[len(body) :]
 
 
@@ -78,13 +89,13 @@ def to_text(trajectory: Trajectory) -> str:
     It is safe to print: control characters are made visible. Output that looks like a prompt gets a backslash before
     it, so that no program can fake a line of the policy; a last line of only a backslash ends output without newline.
     """
-    head = _PROMPT.sub("", trajectory.prompt.text)
+    head = trajectory.prompt.text.removesuffix(PS1)
     parts = [_ended(guarded(head))] if head else []
-    for exchange in exchanges(trajectory):
-        first, *more = printable(exchange.line.text).removesuffix("\n").split("\n")
-        parts.append(f"{exchange.prompt or PS1}{first}\n")
+    for each in transitions(trajectory):
+        first, *more = printable(each.line.text).removesuffix("\n").split("\n")
+        parts.append(f"{each.prompt or PS1}{first}\n")
         parts += [f"{PS2}{physical}\n" for physical in more]
-        parts.append(_ended(guarded(exchange.output)))
+        parts.append(_ended(guarded(each.output)))
     return "".join(parts)
 
 

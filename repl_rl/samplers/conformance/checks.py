@@ -6,7 +6,7 @@ import random
 import string
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from repl_rl.engine.base import Engine
@@ -16,7 +16,7 @@ from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.runner import Rollouts
 from repl_rl.rollout.sampler import RolloutSampler
-from repl_rl.samplers.conformance.witness import FaultySandbox, Pause, Seen, Trouble, Witness, at, no_trouble
+from repl_rl.samplers.conformance.witness import FaultySandbox, Pause, Seen, Trouble, Watched, Witness, at, no_trouble
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task
@@ -174,9 +174,10 @@ async def errors_of_the_console_pass(bench: Bench) -> None:
     sandbox = FaultySandbox(bench.sandbox)
     for task in bench.tasks:
         before = sandbox.sessions
-        (t,) = await bench.rollouts(bench.witness(), sandbox).collect([task])
+        watched = Watched(bench.sampler)
+        (t,) = await replace(bench.rollouts(bench.witness(), sandbox), sampler=watched).collect([task])
         used = sandbox.sessions > before
-        hold(t.stop is Stop.FAULT or not used, f"rollout {t.id} went on after its console had failed; catch less")
+        hold(not (used and watched.returned), f"rollout {t.id} went on after its console had failed; catch less")
 
 
 async def the_thread_is_never_blocked(bench: Bench) -> None:

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from repl_rl.engine.base import Chunk, EngineSession, Sampling, Watch
 from repl_rl.engine.scripted import ScriptedEngine
-from repl_rl.record.trajectory import LineStatus
+from repl_rl.record.trajectory import LineStatus, Prompt
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.tasks import Task
 
 
 @dataclass(slots=True)
@@ -118,6 +122,22 @@ class _WitnessSession:
         sampled = await self._inner.undo(call)
         del self._seen.ids[self._before :], self._seen.logprobs[self._before :]
         return sampled
+
+
+class Watched(RolloutSampler):
+    """Plays one rollout as another sampler does, and remembers whether that came to its end without an error."""
+
+    def __init__(self, inner: RolloutSampler) -> None:
+        self._inner = inner
+        self.returned = False
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        """That of the other sampler."""
+        return self._inner.prompt(task, renderer, template, version)
+
+    async def rollout(self, episode: Episode) -> None:
+        await self._inner.rollout(episode)
+        self.returned = True
 
 
 class FaultySandbox:

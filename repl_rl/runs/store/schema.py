@@ -1,0 +1,45 @@
+"""The schema of a stored trajectory: the fields of its JSON, as this release writes them."""
+
+from typing import NotRequired, TypedDict
+
+SCHEMA_VERSION = 3
+"""Version 1 had no credit. Versions 1 and 2 had neither `ran` nor `cut`, and named the class of a failure."""
+
+
+class LineRecord(TypedDict):
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    end: str
+    execution: tuple[str, float, str | None] | None
+    ran: NotRequired[list[str]]
+    """What the console was given; there where `execution` is."""
+    rewards: list[tuple[str, float]]
+
+
+class SegmentRecord(TypedDict, total=False):
+    sampled: list[LineRecord]
+    observed: str
+    token_ids: list[int]
+    cut: bool
+
+
+class CreditRecord(TypedDict):
+    reward: float
+    advantage: float
+    logprobs: list[float]
+
+
+class TrajectoryRecord(TypedDict):
+    schema_version: int
+    policy_step: int
+    id: str
+    task_id: str
+    prompt: tuple[str, list[int]]
+    segments: list[SegmentRecord]
+    stop: str
+    seed: int
+    wall_s: float
+    outcome: float | None
+    failure: tuple[str, str] | None
+    credit: list[CreditRecord]
