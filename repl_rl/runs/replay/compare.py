@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from repl_rl.record.trajectory import LineStatus
-from repl_rl.samplers.fenced import printed_in
+from repl_rl.rollout.blocks import printed_in
 from repl_rl.sandbox.base import PushResult
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import LineBuffer, prompt
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.blocks import as_block
 from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, held, same
 from repl_rl.runs.store import Transition, transitions
-from repl_rl.samplers.fenced import as_block
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.sandbox.lines import combined, push_each, push_lines
 
