@@ -17,6 +17,10 @@ _GONE: Mapping[str, object] = {
     "limits.inodes": 4096,
     "docker.cpus": 2.0,
     "docker.processes": 2048,
+    "trainer.max_grad_norm": 1.0,
+    "trainer.clip_low": 0.2,
+    "trainer.clip_high": 0.28,
+    "trainer.seed": 0,
 }
 """What nobody can choose any more, with what it was by default."""
 _OF_THE_SAMPLER: Mapping[str, object] = {"optimistic": False, "give_up_after": 0}
@@ -31,7 +35,7 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
     tables: dict[str, dict[str, object]] = {}
     found: dict[str, object] = {}
     for key, value in said.items():
-        if isinstance(value, Mapping) and key in ("engine_options", "limits", "docker", "rollout", "vllm"):
+        if isinstance(value, Mapping) and key in ("engine_options", "limits", "docker", "rollout", "trainer", "vllm"):
             tables[key] = dict(value)
         else:
             found[key] = value
