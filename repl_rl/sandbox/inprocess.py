@@ -1,4 +1,4 @@
-"""`code.InteractiveConsole` in this very process: for tests, and for lines that are trusted. It isolates and limits nothing."""
+"""`code.InteractiveConsole` in this process, for tests and trusted lines. It isolates nothing and limits nothing."""
 
 import builtins
 import code
