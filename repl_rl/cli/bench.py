@@ -10,7 +10,7 @@ from typing import TypeVar
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.settings import Settings
-from repl_rl.lab.sandbox import run_bench as bench_sandbox
+from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
 from repl_rl.settings.arguments import parse
 
@@ -80,10 +80,10 @@ def _bench_credit(config: CreditBenchConfig) -> object:
 
 def _bench_rollout(config: RolloutBenchConfig) -> object:
     # imported here: vllm and trl take seconds, and vllm is not always installed
-    from repl_rl.lab.rollout import Effort, run_bench
+    from repl_rl.lab.rollout import RolloutEffort, bench_rollout
 
     repeats = {"small": config.small} | ({"medium": config.medium} if config.medium else {})
-    return run_bench(Effort(config.rollouts, config.lines, repeats))
+    return bench_rollout(RolloutEffort(config.rollouts, config.lines, repeats))
 
 
 def _writable(config: Config) -> Config:

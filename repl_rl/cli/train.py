@@ -17,12 +17,12 @@ from repl_rl.evaluation import Study, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
 from repl_rl.machine.assets import asset
 from repl_rl.machine.cores import cores
+from repl_rl.machine.files import Json
 from repl_rl.machine.stopping import explained, undisturbed
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.curves import draw_curves
 from repl_rl.runs.folder import RunFolder
-from repl_rl.runs.report import Json
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields

@@ -36,7 +36,7 @@ STOCK_WAYS = ("request_a_line", "lockstep", "text_loop")
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class RolloutEffort:
     """How much is measured."""
 
     rollouts: int = 64
@@ -47,7 +47,7 @@ class Effort:
     """Times that each way is played, by size of the policy (>= 1); the JSON has medians."""
 
 
-def run_bench(effort: Effort | None = None) -> Json:
+def bench_rollout(effort: RolloutEffort | None = None) -> Json:
     """Measure, and return what `bench rollout --json` writes.
 
     `small` and `medium` have sampled tokens a second of each way, null where it cannot run (`reasons` says why);
@@ -58,10 +58,10 @@ def run_bench(effort: Effort | None = None) -> Json:
         SandboxUnavailable: `local` cannot be had here.
         ConfigError: vLLM is not installed.
     """
-    return asyncio.run(_measure(effort or Effort()))
+    return asyncio.run(_measure(effort or RolloutEffort()))
 
 
-async def _measure(effort: Effort) -> Json:
+async def _measure(effort: RolloutEffort) -> Json:
     report: Json = {}
     async with open_sandbox("local", warm=effort.rollouts) as sandbox:
         for name in effort.repeats:
@@ -72,7 +72,7 @@ async def _measure(effort: Effort) -> Json:
     return report | {"plan": plan, "cpus": cores(), "load_average": os.getloadavg()[0]}
 
 
-async def _size(name: str, effort: Effort, sandbox: Sandbox) -> Json:
+async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
     """All figures of one size of the policy."""
     plan = Plan(effort.rollouts, effort.lines)
     async with AsyncExitStack() as stack:

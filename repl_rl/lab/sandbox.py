@@ -28,7 +28,7 @@ Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SandboxEffort:
     """How much is measured."""
 
     checkouts: int = 12
@@ -64,7 +64,7 @@ def _summary(values: Sequence[float]) -> Json:
     return {"p10_ms": _p10(values) * 1000, "median_ms": statistics.median(values) * 1000, "n": len(values)}
 
 
-async def _checkouts(ours: Sandbox, effort: Effort) -> dict[str, list[float]]:
+async def _checkouts(ours: Sandbox, effort: SandboxEffort) -> dict[str, list[float]]:
     """Seconds from asking for a console until its first line is done."""
     found: dict[str, list[float]] = {"ours": [], "stock": []}
     for _ in range(effort.checkouts):
@@ -79,7 +79,7 @@ async def _checkouts(ours: Sandbox, effort: Effort) -> dict[str, list[float]]:
     return found
 
 
-async def _lines(ours: Sandbox, docker: Sandbox | None, effort: Effort) -> dict[str, dict[str, list[float]]]:
+async def _lines(ours: Sandbox, docker: Sandbox | None, effort: SandboxEffort) -> dict[str, dict[str, list[float]]]:
     """Seconds a line: {contender: {line: times}}."""
     found: dict[str, dict[str, list[float]]] = {}
     async with AsyncExitStack() as stack:
@@ -99,7 +99,7 @@ async def _lines(ours: Sandbox, docker: Sandbox | None, effort: Effort) -> dict[
     return found
 
 
-async def _many(ours: Sandbox, effort: Effort) -> tuple[dict[str, float], dict[str, float]]:
+async def _many(ours: Sandbox, effort: SandboxEffort) -> tuple[dict[str, float], dict[str, float]]:
     """16 consoles at once: lines a second, and memory (PSS, MiB) a console, by contender."""
     rate, memory = {}, {}
     async with AsyncExitStack() as stack:
@@ -132,7 +132,7 @@ async def _many(ours: Sandbox, effort: Effort) -> tuple[dict[str, float], dict[s
     return rate, memory
 
 
-async def _rollouts(ours: Sandbox, effort: Effort) -> dict[str, float]:
+async def _rollouts(ours: Sandbox, effort: SandboxEffort) -> dict[str, float]:
     """Fresh console + 10 lines + kill, a second, by contender."""
     gate = asyncio.Semaphore(_ROLLOUTS_AT_ONCE)
 
@@ -194,8 +194,8 @@ async def _docker(stack: AsyncExitStack) -> tuple[Sandbox | None, str]:
         return None, str(reason)
 
 
-async def measure(effort: Effort, *, docker: bool) -> Json:
-    """All figures; see `run_bench`."""
+async def _measure(effort: SandboxEffort, *, docker: bool) -> Json:
+    """All figures; see `bench_sandbox`."""
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(open_sandbox("local", warm=0))
         beside, why_not = await _docker(stack) if docker else (None, "not asked for")
@@ -228,7 +228,7 @@ async def measure(effort: Effort, *, docker: bool) -> Json:
     }
 
 
-def run_bench(effort: Effort | None = None, *, docker: bool = False) -> Json:
+def bench_sandbox(effort: SandboxEffort | None = None, *, docker: bool = False) -> Json:
     """Measure, and return what `bench sandbox --json` writes.
 
     `ratios` says how many times better ours is than plain `jupyter_client` + stock ipykernel (`checkout`, `line`: the
@@ -238,4 +238,4 @@ def run_bench(effort: Effort | None = None, *, docker: bool = False) -> Json:
     Raises:
         SandboxUnavailable: `local` cannot be had here.
     """
-    return asyncio.run(measure(effort or Effort(), docker=docker))
+    return asyncio.run(_measure(effort or SandboxEffort(), docker=docker))

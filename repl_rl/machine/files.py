@@ -1,9 +1,12 @@
 """Files that are there whole or not at all."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+Json = str | int | float | bool | None | Mapping[str, "Json"] | Sequence["Json"]
+"""What a file of JSON holds."""
 
 
 @contextmanager

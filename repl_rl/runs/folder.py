@@ -9,9 +9,9 @@ from pathlib import Path
 
 from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.machine.files import write_whole
+from repl_rl.machine.files import Json, write_whole
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.report import Json, write_report
+from repl_rl.runs.report import write_report
 from repl_rl.runs.store import write_step, write_tokens
 
 _log = logging.getLogger(__name__)

@@ -55,9 +55,9 @@ def test_figures_of_few_and_many_rollouts_are_about_the_same_lines() -> None:
 
 @pytest.mark.heavy
 def test_the_bench_reports_every_way_a_reason_for_each_null_and_a_profile() -> None:
-    from repl_rl.lab.rollout import KEYS, Effort, run_bench
+    from repl_rl.lab.rollout import KEYS, RolloutEffort, bench_rollout
 
-    report = run_bench(Effort(rollouts=8, lines=3, repeats={"small": 1}))
+    report = bench_rollout(RolloutEffort(rollouts=8, lines=3, repeats={"small": 1}))
     small, bundled = report["small"], report["bundled"]
     assert isinstance(small, dict)
     assert isinstance(bundled, dict)

@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from repl_rl.lab.sandbox import Effort, run_bench
+from repl_rl.lab.sandbox import SandboxEffort, bench_sandbox
 from repl_rl.lab.stock import open_stock
 
 
 @pytest.mark.heavy
 def test_the_bench_reports_every_ratio_and_the_raw_figures_beside_it() -> None:
-    report = run_bench(Effort(checkouts=2, lines=12, many=8, rollouts=8))
+    report = bench_sandbox(SandboxEffort(checkouts=2, lines=12, many=8, rollouts=8))
     ratios = report["ratios"]
     assert isinstance(ratios, dict)
     assert set(ratios) == {"checkout", "line", "line_error", "lines_16", "rollouts", "memory"}

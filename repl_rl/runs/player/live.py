@@ -6,11 +6,12 @@ from typing import TypeVar
 
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
+from repl_rl.machine.files import Json
 from repl_rl.record.console import PS1
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.thread import LoopThread
 from repl_rl.runs.replay import Branches, Replay, Step, branch, open_replay, start_of
-from repl_rl.runs.report import Json, legible, whole
+from repl_rl.runs.report import legible, whole
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
 from repl_rl.world import World

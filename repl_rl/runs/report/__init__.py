@@ -2,13 +2,12 @@
 
 from repl_rl.runs.report.data import MAX_TRAJECTORIES, entries_payload, payload
 from repl_rl.runs.report.page import PLAYER_SCRIPTS, page, player_page, read, scripts, write_report
-from repl_rl.runs.report.rollouts import Json, legible, pack, whole
+from repl_rl.runs.report.rollouts import legible, pack, whole
 from repl_rl.runs.report.server import ReportServer
 
 __all__ = [
     "MAX_TRAJECTORIES",
     "PLAYER_SCRIPTS",
-    "Json",
     "ReportServer",
     "entries_payload",
     "legible",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import StoreError
+from repl_rl.machine.files import Json
 from repl_rl.machine.versions import STACK, versions
-from repl_rl.runs.report.rollouts import Json, captions, detail, legible, pack, row, step_figures
+from repl_rl.runs.report.rollouts import captions, detail, legible, pack, row, step_figures
 from repl_rl.runs.store import Store
 
 MAX_TRAJECTORIES = 20_000

@@ -6,9 +6,9 @@ import html
 from collections.abc import Mapping
 from pathlib import Path
 
-from repl_rl.machine.files import write_whole
+from repl_rl.machine.files import Json, write_whole
 from repl_rl.runs.report.data import payload
-from repl_rl.runs.report.rollouts import Json, pack
+from repl_rl.runs.report.rollouts import pack
 
 _FILES = Path(__file__).parent / "page"
 PLAYER_SCRIPTS = ("dom.js", "heat.js", "trajectory.js", "diff.js", "rows.js")

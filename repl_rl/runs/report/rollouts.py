@@ -7,15 +7,14 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from repl_rl.credit.credited import Credited, ratios
+from repl_rl.machine.files import Json
 from repl_rl.record.clip import TEXT_CHARS, clip
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.runs.store import Transition, transitions
-
-Json = str | int | float | bool | None | Mapping[str, "Json"] | Sequence["Json"]
 
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 
