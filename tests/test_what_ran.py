@@ -191,9 +191,10 @@ def test_a_fenced_observation_that_was_cut_agrees_when_its_ends_do(change: str, 
 
 def test_a_policy_goes_on_from_the_middle_of_a_fenced_rollout() -> None:
     t = play(FENCED, FencedCodeSampler())
-    rest = world(["```python\nprint(x)\n```", "\\boxed{42}"], FencedCodeSampler(), RolloutLimits(max_line_tokens=200))
-    engine = replace(rest.engine, scripts=[[*rest.engine.scripts[0], min(RENDERER.eos_ids)]])
-    (found,) = asyncio.run(branch(replace(rest, engine=engine), start_at(t, 1), TASK, 1)).trajectories
+    ids = [i for text in ("```python\nprint(x)\n```", "\\boxed{42}") for i in RENDERER.written(text)]
+    engine = ScriptedEngine([[*ids, min(RENDERER.eos_ids)]], forbidden_ids=RENDERER.forbidden_ids)
+    rest = replace(world([], FencedCodeSampler(), RolloutLimits(max_line_tokens=200)), engine=engine)
+    (found,) = asyncio.run(branch(rest, start_at(t, 1), TASK, 1)).trajectories
     assert isinstance(found.segments[3], Observed)
     assert found.segments[3].text == "\n```output\n42\n```\n"
     assert found.outcome == 1.0
