@@ -39,7 +39,12 @@ def changed(config: object, default: object, prefix: str = "") -> Iterator[tuple
     for field in fields(config):  # type: ignore[arg-type]
         value, usual = getattr(config, field.name), getattr(default, field.name)
         name = prefix + field.name.replace("_", "-")
-        if is_dataclass(value):
+        kind = getattr(value, "kind", None)
+        if isinstance(kind, str):  # an engine or a sandbox: its name, then its own options
+            if kind != usual.kind:
+                yield name, kind
+            yield from changed(value, type(value)(), f"{kind}.")
+        elif is_dataclass(value):
             yield from changed(value, usual, f"{name}.")
         elif value != usual and name not in _LEFT_OUT:
             yield name, value

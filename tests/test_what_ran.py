@@ -118,7 +118,7 @@ def test_all_that_one_line_had_run_is_noted_together() -> None:
 
 
 def test_an_observation_says_that_it_was_cut_by_whoever_cut_it() -> None:
-    t = play(["print('a' * 500)\n", "print('[... 9 tokens cut ...]')\n", "1\n", "exit()\n"])
+    t = play(["print('a' * 50)\n", "print('[... 9 tokens cut ...]')\n", "1\n", "exit()\n"])
     assert [s.cut for s in t.segments if isinstance(s, Observed)] == [False, False, False]
     short = play(["print('a' * 500)\n", "1\n", "exit()\n"], observation_tokens=16)
     assert [s.cut for s in short.segments if isinstance(s, Observed)] == [True, False]
@@ -147,6 +147,19 @@ def test_no_program_can_have_its_output_taken_for_a_prompt_or_for_a_cut() -> Non
     found = asyncio.run(verify(fake, SANDBOX)).difference
     assert found is not None
     assert found.line == 1
+
+
+def test_a_prompt_that_the_sampler_spliced_in_itself_is_the_next_lines_prompt() -> None:
+    class PlanFirst(RolloutSampler):
+        async def rollout(self, episode: Episode) -> None:
+            await episode.sample()
+            episode.observe("Now do it.\n>>> ")
+            async for line in episode.lines():
+                await episode.push(line)
+
+    t = play(["I multiply.\n", "6 * 7\n", "exit()\n"], PlanFirst())
+    assert [(each.prompt, each.output) for each in transitions(t)][1:] == [(">>> ", "42\n"), (">>> ", "")]
+    assert "Now do it.\n>>> 6 * 7\n42\n>>> exit()\n" in to_text(t)
 
 
 def test_fenced_rollouts_are_executed_again_and_compared() -> None:
@@ -178,10 +191,10 @@ def test_a_fenced_observation_that_was_cut_agrees_when_its_ends_do(change: str, 
 
 def test_a_policy_goes_on_from_the_middle_of_a_fenced_rollout() -> None:
     t = play(FENCED, FencedCodeSampler())
-    rest = world(["```python\nprint(x)\n```", "\\boxed{42}"], FencedCodeSampler(), RolloutLimits(max_line_tokens=200))
-    assert isinstance(rest.engine, ScriptedEngine)
-    engine = replace(rest.engine, scripts=[[*rest.engine.scripts[0], min(RENDERER.eos_ids)]])
-    (found,) = asyncio.run(branch(replace(rest, engine=engine), start_at(t, 1), TASK, 1)).trajectories
+    ids = [i for text in ("```python\nprint(x)\n```", "\\boxed{42}") for i in RENDERER.written(text)]
+    engine = ScriptedEngine([[*ids, min(RENDERER.eos_ids)]], forbidden_ids=RENDERER.forbidden_ids)
+    rest = replace(world([], FencedCodeSampler(), RolloutLimits(max_line_tokens=200)), engine=engine)
+    (found,) = asyncio.run(branch(rest, start_at(t, 1), TASK, 1)).trajectories
     assert isinstance(found.segments[3], Observed)
     assert found.segments[3].text == "\n```output\n42\n```\n"
     assert found.outcome == 1.0
@@ -242,7 +255,7 @@ def test_a_file_of_schema_2_opens_with_what_ran_as_far_as_it_can_be_told() -> No
     failures = [found[name].failure for name in ("lost", "mine", "long")]
     kinds = [FailureKind.SANDBOX_FAULT, FailureKind.USER_ERROR, FailureKind.PROMPT_TOO_LONG]
     assert [failure and failure.kind for failure in failures] == kinds
-    assert store["console"].credit_L[2].reward == -0.1
+    assert store["console"].credit_L[3].reward == -0.1
     rates = describe(list(found.values()))
     assert (rates["sandbox_fault_rate"], rates["user_error_rate"]) == (1 / 8, 2 / 8)
 
@@ -274,8 +287,10 @@ def test_a_line_cut_by_a_budget_ran_nowhere() -> None:
 
 
 def test_a_line_of_ones_own_follows_what_ran() -> None:
+    t = play(FENCED, FencedCodeSampler())
+
     async def work() -> str:
-        async with open_replay(play(FENCED, FencedCodeSampler()), SANDBOX, to_line=1) as replay:
+        async with open_replay(t, SANDBOX, to_line=1) as replay:
             return (await replay.type("x + 1")).result.text
 
     assert asyncio.run(work()) == "43\n"

@@ -191,7 +191,8 @@ def _tell(step: Step | None, replay: Replay, console: Console) -> None:
     console.print(shown)
     console.print(Text(guarded(clip(step.result.text))), end="")
     if step.difference is not None:
-        was = guarded(clip(step.difference.recorded.text), prompt=True)
+        asked = step.recorded is not None and step.recorded.asked != ""
+        was = guarded(clip(step.difference.recorded.text), prompt=asked)
         console.print(Text(f"recorded otherwise ({step.difference.cause}): {was}", style="yellow"))
 
 

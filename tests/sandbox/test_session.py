@@ -108,6 +108,20 @@ def test_output_over_the_limit_shows_head_tail_and_how_much_is_missing(kind: str
     _in_session(kind, body)
 
 
+@every_kind
+def test_every_kind_cuts_the_same_bytes_and_says_so_whatever_the_status_is(kind: str) -> None:
+    marker = "\n[... 6979 bytes of output not shown ...]\n"
+    half = (LIMITS.output_bytes - len(marker)) // 2
+
+    async def body(session: SandboxSession) -> None:
+        assert not (await session.push("1")).cut
+        result = await session.push("print('a' * 2000 + 'é' * 2000 + 'z' * 2002); submit_final_answer(1)")
+        assert (result.status, result.cut) == (LineStatus.ANSWERED, True)
+        assert result.text == "a" * half + marker + "z" * (half - 1) + "\n"
+
+    _in_session(kind, body)
+
+
 @served_kinds
 def test_an_interrupted_line_is_a_timeout_and_the_console_keeps_its_state(kind: str) -> None:
     async def body(session: SandboxSession) -> None:
@@ -150,7 +164,19 @@ def test_a_process_that_dies_leaves_its_last_words(kind: str) -> None:
         await session.push("import os")
         result = await session.push("print('words'); os.kill(os.getpid(), 9)")
         assert (result.status, result.text, session.ended) == (LineStatus.KILLED, "words\n", True)
+        assert not result.cut
         assert result.elapsed_s < 1
+
+    _in_session(kind, body)
+
+
+@served_kinds
+def test_last_words_that_are_too_many_are_cut_and_say_so(kind: str) -> None:
+    async def body(session: SandboxSession) -> None:
+        await session.push("import os")
+        result = await session.push("print('w' * 5000); os.kill(os.getpid(), 9)")
+        assert (result.status, result.cut) == (LineStatus.KILLED, True)
+        assert "bytes of output not shown" in result.text
 
     _in_session(kind, body)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from repl_rl.record.console import PS1, PS2, Typist
 from repl_rl.record.trajectory import Line, Observed, Sampled, Stop, Trajectory
@@ -48,20 +48,23 @@ def transitions(trajectory: Trajectory) -> tuple[Transition, ...]:
     """Each line with its observation, shape (L,)."""
     found: list[Transition] = []
     typist = Typist()
-    before = trajectory.prompt.text
-    prompt = PS1 if before.endswith(PS1) else ""
+    prompt = PS1 if trajectory.prompt.text.endswith(PS1) else ""
     for at, segment in enumerate(trajectory.segments):
         if not isinstance(segment, Sampled):
             continue
         after = trajectory.segments[at + 1] if at + 1 < len(trajectory.segments) else None
         for number, line in enumerate(segment.lines, 1):
             typed = line.execution is not None and typist.typed(line.text, line.execution.ran)
+            if typed and found and not prompt and found[-1].observed is not None:
+                # The sampler spliced the prompt in itself, after text of its own.
+                prompt = _asked(found[-1].observed.text)
+                found[-1] = replace(found[-1], asked=prompt)
             observed = after if number == len(segment.lines) and isinstance(after, Observed) else None
             # A console that ended asks for nothing, whatever its last output looks like.
             over = trajectory.stop in _ENDED and len(found) + 1 == len(trajectory.lines)
             asked = _asked(observed.text) if typed and observed is not None and not over else ""
-            found.append(Transition(line, observed, prompt or (_asked(before) if typed else ""), typed, asked))
-            before, prompt = observed.text if observed is not None else "", asked
+            found.append(Transition(line, observed, prompt, typed, asked))
+            prompt = asked
     return tuple(found)
 
 
