@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import RolloutThread
+from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.runs.folder import RunFolder
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
@@ -61,15 +61,12 @@ def train(
         ids = [task.id for task in tasks]
         tokenizer = rollouts.renderer.tokenizer
         final = fit(world.model_folder, tokenizer, ids, source, chosen, folder.checkpoints, step, seed=world.seed)
-    if rank == 0:
-        folder.summarise(
-            {
-                "status": "finished",
-                "model": world.policy.reference,
-                "engine": rollouts.engine.name,
-                "sandbox": rollouts.sandbox.name,
-                "steps": chosen.steps,
-            }
-        )
-        folder.report()
+        if rank == 0:
+            _conclude(folder, rollouts, world.policy.reference, chosen.steps)
     return final
+
+
+def _conclude(folder: RunFolder, rollouts: Rollouts, model: str, steps: int) -> None:
+    opened = {"engine": rollouts.engine.name, "sandbox": rollouts.sandbox.name}
+    folder.summarise({"status": "finished", "model": model, "steps": steps, **opened})
+    folder.report()
