@@ -21,7 +21,7 @@ from repl_rl.record.clip import TEXT_CHARS
 from repl_rl.record.trajectory import Observed
 from repl_rl.runs.store import marked
 from repl_rl.settings.arguments import dump, parse
-from repl_rl.trainer import StepRecord, TrainerConfig, sinks, train
+from repl_rl.trainer import StepRecord, TrainerConfig, fit, sinks
 from repl_rl.trainer.sinks import COLUMNS, PREFIX, TABLE, TABLE_ROWS, require_sinks, table
 from tests.runs import HOSTILE, credit, rollout
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
@@ -37,7 +37,7 @@ def trained(run: Path, config: TrainerConfig) -> list[StepRecord]:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model))
     tasks = [f"task {i}" for i in range(6)]
-    train(model, tiny_tokenizer(), tasks, source, config, run / "checkpoints", lambda r, _: records.append(r))
+    fit(model, tiny_tokenizer(), tasks, source, config, run / "checkpoints", lambda r, _: records.append(r))
     return records
 
 
