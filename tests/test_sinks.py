@@ -20,7 +20,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.record.clip import TEXT_CHARS
 from repl_rl.record.trajectory import Observed
 from repl_rl.runs.store import marked
-from repl_rl.settings.arguments import dump, parse
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.toml import dump
 from repl_rl.trainer import StepRecord, TrainerConfig, fit, sinks
 from repl_rl.trainer.sinks import COLUMNS, PREFIX, TABLE, TABLE_ROWS, require_sinks, table
 from tests.runs import HOSTILE, credit, rollout
