@@ -113,7 +113,7 @@ def logprobs_of(model: PreTrainedModel, batch: Batch) -> Tensor:
 
     The sampler's would be the same up to rounding, but they have no gradient.
     """
-    logits_B_S_V = model(input_ids=batch.ids_B_S, use_cache=False).logits
+    logits_B_S_V: Tensor = model(input_ids=batch.ids_B_S, use_cache=False).logits
     # What the model says at a token is about the next one; a prompt comes first, so no sampled token is lost.
     sampled_B_S = batch.sampled_B_S[:, 1:]
     logprobs_N_V = logits_B_S_V[:, :-1][sampled_B_S].float().log_softmax(dim=-1)
