@@ -22,7 +22,7 @@ from dataclasses import replace
 from repl_rl import load_tasks
 from repl_rl.cli.setup import Setup
 from repl_rl.engine import ScriptedEngine
-from repl_rl.player import TrajectoryPlayer
+from repl_rl.runs.player import TrajectoryPlayer
 from repl_rl.samplers import RolloutThread
 from tests.runs import HOSTILE, rollout
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from repl_rl import ReplSampler
-from repl_rl.advantages import ESTIMATORS
+from repl_rl.credit.advantages import ESTIMATORS
 
 
 class Stuck(ReplSampler):
