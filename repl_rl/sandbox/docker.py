@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 from repl_rl.machine.assets import asset
+from repl_rl.machine.cores import cores
 from repl_rl.sandbox.base import INODES, Births, Limits, Sandbox, SandboxKind
 from repl_rl.sandbox.daemon import REMEDY, Container, connect, refuse_weak, unavailable
 from repl_rl.sandbox.image import NAME, build_missing, own_image
@@ -84,6 +85,7 @@ def _hardening(folder: str, limits: Limits, options: Docker) -> dict[str, object
         "security_opt": ["no-new-privileges", f"seccomp={asset('sandbox/seccomp.json').read_text()}"],
         "init": True,
         "pids_limit": _PROCESSES,
+        "nano_cpus": cores() * 10**9,
         "mem_limit": f"{options.memory_mb}m",
         "memswap_limit": f"{options.memory_mb}m",
         "tmpfs": {"/tmp": f"size={limits.disk_mb}m,nr_inodes={INODES},mode=1777,nosuid,nodev"},
