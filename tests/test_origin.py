@@ -160,6 +160,17 @@ def test_adapters_are_merged_into_their_base_once(tmp_path: Path) -> None:
     assert resolve(str(tmp_path / "mine"), tmp_path / "models", Told()).folder != found.folder
 
 
+def test_a_base_beside_the_adapters_is_not_one_of_that_name_beside_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = plain_policy(tmp_path / "base")
+    adapted = adapters(tmp_path / "mine", Path("../base"), AutoModelForCausalLM.from_pretrained(base))
+    (tmp_path / "elsewhere" / "base").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere" / "here")
+    assert same(adapted, resolve(str(tmp_path / "mine"), tmp_path / "models", Told()).folder)
+
+
 def test_the_base_may_be_beside_the_adapters_a_gguf_file_or_adapters_again(tmp_path: Path) -> None:
     base = plain_policy(tmp_path / "base")
     inner = adapters(tmp_path / "inner", Path("../base"), AutoModelForCausalLM.from_pretrained(base))

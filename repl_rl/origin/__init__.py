@@ -70,7 +70,9 @@ def _merged(folder: Path, place: Path, tell: Tell, above: tuple[Path, ...]) -> P
     try:
         if folder.resolve() in above:
             raise ConfigError("model folder", str(folder), "these adapters are their own base; name another")
-        here = str(beside) if beside.exists() and not Path(given).exists() else given
+        # `../base` was written by who looked from the adapters; only a plain name may be one of the working folder.
+        theirs = given.startswith(("./", "../")) or not Path(given).exists()
+        here = str(beside) if beside.exists() and theirs else given
         base = _resolve(here, place, tell, (*above, folder.resolve())).folder
     except ConfigError as error:
         raise ConfigError(f"base of the adapters in {folder}", given, f"it cannot be had: {error}") from error
