@@ -25,7 +25,7 @@ from repl_rl.origin import resolve
 told = []
 try:
     found = resolve(sys.argv[1], Path("models"), told.append)
-    print(json.dumps({"folder": str(found.folder), "reference": found.reference, "told": told}))
+    print(json.dumps(dict(folder=str(found.folder), reference=found.reference, fallback=found.fallback, told=told)))
 except ConfigError as error:
     print(json.dumps({"refused": str(error), "told": told}))
 """
@@ -72,6 +72,7 @@ class Look(TypedDict, total=False):
     folder: str
     reference: str
     refused: str
+    fallback: str | None
     told: list[str]
 
 
@@ -103,6 +104,7 @@ def test_a_name_becomes_the_folder_of_its_commit_without_copies_in_other_formats
         asset("policies/quickstart") / "model.safetensors"
     ).read_bytes()
     assert found["told"] == ["getting org/tiny from the hub ..."]
+    assert found["fallback"] is None
     assert named(folder) == HubName("org/tiny", commit)
 
 
@@ -111,11 +113,11 @@ def test_a_commit_that_is_cached_is_found_again_without_a_question(hub: Hub, hom
     asked = len(hub.asked)
     again = look(first["reference"], hub.address, home)
     assert again["folder"] == first["folder"]
-    assert again["told"] == []
+    assert (again["told"], again["fallback"]) == ([], None)
     assert len(hub.asked) == asked
 
 
-def test_a_cached_model_works_offline_and_says_so(hub: Hub, home: Path) -> None:
+def test_a_cached_model_works_offline_and_says_so_to_people_and_to_the_summary(hub: Hub, home: Path) -> None:
     first = look("org/tiny", hub.address, home)
     for address, more in ((hub.address, {"HF_HUB_OFFLINE": "1"}), (closed_port(), {})):
         again = look("org/tiny", address, home, **more)
@@ -123,12 +125,14 @@ def test_a_cached_model_works_offline_and_says_so(hub: Hub, home: Path) -> None:
         (told,) = again["told"]
         assert "cannot be reached" in told
         assert "using the cached org/tiny, commit " in told
+        assert again["fallback"] == told
 
 
 def test_a_folder_of_that_name_wins(hub: Hub, home: Path) -> None:
     shutil.copytree(asset("policies/quickstart"), home.parent / "org" / "tiny")
     asked = len(hub.asked)
-    assert look("org/tiny", hub.address, home) == {"folder": "org/tiny", "reference": "org/tiny", "told": []}
+    found = look("org/tiny", hub.address, home)
+    assert (found["folder"], found["reference"], found["told"]) == ("org/tiny", "org/tiny", [])
     assert len(hub.asked) == asked
 
 

@@ -110,6 +110,7 @@ class Run:
                 "status": "running",
                 "model": config.policy.reference,
                 "model_folder": str(config.model_folder),
+                "model_fallback": config.policy.fallback,
                 "engine": rollouts.engine.name,
                 "engine_fallback": rollouts.engine.fallback_reason,
                 "sandbox": rollouts.sandbox.name,

@@ -5,7 +5,7 @@ read nothing else.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
@@ -29,6 +29,8 @@ class Origin:
     """Its weights, config and tokenizer."""
     reference: str
     """What finds it again: as it was given, but for a name of the hub, which has its commit."""
+    fallback: str | None = None
+    """Why a cached copy stands in for what the hub has now, the base of adapters included; None: none does."""
 
 
 def resolve(model: str, place: Path, tell: Tell) -> Origin:
@@ -49,22 +51,23 @@ def _resolve(model: str, place: Path, tell: Tell, above: tuple[Path, ...]) -> Or
     if path.is_file():
         return Origin(dequantise(path, place, tell), model)
     if path.is_dir():
-        return Origin(_merged(path, place, tell, above), model)
+        return _merged(path, model, place, tell, above)
     name = HubName.of(model)
     if name is None:
         remedy = "give a folder with weights, config and tokenizer, a .gguf file, or a model of the hub as owner/name"
         raise ConfigError("model folder", model, f"it is not there; {remedy}")
-    folder, name = download(name, tell)
-    return Origin(_merged(folder, place, tell, above), str(name))
+    copy = download(name, tell)
+    merged = _merged(copy.folder, str(copy.name), place, tell, above)
+    return replace(merged, fallback=copy.fallback or merged.fallback)
 
 
-def _merged(folder: Path, place: Path, tell: Tell, above: tuple[Path, ...]) -> Path:
+def _merged(folder: Path, reference: str, place: Path, tell: Tell, above: tuple[Path, ...]) -> Origin:
     """`folder`, or where it holds adapters alone, one in which they are part of their base.
 
     `above`: the adapters that have this folder as their base.
     """
     if not holds_adapters(folder):
-        return folder
+        return Origin(folder, reference)
     given = base_of(folder)
     beside = folder / given
     try:
@@ -73,7 +76,7 @@ def _merged(folder: Path, place: Path, tell: Tell, above: tuple[Path, ...]) -> P
         # `../base` was written by who looked from the adapters; only a plain name may be one of the working folder.
         theirs = given.startswith(("./", "../")) or not Path(given).exists()
         here = str(beside) if beside.exists() and theirs else given
-        base = _resolve(here, place, tell, (*above, folder.resolve())).folder
+        base = _resolve(here, place, tell, (*above, folder.resolve()))
     except ConfigError as error:
         raise ConfigError(f"base of the adapters in {folder}", given, f"it cannot be had: {error}") from error
-    return merge(folder, base, place, tell)
+    return Origin(merge(folder, base.folder, place, tell), reference, base.fallback)

@@ -37,8 +37,19 @@ class HubName:
         return f"{self.name}@{self.revision}" if self.revision else self.name
 
 
-def download(name: HubName, tell: Callable[[str], None]) -> tuple[Path, HubName]:
-    """The folder of that model in the hub's cache, and its name with the commit; what is not cached is downloaded.
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A model in the hub's cache."""
+
+    folder: Path
+    name: HubName
+    """With its commit."""
+    fallback: str | None = None
+    """Why it was taken although the hub may have a newer one; None: the hub was asked, or a commit was named."""
+
+
+def download(name: HubName, tell: Callable[[str], None]) -> Copy:
+    """That model in the hub's cache; what is not cached is downloaded.
 
     A commit that is cached whole is not asked for again. Where the hub does not answer, the cached copy of a branch or
     tag is taken, and that is told.
@@ -47,17 +58,18 @@ def download(name: HubName, tell: Callable[[str], None]) -> tuple[Path, HubName]
         ConfigError: there is no such model or revision, it may not be read, or it is not cached and cannot be had.
     """
     if name.revision and _COMMIT.fullmatch(name.revision) and (folder := _cached(name)):
-        return folder, name
+        return Copy(folder, name)
     unreachable = _ask(name)
     if unreachable is None:
         tell(f"getting {name} from the hub ...")
-        folder = _fetch(name)
+        folder, fallback = _fetch(name), None
     elif (cached := _cached(name)) is not None:
         folder = cached
-        tell(f"the hub cannot be reached ({unreachable}); using the cached {name}, commit {folder.name}")
+        fallback = f"the hub cannot be reached ({unreachable}); using the cached {name}, commit {folder.name}"
+        tell(fallback)
     else:
         raise _missing(name, unreachable)
-    return folder, replace(name, revision=folder.name)
+    return Copy(folder, replace(name, revision=folder.name), fallback)
 
 
 def named(folder: Path) -> HubName | None:

@@ -16,7 +16,8 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from repl_rl.machine.assets import asset
 from repl_rl.machine.cores import cores
 from repl_rl.sandbox.base import INODES, Births, Limits, Sandbox, SandboxKind
-from repl_rl.sandbox.daemon import REMEDY, Container, connect, refuse_weak, unavailable
+from repl_rl.sandbox.container import RunningContainer
+from repl_rl.sandbox.daemon import REMEDY, connect, refuse_weak, unavailable
 from repl_rl.sandbox.image import NAME, build_missing, own_image
 from repl_rl.sandbox.local import ENVIRONMENT, INSIDE
 from repl_rl.sandbox.served import serve
@@ -27,7 +28,6 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 _USER = 64_000
 _ACCEPT_TIMEOUT_S = 60.0
 _POLL_S = 0.2
-_REMOVED_WITHIN_S = 30
 _HOST_FOLDER = "/run/host"
 _PROCESSES = 2048
 """Processes and threads of a container: those of 128 consoles at their own limit. Consoles are limited one by one."""
@@ -101,52 +101,6 @@ def _hardening(folder: str, limits: Limits, options: Docker) -> dict[str, object
 
 class _ImageMissing(Exception):
     """The daemon does not have the image."""
-
-
-class RunningContainer:
-    """A fork server's container."""
-
-    def __init__(self, container: Container) -> None:
-        self._container = container
-        self._words = ""
-        self._alive = True
-
-    @property
-    def alive(self) -> bool:
-        """False once it has been seen ended."""
-        return self._alive
-
-    def look(self) -> bool:
-        """Ask the daemon whether it runs, and keep the end of its log."""
-        import docker
-
-        try:
-            self._words = self._container.logs(tail=20).decode("utf-8", "replace").strip()
-            self._container.reload()
-            self._alive = self._container.status in ("created", "running")
-        except docker.errors.APIError:  # removed
-            self._alive = False
-        return self._alive
-
-    def last_words(self) -> str:
-        """The end of its log, when it was last looked at."""
-        return self._words or "it said nothing"
-
-    async def end(self) -> None:
-        """Kill and remove it."""
-        await asyncio.to_thread(self._remove)
-        self._alive = False
-
-    def _remove(self) -> None:
-        import docker
-
-        with contextlib.suppress(docker.errors.NotFound):
-            try:
-                self._container.remove(force=True)
-            except docker.errors.APIError as error:
-                if "already in progress" not in str(error):
-                    raise
-                self._container.wait(condition="removed", timeout=_REMOVED_WITHIN_S)
 
 
 def _listen(listener: socket.socket, folder: Path) -> None:

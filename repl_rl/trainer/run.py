@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from repl_rl.origin import Origin
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.runs.folder import RunFolder
@@ -62,11 +63,13 @@ def train(
         tokenizer = rollouts.renderer.tokenizer
         final = fit(world.model_folder, tokenizer, ids, source, chosen, folder.checkpoints, step, seed=world.seed)
         if rank == 0:
-            _conclude(folder, rollouts, world.policy.reference, chosen.steps)
+            _conclude(folder, rollouts, world.policy, chosen.steps)
     return final
 
 
-def _conclude(folder: RunFolder, rollouts: Rollouts, model: str, steps: int) -> None:
-    opened = {"engine": rollouts.engine.name, "sandbox": rollouts.sandbox.name}
-    folder.summarise({"status": "finished", "model": model, "steps": steps, **opened})
+def _conclude(folder: RunFolder, rollouts: Rollouts, policy: Origin, steps: int) -> None:
+    engine = rollouts.engine
+    opened = {"engine": engine.name, "engine_fallback": engine.fallback_reason, "sandbox": rollouts.sandbox.name}
+    model = {"model": policy.reference, "model_fallback": policy.fallback}
+    folder.summarise({"status": "finished", **model, "steps": steps, **opened})
     folder.report()
