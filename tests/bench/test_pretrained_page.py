@@ -3,6 +3,7 @@
 import re
 import shlex
 
+from benchmarks import gsm8k
 from benchmarks.pages import ROOT
 from benchmarks.pretrained import FOLDER, RUN, block, told
 from repl_rl.cli.train import TrainConfig
@@ -12,6 +13,10 @@ from tests.documents import blocks
 
 def test_the_figures_of_the_page_are_those_of_the_published_run() -> None:
     assert RUN.text == block(FOLDER)
+
+
+def test_the_figures_of_public_problems_are_those_of_the_published_evaluations() -> None:
+    assert gsm8k.PUBLIC.text == gsm8k.block(*gsm8k.KEPT)
 
 
 def test_every_share_stands_in_a_generated_block() -> None:
