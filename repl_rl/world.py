@@ -7,6 +7,7 @@
 `World.recorded(run)` is the one that a stored run was played in.
 """
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from repl_rl.engine import ENGINES, Dtype, EngineKind, open_engine
+from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts
 from repl_rl.rollout.limits import RolloutLimits
@@ -160,17 +161,19 @@ class World:
         sampler = load_sampler(self.sampler)
         sampler.check(self.rollout)
         renderer = self.renderer()
+        opening = Opening(
+            self.model_folder,
+            self.context_tokens,
+            self.dtype,
+            max_sessions=self.concurrency,
+            seed=self.seed + replica,
+            forbidden_ids=renderer.forbidden_ids,
+        )
+        engine_kind = ENGINES.chosen(self.engine)
+        await asyncio.to_thread(engine_kind.check, opening)
         async with (
             self.consoles() as sandbox,
-            open_engine(
-                self.engine,
-                model=self.model_folder,
-                context_tokens=self.context_tokens,
-                dtype=self.dtype,
-                max_sessions=self.concurrency,
-                seed=self.seed + replica,
-                forbidden_ids=renderer.forbidden_ids,
-            ) as engine,
+            engine_kind.open(opening) as engine,
         ):
             yield Rollouts(
                 engine,

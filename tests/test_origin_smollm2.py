@@ -54,7 +54,7 @@ async def test_a_real_model_answers_on_vllm_and_takes_new_weights_with_its_tied_
     assert model.config.tie_word_embeddings
     same = tmp_path / "same"
     same.mkdir()
-    save_weights(model.state_dict(), same)
+    save_weights(model, model.state_dict(), same)
     text, before, after = await answer(folder, same)
     assert "Paris" in text
     assert after == pytest.approx(before, abs=1e-3)

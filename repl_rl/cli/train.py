@@ -1,5 +1,6 @@
 """`repl-rl train`: evaluate, train, evaluate again, and say what changed."""
 
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,10 @@ from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split
-from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, fit
+from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, fit, refuse_model
 from repl_rl.world import World
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Run:
             raise ConfigError("training tasks", len(self.training), f"{remedy} (--trainer.prompts-per-step)")
         credit_of(config.trainer)
         config.trainer.grpo_args(folder.checkpoints)
-        config.policy  # noqa: B018
+        refuse_model(config.model_folder, config.trainer, lambda: config.renderer().forbidden_ids)
 
     def execute(self) -> None:
         """Train and evaluate. A summary is written whatever happens after the run folder was made.
@@ -113,6 +116,7 @@ class Run:
                 "model_fallback": config.policy.fallback,
                 "engine": rollouts.engine.name,
                 "engine_fallback": rollouts.engine.fallback_reason,
+                "update_fallbacks": [],
                 "sandbox": rollouts.sandbox.name,
                 "steps": config.trainer.steps,
                 "held_out_tasks": len(self.held_out),
@@ -163,6 +167,7 @@ class Run:
                 on_step,
                 Curriculum(self.training, config.seed) if config.curriculum else None,
                 config.seed,
+                self._fell_back,
             )
         self.summary["train_s"] = round(time.monotonic() - begun, 3)
         source.load_weights(final, config.trainer.steps)
@@ -170,6 +175,12 @@ class Run:
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
         points = [(0, first.solve_rate.value), (config.trainer.steps, last.solve_rate.value)]
         draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
+
+    def _fell_back(self, what: str) -> None:
+        log.warning(what)
+        told = self.summary["update_fallbacks"]
+        assert isinstance(told, list)
+        told.append(what)
 
     def _evaluate(self, source: RolloutThread, when: str) -> Study:
         result = evaluate(source, self.held_out)

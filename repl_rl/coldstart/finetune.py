@@ -28,6 +28,8 @@ from trl import SFTConfig, SFTTrainer
 
 from repl_rl.coldstart.selection import FinetuneConfig
 from repl_rl.engine.forbidden import forbid
+from repl_rl.engine.logits import attention
+from repl_rl.engine.names import complete, read_config
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
 from repl_rl.record.trajectory import Trajectory, spread
@@ -138,7 +140,8 @@ def finetune(
         raise ConfigError("examples with forbidden ids to learn", never, "leave them out, or use --overshoot carry")
     disable_progress_bar()
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=config.dtype)
+    how = attention(read_config(base))
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=config.dtype, attn_implementation=how)
     forbid(model, renderer.forbidden_ids)
     longest, room = max(len(example["input_ids"]) for example in examples), context_tokens(base)
     if longest > room:
@@ -149,6 +152,7 @@ def finetune(
         made.train()
         model.config.use_cache = True  # TRL turns it off for the training
         model.save_pretrained(torn)
+        complete(torn, base)
         for file in (file for pattern in _TOKENIZER_FILES for file in base.glob(pattern)):
             shutil.copy(file, torn)
     return [float(entry["loss"]) for entry in made.state.log_history if "loss" in entry][-1]
@@ -156,7 +160,7 @@ def finetune(
 
 def context_tokens(base: Path) -> int:
     """Most tokens that the policy in folder `base` can see."""
-    return int(AutoConfig.from_pretrained(base).max_position_embeddings)
+    return int(AutoConfig.from_pretrained(base).get_text_config().max_position_embeddings)
 
 
 def _telling(on_step: OnStep) -> TrainerCallback:

@@ -1,42 +1,66 @@
 """Reads the names and shapes in a folder of safetensors files without loading a weight."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from repl_rl.errors import EngineError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
-def checkpoint_shapes(folder: Path) -> Shapes:
-    """Name -> shape of every weight in `folder`/*.safetensors.
+
+def checkpoint_files(folder: Path) -> Sequence[Path]:
+    """The files of the checkpoint in `folder`: the one that holds all of it, or those that its index names.
+
+    Others beside them (`consolidated.safetensors`, adapters) are the same weights for other readers, or none of it.
 
     Raises:
-        EngineError: there is no such file, or one of them is cut short.
+        EngineError: there is no such file, or the index is unreadable or names one that is not there.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise EngineError(f"{folder} has no *.safetensors file; save the policy with save_pretrained first")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        shapes.update(_header(file))
-    return shapes
+    if (folder / WHOLE).is_file():
+        return (folder / WHOLE,)
+    if (folder / INDEX).is_file():
+        try:
+            named = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise EngineError(f"{folder / INDEX} cannot be read ({error}); get it again") from error
+        if lost := [name for name in named if not (folder / name).is_file()]:
+            raise EngineError(f"{folder} lacks {lost[0]}, which its index names; get it again")
+        return tuple(folder / name for name in named)
+    raise EngineError(f"{folder} has no {WHOLE} and no {INDEX}; save the policy with save_pretrained first")
 
 
-def refuse_other(folder: Path, expected: Shapes) -> None:
-    """Check that `folder` has exactly the `expected` weights.
+def checkpoint_shapes(folder: Path) -> Shapes:
+    """Name -> shape of every weight of the checkpoint in `folder`.
+
+    Raises:
+        EngineError: there is none, or one of its files is cut short.
+    """
+    return {name: shape for file in checkpoint_files(folder) for name, shape in _header(file).items()}
+
+
+def refuse_other(folder: Path, trained: Shapes, known: Shapes) -> None:
+    """Check that `folder` has all weights that training changes, and none that the open model does not know.
+
+    Args:
+        folder: where weights come from.
+        trained: what the trainer writes of the open model's checkpoint.
+        known: all of that checkpoint: what training leaves alone may be missing or there.
 
     Raises:
         EngineError: one is missing, unknown, or has another shape.
     """
     found = checkpoint_shapes(folder)
-    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    allowed = {**known, **trained}
+    wrong = sorted(name for name in trained.keys() | found.keys() if found.get(name) != allowed.get(name))
     if wrong:
         name = wrong[0]
         raise EngineError(
             f"{folder} does not fit the open model: {len(wrong)} weights differ, {name} is {found.get(name)} there and "
-            f"{expected.get(name)} here (None: absent); save the same model"
+            f"{allowed.get(name)} here (None: absent); save the same model"
         )
 
 
@@ -46,6 +70,6 @@ def _header(file: Path) -> Shapes:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             entries = json.loads(stream.read(length))
-    except ValueError as error:
+    except (ValueError, OverflowError, MemoryError) as error:
         raise EngineError(f"{file} is not a complete safetensors file ({error}); save it again") from error
     return {name: tuple(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from repl_rl.engine.arena import Arena
+from repl_rl.engine.arena import Arena, refuse_unkept
+from repl_rl.engine.checkpoint import checkpoint_files
 from repl_rl.engine.forbidden import forbid
+from repl_rl.engine.logits import Logits, attention
+from repl_rl.engine.names import causal_class, read_config, renewed
 from repl_rl.errors import EngineError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,9 +48,15 @@ class Decoder:
         on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda" if on_gpu else "cpu")
         chosen = DTYPES[("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype]
-        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=chosen, attn_implementation="sdpa")
+        kind, config = causal_class(read_config(folder))
+        plain = "sdpa" if kind._supports_sdpa else "eager"
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=chosen, attn_implementation=attention(config) or plain
+        )
         self.model: PreTrainedModel = loaded.to(self.device).eval()
+        self._forbidden_ids = forbidden_ids
         forbid(self.model, forbidden_ids)
+        self._logits = Logits.of(self.model.config)
         self.arena = Arena(self.model.config, chosen, self.device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
@@ -70,23 +80,20 @@ class Decoder:
                 draws.update(zip(part, self._draw(chosen, self._logprobs(chosen)), strict=True))
         return [draws[index] for index in range(len(rows))]
 
-    def load(self, file: Path) -> None:
-        """Replace the weights by those in `file`.
+    def load(self, folder: Path) -> None:
+        """Replace the weights by those of the checkpoint in `folder`.
 
         Raises:
-            EngineError: the file is not there, or does not have exactly this model's weights.
+            EngineError: there is none, or it does not have exactly this model's weights.
         """
-        if not file.is_file():
-            raise EngineError(f"{file} is not there; save the policy with save_pretrained before loading it")
+        files = checkpoint_files(folder)
         try:
-            left = self.model.load_state_dict(load_file(file, device=str(self.device)), strict=False)
-        except RuntimeError as error:
-            raise EngineError(f"{file} does not fit the open model: {error}") from error
-        self.model.tie_weights()
-        tied = set(self.model._tied_weights_keys or ()) if self.model.config.tie_word_embeddings else set()
-        missing = sorted(set(left.missing_keys) - tied)
-        if missing or left.unexpected_keys:
-            raise EngineError(f"{file} lacks {missing} and has unknown {left.unexpected_keys}; save the same model")
+            state = {name: w for file in files for name, w in load_file(file, device=str(self.device)).items()}
+            fresh = renewed(self.model, state)
+        except (EngineError, SafetensorError) as error:
+            raise EngineError(f"{folder} does not fit the open model: {error}") from error
+        forbid(fresh, self._forbidden_ids)
+        self.model = fresh
 
     def _logprobs(self, rows: Sequence[Row]) -> torch.Tensor:
         """Log probabilities (B, V) of the id after each row."""
@@ -103,7 +110,7 @@ class Decoder:
             use_cache=True,
         ).last_hidden_state
         last = hidden[torch.arange(len(rows), device=self.device), torch.tensor(lengths, device=self.device) - 1]
-        return torch.log_softmax(self.model.get_output_embeddings()(last).float(), dim=-1)
+        return torch.log_softmax(self._logits(self.model.get_output_embeddings()(last)).float(), dim=-1)
 
     def _draw(self, rows: Sequence[Row], logprobs: torch.Tensor) -> list[Draw]:
         # argmax(p / e) with e exponential draws from p; greedy rows are left as they are
@@ -116,3 +123,14 @@ class Decoder:
         chosen = torch.where(heat > 0, drawn, logprobs).argmax(dim=-1, keepdim=True)
         values = logprobs.gather(-1, chosen).squeeze(-1).clamp(max=0.0)
         return [Draw(*pair) for pair in zip(chosen.squeeze(-1).tolist(), values.tolist(), strict=True)]
+
+
+def refuse_undecodable(folder: Path) -> None:
+    """Refuse a model that cannot be decoded here, from its configuration alone.
+
+    Raises:
+        ConfigError: transformers does not know it, or its past or its logits are of a kind that is not understood.
+    """
+    kind, config = causal_class(read_config(folder))
+    refuse_unkept(kind, config)
+    Logits.of(config)

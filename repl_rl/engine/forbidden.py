@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from repl_rl.engine.logits import CAP
 from repl_rl.errors import ConfigError
 
 LOGIT = -1e30
 """Logit of a forbidden id. Finite: 0 times it is 0, and the entropy stays a number, where -inf would make it NaN."""
-CAP = "final_logit_softcapping"
 
 
 def silence(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -40,6 +40,18 @@ def forbid(model: PreTrainedModel, ids: frozenset[int]) -> None:
     """
     if not ids:
         return
+    head = refuse_unforbiddable(model)
+    bias = torch.zeros(head.weight.size(0), dtype=head.weight.dtype, device=head.weight.device)
+    head._parameters.pop("bias", None)
+    head.register_buffer("bias", silence(bias, present(ids, len(bias), bias.device)), persistent=False)
+
+
+def refuse_unforbiddable(model: PreTrainedModel) -> nn.Linear:
+    """The output layer of `model`, if ids can be forbidden there.
+
+    Raises:
+        ConfigError: logits are capped after it, or it is no plain layer without a bias.
+    """
     head = model.get_output_embeddings()
     capped = getattr(model.config.get_text_config(), CAP, None)
     if capped is not None:
@@ -49,6 +61,4 @@ def forbid(model: PreTrainedModel, ids: frozenset[int]) -> None:
         layer = type(head).__name__
         remedy = "it takes a plain layer without a bias; use --overshoot carry"
         raise ConfigError("overshoot forbid with an output layer", layer, remedy)
-    bias = torch.zeros(head.weight.size(0), dtype=head.weight.dtype, device=head.weight.device)
-    head._parameters.pop("bias", None)
-    head.register_buffer("bias", silence(bias, present(ids, len(bias), bias.device)), persistent=False)
+    return head

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Annotated, ClassVar
 
 from repl_rl.engine.base import Engine
-from repl_rl.engine.options import EngineKind, Opening
+from repl_rl.engine.options import EngineKind, Opening, read_model_folder
 from repl_rl.engine.scripted import Policy, ScriptedEngine
 from repl_rl.engine.variables import environment, log_level
 from repl_rl.errors import ConfigError
@@ -54,13 +54,22 @@ class Vllm(EngineKind):
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[Engine]:
         """See `EngineKind.open`."""
-        self.doctor()
-        await asyncio.to_thread(_import_vllm)
+        await asyncio.to_thread(self.check, opening)
         # imported here: vllm takes seconds and is not always installed
         from repl_rl.engine.vllm import open_vllm
 
         async with open_vllm(opening, self) as engine:
             yield engine
+
+    def check(self, opening: Opening) -> None:
+        """See `EngineKind.check`."""
+        self.doctor()
+        read_model_folder(opening)
+        _import_vllm()
+        # imported here: vllm takes seconds and is not always installed
+        from repl_rl.engine.vllm_families import refuse_unserved
+
+        refuse_unserved(opening.folder)
 
     def doctor(self) -> str:
         """See `EngineKind.doctor`."""
@@ -83,12 +92,21 @@ class Transformers(EngineKind):
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[Engine]:
         """See `EngineKind.open`."""
-        self.doctor()
+        await asyncio.to_thread(self.check, opening)
         # imported here: torch and transformers take seconds
         from repl_rl.engine.transformers import open_transformers
 
         async with open_transformers(opening) as engine:
             yield engine
+
+    def check(self, opening: Opening) -> None:
+        """See `EngineKind.check`."""
+        self.doctor()
+        read_model_folder(opening)
+        # imported here: torch and transformers take seconds
+        from repl_rl.engine.decoder import refuse_undecodable
+
+        refuse_undecodable(opening.folder)
 
     def doctor(self) -> str:
         """See `EngineKind.doctor`."""

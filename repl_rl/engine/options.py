@@ -2,6 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,15 @@ class EngineKind(ABC):
                 an id.
         """
 
+    def check(self, opening: Opening) -> None:
+        """Refuse a model that engines of this kind cannot sample from: within a second, but for the import of heavy
+        packages, and before anything starts.
+
+        Raises:
+            ConfigError: as `open`, as far as the model's folder tells.
+        """
+        return
+
     def doctor(self) -> str:
         """What of it is installed, in a few words.
 
@@ -67,15 +77,14 @@ class ModelFacts:
     """What a model folder says about itself, read from its config.json."""
 
     context_tokens: int
-    tied: bool
-    """The output layer is the input embedding."""
 
 
 def read_model_folder(opening: Opening) -> ModelFacts:
     """Check that the folder holds a model and read what the engines need to know beforehand.
 
     Raises:
-        ConfigError: there is no such folder, no readable config.json, no weights, or the context is too long for it.
+        ConfigError: there is no such folder, no readable config.json, no weights, the context is too long for it, or
+            nobody says how long it may be.
     """
     folder = opening.folder
     remedy = "give a folder with config.json and model.safetensors, as save_pretrained writes it"
@@ -87,8 +96,23 @@ def read_model_folder(opening: Opening) -> ModelFacts:
         raise ConfigError("model folder", str(folder), f"its config.json cannot be read ({error}); {remedy}") from error
     if not any(folder.glob("*.safetensors")):
         raise ConfigError("model folder", str(folder), f"it has no *.safetensors file; {remedy}")
-    longest = int(config.get("max_position_embeddings", opening.context_tokens or 2048))
+    longest = longest_context(config)
     context_tokens = opening.context_tokens or longest
-    if context_tokens > longest:
+    if context_tokens is None:
+        raise ConfigError(
+            "context_tokens", None, f"the model in {folder} does not say how many it takes; give a number"
+        )
+    if longest is not None and context_tokens > longest:
         raise ConfigError("context_tokens", context_tokens, f"the model in {folder} takes at most {longest}")
-    return ModelFacts(context_tokens=context_tokens, tied=bool(config.get("tie_word_embeddings", False)))
+    return ModelFacts(context_tokens=context_tokens)
+
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+
+
+def longest_context(config: Mapping[str, object]) -> int | None:
+    """Most tokens that a model with this config.json takes, that of its text part if it has several; None: it does not
+    say, as models without attention do not."""
+    text = config.get("text_config")
+    parts = [config, *([text] if isinstance(text, dict) else [])]
+    return next((int(str(part[name])) for part in parts for name in _LENGTHS if part.get(name) is not None), None)

@@ -92,7 +92,7 @@ class TransformersEngine:
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
         async with self.gate.change():
-            await self._in_thread(self._decoder.load, folder / "model.safetensors")
+            await self._in_thread(self._decoder.load, folder)
             for session in self._open:
                 session.forget()
             self.policy_step = policy_step

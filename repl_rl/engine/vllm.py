@@ -16,9 +16,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from repl_rl.engine.base import EngineSession, Sampling
-from repl_rl.engine.checkpoint import checkpoint_shapes, refuse_other
+from repl_rl.engine.checkpoint import refuse_other
 from repl_rl.engine.kinds import Drive, Vllm
 from repl_rl.engine.limits import Gate, first_ids
+from repl_rl.engine.names import outline
 from repl_rl.engine.options import Opening, read_model_folder
 from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
 from repl_rl.engine.vllm_setup import refuse_unfit, start, stop
@@ -58,7 +59,7 @@ class VllmEngine:
         self.max_sessions = _seats(llm, context_tokens, opening.max_sessions)
         """Sessions that can be open at once without one waiting for another's keys and values."""
         self._llm = llm
-        self._shapes = checkpoint_shapes(opening.folder)
+        self._folder = opening.folder
         self._shared = Shared(context_tokens, options.drive, Parameters(), Gate())
         self._open: set[VllmSession] = set()
         self._nap = Nap(llm, options.sleep)
@@ -103,7 +104,8 @@ class VllmEngine:
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
-        refuse_other(folder, self._shapes)
+        policy = await asyncio.to_thread(outline, self._folder)
+        refuse_other(folder, policy.trained, policy.stored)
         async with self._shared.gate.change():
             await self._load(folder)
             self.policy_step = policy_step

@@ -3,7 +3,18 @@
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.loop import credit_of, fit
+from repl_rl.trainer.refusal import refuse_model
 from repl_rl.trainer.run import train
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
 
-__all__ = ["OnStep", "ReplGRPOTrainer", "RolloutSource", "StepRecord", "TrainerConfig", "credit_of", "fit", "train"]
+__all__ = [
+    "OnStep",
+    "ReplGRPOTrainer",
+    "RolloutSource",
+    "StepRecord",
+    "TrainerConfig",
+    "credit_of",
+    "fit",
+    "refuse_model",
+    "train",
+]

@@ -132,6 +132,8 @@ class TrainerConfig:
             adam_beta2=0.95,
             weight_decay=0.0,
             max_grad_norm=MAX_GRAD_NORM,
+            # The fast pass has no router's logits; None is what the model's configuration says.
+            router_aux_loss_coef=0.0 if self.fast else None,
             loss_type=self.loss,
             epsilon=CLIP_LOW,
             epsilon_high=CLIP_HIGH,

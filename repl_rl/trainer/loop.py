@@ -24,6 +24,8 @@ from repl_rl.credit.advantages import discount_of, estimator
 from repl_rl.credit.credited import LineCredit
 from repl_rl.credit.group import Credit
 from repl_rl.credit.rewards import Potential, line_reward
+from repl_rl.engine.logits import attention
+from repl_rl.engine.names import complete, read_config
 from repl_rl.errors import ConfigError
 from repl_rl.record.metrics import describe
 from repl_rl.record.trajectory import Trajectory
@@ -33,7 +35,9 @@ from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.sinks import PREFIX, Sinks
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
-from repl_rl.trainer.weights import weights_folder
+from repl_rl.trainer.weights import Tell, size_of, weights_folder
+
+log = logging.getLogger(__name__)
 
 
 def fit(
@@ -46,6 +50,7 @@ def fit(
     on_step: OnStep,
     curriculum: Curriculum | None = None,
     seed: int = 0,
+    tell: Tell = log.warning,
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
@@ -53,7 +58,9 @@ def fit(
     those of each step by the outcomes so far; else they come in TRL's random order, drawn by `seed` (>= 0).
     Checkpoints are `out/checkpoint-<step>`, every `config.save_every` steps and at the last. Whatever `on_step` or
     `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the adapters merged into
-    its weights, `out/adapter` holds them alone, and so do checkpoints.
+    its weights, `out/adapter` holds them alone, and so do checkpoints. `tell` is given a line about whatever is done in
+    another way than usual. The text part of a composite model is trained; `out/final` is the whole model again, where
+    `model` is its folder.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
@@ -66,7 +73,8 @@ def fit(
     disable_progress_bar()
     args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
-    with weights_folder() as weights:
+    _tell_router(policy, config, tell)
+    with weights_folder(size_of(policy), tell) as weights:
         trainer = ReplGRPOTrainer(
             model=adapted(policy, config.lora_rank, seed) if config.lora_rank else policy,
             tokenizer=tokenizer,
@@ -85,14 +93,23 @@ def fit(
         trainer.add_callback(Reporter(trainer, on_step, sinks))
         sinks.join()
         trainer.train()
-    return _save(trainer, out, adapters=config.lora_rank > 0)
+    return _save(trainer, out, config.lora_rank > 0, model if isinstance(model, Path) else None)
 
 
-def _save(trainer: ReplGRPOTrainer, out: Path, adapters: bool) -> Path:
+def _tell_router(policy: PreTrainedModel, config: TrainerConfig, tell: Tell) -> None:
+    text = policy.config.get_text_config()
+    balance = getattr(text, "router_aux_loss_coef", 0.0) if hasattr(text, "output_router_logits") else 0.0
+    if config.fast and balance:
+        tell(f"the router's own loss (router_aux_loss_coef {balance}) is left out; with fast = false it is added")
+
+
+def _save(trainer: ReplGRPOTrainer, out: Path, adapters: bool, base: Path | None) -> Path:
+    accelerator = trainer.accelerator
     if adapters:
-        accelerator = trainer.accelerator
         trainer.model = whole(accelerator.unwrap_model(trainer.model), out / "adapter", accelerator.is_main_process)
     trainer.save_model(str(out / "final"))
+    if base is not None and accelerator.is_main_process:
+        complete(out / "final", base)
     return out / "final"
 
 
@@ -119,14 +136,19 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
     """Load the policy to train, in `config.dtype`.
 
     Raises:
-        ConfigError: there is no loadable model.
+        ConfigError: there is no loadable model, or its output layer is not the input embedding that it is said to be.
     """
     if not folder.is_dir():
         raise ConfigError("model folder", str(folder), "there is no such folder")
+    dtype, how = getattr(torch, config.dtype), attention(read_config(folder))
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.dtype))
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=how)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("model folder", str(folder), f"it cannot be loaded: {error}") from error
+    head, words = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.get_text_config().tie_word_embeddings and head is not None and head.weight is not words.weight:
+        remedy = "yet the checkpoint has an output layer of its own; set it to false in config.json"
+        raise ConfigError("tie_word_embeddings", True, remedy)
     return model
 
 

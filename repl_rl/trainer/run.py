@@ -13,6 +13,7 @@ from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.loop import fit
+from repl_rl.trainer.refusal import refuse_model
 from repl_rl.trainer.source import OnStep, StepRecord
 from repl_rl.world import World
 
@@ -46,6 +47,7 @@ def train(
     """
     chosen, rank = config or TrainerConfig(), int(os.environ.get("RANK", "0"))
     tasks = world.drawn(Split.TRAIN, train_tasks)
+    refuse_model(world.model_folder, chosen, lambda: world.renderer().forbidden_ids)
     folder = RunFolder(out, overwrite=rank > 0)
 
     def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:

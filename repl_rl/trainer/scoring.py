@@ -16,14 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from trl.kernels import ChunkedLogProbFunction
 
-from repl_rl.errors import ConfigError
+from repl_rl.engine.logits import Logits
 
 TILE_CPU = 2**20
 """Numbers in a tile of logits on CPU (4 MiB): larger ones leave the cache and cost 2.5 times the time."""
 TILE_GPU = 32768
 """Columns of a tile of logits elsewhere, TRL's own choice."""
-SCALINGS = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
-"""Settings of models whose logits are not simply the hidden state times the head."""
 
 
 class Scorer(Protocol):
@@ -49,18 +47,15 @@ def install(model: PreTrainedModel) -> None:
     model's `forward`, so that wrappers (DDP, FSDP) see it.
 
     Raises:
-        ConfigError: the model's logits are not simply the hidden state times the head.
+        ConfigError: what the model makes of the product of hidden state and head is not understood.
     """
-    text_config = model.config.get_text_config()
-    for name in SCALINGS:
-        if getattr(text_config, name, None) is not None:
-            raise ConfigError(f"fast with a model that sets {name}", getattr(text_config, name), "set fast = false")
+    logits = Logits.of(model.config)
     original = model.forward
 
     def forward(self: PreTrainedModel, *args: object, sampled: Tensor | None = None, **kwargs: object) -> object:
         if sampled is None:
             return original(*args, **kwargs)
-        return _score(self, kwargs["input_ids"], sampled, kwargs.get("position_ids"))
+        return _score(self, logits, kwargs["input_ids"], sampled, kwargs.get("position_ids"))
 
     model.forward = MethodType(forward, model)
 
@@ -70,7 +65,9 @@ def packs(model: PreTrainedModel) -> bool:
     return "flash" in str(model.config.get_text_config()._attn_implementation)
 
 
-def _score(model: PreTrainedModel, input_ids: object, sampled: Tensor, positions: object) -> tuple[Tensor, Tensor]:
+def _score(
+    model: PreTrainedModel, logits: Logits, input_ids: object, sampled: Tensor, positions: object
+) -> tuple[Tensor, Tensor]:
     assert isinstance(input_ids, Tensor)
     # Rows are padded on the right, so under a causal mask padding reaches no real token and needs no mask of its own.
     rows = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False).last_hidden_state
@@ -80,7 +77,8 @@ def _score(model: PreTrainedModel, input_ids: object, sampled: Tensor, positions
     chosen = hidden[wanted]
     columns = max(512, TILE_CPU // max(len(chosen), 1)) if chosen.device.type == "cpu" else TILE_GPU
     logprobs, entropies, *_ = ChunkedLogProbFunction.apply(
-        chosen, head.weight, head.bias, input_ids[:, 1:][wanted], 1.0, columns, None, 1.0, ("entropy",)
+        *(chosen, head.weight, head.bias, input_ids[:, 1:][wanted], 1.0, columns),
+        *(logits.cap, logits.scale, ("entropy",)),
     )
     return logprobs, entropies
 

@@ -1,21 +1,33 @@
 """The trainer's weights on their way to the rollout source."""
 
 import os
+import shutil
 import tempfile
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, is_peft_model
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
+from repl_rl.engine.names import as_stored
+from repl_rl.errors import ConfigError, EngineError
 from repl_rl.machine.folders import private_folder
 from repl_rl.trainer.config import GRPOTrainer
 from repl_rl.trainer.lora import merged
 from repl_rl.trainer.source import RolloutSource
 
 _PREFIX = "repl_rl-weights-"
+_HEADER = 16 << 20
+"""Room for the names in a file of weights, bytes."""
+SHARED = Path("/dev/shm")
+
+Tell = Callable[[str], None]
+"""Given a line about something that is done in a slower way than usual."""
 
 
 class Sync:
@@ -34,28 +46,72 @@ class Sync:
         accelerator = self.trainer.accelerator
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
         if accelerator.is_main_process:
-            save_weights(merged(state, accelerator.unwrap_model(self.trainer.model_wrapped)), self.folder)
+            save_weights(accelerator.unwrap_model(self.trainer.model_wrapped), state, self.folder)
         # Also the barrier that keeps the others from reading before it is written.
         (folder,) = broadcast_object_list([str(self.folder)])
         self.source.load_weights(Path(folder), self.trainer.state.global_step)
         self.elapsed_s += time.perf_counter() - start
 
 
-def weights_folder() -> AbstractContextManager[Path]:
-    """A private folder for weights on their way to the engine, in memory where the system offers that.
+def size_of(model: PreTrainedModel) -> int:
+    """Bytes of the weights of `model`."""
+    return sum(int(weight.nbytes) for weights in (model.parameters(), model.buffers()) for weight in weights)
 
-    It is removed at the end; what a killed process left behind is removed at the next start.
+
+def room_for(size: int, places: Sequence[Path] | None = None, free: Callable[[Path], int] | None = None) -> Path:
+    """The first of `places` that takes `size` bytes: memory, where the system offers that, or else temporary files.
+
+    Args:
+        size: of the weights, bytes.
+        places: folders, best first; None: /dev/shm and the temporary folder.
+        free: bytes left in one of them; None: what the system says.
+
+    Raises:
+        ConfigError: none of them does.
     """
-    shared = Path("/dev/shm")
-    root = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    return private_folder(root, _PREFIX)
+    left = free or _left
+    usable = [place for place in places or (SHARED, Path(tempfile.gettempdir())) if os.access(place, os.W_OK)]
+    found = next((place for place in usable if left(place) >= size + _HEADER), None)
+    if found is None:
+        room = ", ".join(f"{left(place) >> 20} MiB in {place}" for place in usable) or "no folder to write to"
+        remedy = f"the policy takes {size >> 20} MiB; free some, or set TMPDIR to a folder with room"
+        raise ConfigError("room for weights on their way to the engine", room, remedy)
+    return found
 
 
-def save_weights(state: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write `folder/model.safetensors`. Weights that share storage (tied embeddings) are written once."""
-    seen: dict[int, str] = {}
-    unique = {}
-    for name, tensor in state.items():
-        if seen.setdefault(tensor.data_ptr(), name) == name:
-            unique[name] = tensor.detach().contiguous()
-    save_file(unique, str(folder / "model.safetensors"), metadata={"format": "pt"})
+def _left(place: Path) -> int:
+    return int(shutil.disk_usage(place).free)
+
+
+@contextmanager
+def weights_folder(size: int, tell: Tell | None = None, room: Callable[[int], Path] = room_for) -> Iterator[Path]:
+    """A private folder for `size` bytes of weights on their way to the engine, in memory where there is room for them.
+
+    It is removed at the end; what a killed process left behind is removed at the next start. `tell` is given a line
+    if memory is there and too small. `room` finds the place.
+
+    Raises:
+        ConfigError: there is no room anywhere.
+    """
+    root = room(size)
+    if root != SHARED and os.access(SHARED, os.W_OK) and tell is not None:
+        tell(f"{SHARED} has no room for {size >> 20} MiB of weights on their way to the engine: they take {root}")
+    with private_folder(root, _PREFIX) as folder:
+        yield folder
+
+
+def save_weights(model: PreTrainedModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write `state`, the weights of `model`, to `folder/model.safetensors` as its checkpoint names them.
+
+    Tied weights are written once, adapters as part of what they adapt.
+
+    Raises:
+        EngineError: they could not be written.
+    """
+    bare = model.get_base_model() if is_peft_model(model) else model
+    weights = {name: w.detach().contiguous() for name, w in as_stored(bare, merged(dict(state), model)).items()}
+    try:
+        save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    except (SafetensorError, OSError) as error:
+        remedy = "free some room there, or set TMPDIR to another folder if it is the temporary one"
+        raise EngineError(f"the policy's weights could not be written to {folder}: {error}; {remedy}") from error

@@ -69,6 +69,23 @@ def test_a_context_longer_than_the_model_is_refused(tmp_path: Path) -> None:
         read_model_folder(Opening(tmp_path, context_tokens=65))
 
 
+@pytest.mark.parametrize("config", [{"text_config": {"max_position_embeddings": 64}}, {"n_positions": 64}])
+def test_the_context_of_a_composite_model_is_that_of_its_text_part(config: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert read_model_folder(Opening(tmp_path)).context_tokens == 64
+    with pytest.raises(ConfigError, match="takes at most 64"):
+        read_model_folder(Opening(tmp_path, context_tokens=65))
+
+
+def test_a_context_that_nobody_names_is_refused_and_not_guessed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert read_model_folder(Opening(tmp_path, context_tokens=32)).context_tokens == 32
+    with pytest.raises(ConfigError, match=r"context_tokens is None; .*does not say how many it takes; give a number"):
+        read_model_folder(Opening(tmp_path))
+
+
 @pytest.mark.parametrize(("name", "wrong"), [
     ("max_sessions", lambda: Opening(Path(), max_sessions=0)),
     ("context_tokens", lambda: Opening(Path(), context_tokens=1)),

@@ -87,7 +87,7 @@ def test_weights_that_a_killed_process_left_are_swept_and_those_of_a_living_one_
     lock = os.open(elsewhere, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        with weights_folder() as folder:
+        with weights_folder(1 << 20) as folder:
             assert folder.is_dir()
             assert folder.stat().st_mode & 0o077 == 0, "nobody else may read the weights"
             assert not dead.exists()
@@ -100,12 +100,17 @@ def test_weights_that_a_killed_process_left_are_swept_and_those_of_a_living_one_
         elsewhere.rmdir()
 
 
-def test_tied_weights_are_written_once_under_their_first_name(tmp_path: Path) -> None:
-    shared = torch.arange(6.0).view(2, 3)
-    save_weights({"embed": shared, "head": shared, "norm": torch.ones(3)}, tmp_path)
-    saved = load_file(tmp_path / "model.safetensors")
-    assert sorted(saved) == ["embed", "norm"]
-    assert torch.equal(saved["embed"], shared)
+def test_tied_weights_are_written_once_under_the_name_that_checkpoints_have(tmp_path: Path) -> None:
+    config = tiny_model().config
+    config.tie_word_embeddings = True
+    model = AutoModelForCausalLM.from_config(config)
+    gathered = {name: weight.clone() for name, weight in model.state_dict().items()}  # as shards are gathered
+    save_weights(model, gathered, tmp_path)
+    assert "lm_head.weight" in gathered
+    model.save_pretrained(tmp_path / "whole")
+    assert (
+        load_file(tmp_path / "model.safetensors").keys() == load_file(tmp_path / "whole" / "model.safetensors").keys()
+    )
 
 
 @pytest.mark.parametrize(("change", "message"), [

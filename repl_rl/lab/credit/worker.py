@@ -26,7 +26,7 @@ from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.tasks import Split, Task, load_tasks
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from repl_rl.trainer.loop import load_model
-from repl_rl.trainer.weights import save_weights, weights_folder
+from repl_rl.trainer.weights import save_weights, size_of, weights_folder
 
 WARMUP_STEPS = 5
 ENDLESS_STEPS = 1_000_000
@@ -105,11 +105,11 @@ class Worker:
         model = load_model(self.policy(condition.way), config)
         ledger = Ledger(self.settings.tokens)
         tokenizer = self.source.rollouts.renderer.tokenizer
-        with tempfile.TemporaryDirectory() as checkpoints, weights_folder() as weights:
+        with tempfile.TemporaryDirectory() as checkpoints, weights_folder(size_of(model)) as weights:
             try:
                 fit(model, tokenizer, self.task_ids, self.source, config, Path(checkpoints), ledger.step, seed=seed)
             except BudgetSpent:
-                save_weights(model.state_dict(), weights)
+                save_weights(model, model.state_dict(), weights)
                 self.source.load_weights(weights, len(ledger.tokens))
         after = self.figures()
         del model
