@@ -112,6 +112,7 @@ class Run:
                 "model_folder": str(config.model_folder),
                 "engine": rollouts.engine.name,
                 "engine_fallback": rollouts.engine.fallback_reason,
+                "sampler_fallback": rollouts.sampler.fallback(rollouts.renderer),
                 "sandbox": rollouts.sandbox.name,
                 "steps": config.trainer.steps,
                 "held_out_tasks": len(self.held_out),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from repl_rl.errors import SandboxFault
-from repl_rl.record.console import LineBuffer
+from repl_rl.record.console import LineBuffer, likely_silent
 from repl_rl.record.trajectory import Line, LineEnd
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.sandbox.lines import push_each
@@ -30,6 +30,10 @@ class Console:
         """True once it takes no further line."""
         return self._session is not None and self._session.ended
 
+    def likely_silent(self, lines: Sequence[str]) -> bool:
+        """True for one physical line, not within a cell, that prints nothing unless it fails or calls print."""
+        return not self.more and len(lines) == 1 and likely_silent(lines[0])
+
     def awaits(self, line: Line) -> bool:
         """True for a line that an end token closes, where it leaves something to run: code, or a cell that is open."""
         return line.end is LineEnd.EOS and (self.more or bool((self._buffer.carry + line.text).strip()))
@@ -40,13 +44,18 @@ class Console:
             return self._buffer.feed(f"{line.text}\n")
         return self._buffer.feed(line.text)
 
-    async def run(self, lines: Sequence[str]) -> list[PushResult]:
+    async def run(self, lines: Sequence[str], closing: bool = False) -> list[PushResult]:
         """Run physical lines (at least one) until the console ends; a result for each that it was given.
+
+        `closing`: a cell that is open after them is closed by a blank line, which then is the last that it was given.
 
         Raises:
             SandboxFault: no console could be had.
         """
-        results = await push_each(await self._open(), lines)
+        console = await self._open()
+        results = await push_each(console, lines)
+        if closing and results[-1].more and not console.ended:
+            results += await push_each(console, ("",))
         self.more = results[-1].more
         return results
 

@@ -12,7 +12,7 @@ from repl_rl.engine.ahead import AheadSession, Guess
 from repl_rl.engine.base import ChunkEnd, EngineSession, Watch
 from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.judges import graded
-from repl_rl.record.console import likely_silent, prompt
+from repl_rl.record.console import prompt
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
 from repl_rl.rollout.console import Console
@@ -65,6 +65,11 @@ class Episode:
         return self._record.origin.task
 
     @property
+    def begun(self) -> bool:
+        """True once a line was sampled, or taken over."""
+        return bool(self._record.line_count)
+
+    @property
     def ended(self) -> bool:
         """True once nothing further can be sampled."""
         return self._stop is not None
@@ -111,8 +116,7 @@ class Episode:
         if self._stop is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
         if self._sampling is not None:
-            what = "called while another call is under way, or after one was interrupted"
-            raise ConfigError("episode.sample()", what, "await each call to its end")
+            raise ConfigError("episode.sample()", "called while a call is under way", "await each call to its end")
         wanted = self.limits.max_line_tokens if max_tokens is None else max_tokens
         if wanted < 1:
             raise ConfigError("max_tokens", wanted, "give at least 1")
@@ -182,17 +186,14 @@ class Episode:
             ConfigError: nothing was sampled yet, there is no line to run, or the console has ended.
             SandboxFault: our console failed; the rollout is dropped.
         """
-        if not lines or not self._record.line_count:
+        if not lines or not self.begun:
             raise ConfigError("episode.execute()", lines, "sample a line first, then give at least one to run")
         return await self._run(lines)
 
     async def _run(self, lines: Sequence[str], closing: bool = False) -> PushResult:
-        results = await self._console.run(lines)
-        if closing and self._console.more and not self._console.ended:
-            lines = (*lines, "")
-            results += await self._console.run(("",))
+        results = await self._console.run(lines, closing)
         result = combined(results)
-        self.executed(Execution(result.status, result.elapsed_s, result.answer, tuple(lines[: len(results)])))
+        self.executed(Execution(result.status, result.elapsed_s, result.answer, (*lines, "")[: len(results)]))
         if result.status is LineStatus.SANDBOX_FAULT:
             self.fail(fault := SandboxFault(result.text or "the console did not answer"))  # even if it is swallowed
             raise fault
@@ -212,7 +213,7 @@ class Episode:
             ConfigError: something was sampled already.
             SandboxFault: the console failed, or ended while `ran` ran.
         """
-        if self._record.line_count:
+        if self.begun:
             raise ConfigError("episode.restore()", "after a sampled line", "call it first")
         for segment in segments:
             if isinstance(segment, Observed):
@@ -283,16 +284,16 @@ class Episode:
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
         """
-        wall_s = time.monotonic() - self._started
         # What a call sampled that never returned is nobody's: it is not recorded, and not trained on.
         seen = None if self._failure else self._engine.ids[: self._sampling]
-        return self._record.trajectory(self._stop or Stop.FINISHED, wall_s, self._failure, seen)
+        spent_s = time.monotonic() - self._started
+        return self._record.trajectory(self._stop or Stop.FINISHED, spent_s, self._failure, seen)
 
     def _sample_ahead(self, closed: Sequence[str]) -> None:
         """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""
-        if not isinstance(self._engine, AheadSession) or self.ended or self._console.more or len(closed) != 1:
+        if not isinstance(self._engine, AheadSession) or self.ended or not self._console.likely_silent(closed):
             return
         observed = self.renderer.encode(prompt(False))
         room = self._context_left - len(observed)
-        if room >= 1 and self._record.line_count < self.limits.max_lines and likely_silent(closed[0]):
+        if room >= 1 and self._record.line_count < self.limits.max_lines:
             self._engine.guess(Guess(observed, min(self.limits.max_line_tokens, room), self.renderer.stop_ids))
