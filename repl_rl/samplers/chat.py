@@ -135,7 +135,7 @@ class ChatFormat:
         _, found, tail = text.partition(_TURN)
         glue = self._after_end(tail, self.render([_user("?"), turn], False).partition(_TURN)[2]) if found else None
         if glue is None:
-            ends = " or ".join(map(repr, self._ends))
+            ends = " or ".join(map(repr, self.ends))
             remedy = f"a turn of the policy must end with {ends}; set the end token in generation_config.json"
             raise ConfigError(self.template.name, text[-80:], remedy)
         return glue
@@ -146,7 +146,7 @@ class ChatFormat:
         `alone` is that text where the turn is the last. There it ends as the policy ends it: with an end token of the
         vocabulary. With something after it, some templates write another control token in that place.
         """
-        places = sorted((alone.index(end), end) for end in self._ends if end in alone)
+        places = sorted((alone.index(end), end) for end in self.ends if end in alone)
         if places:
             before, end = alone[: places[0][0]], places[0][1]
             rest = tail.removeprefix(before) if tail.startswith(before) else ""
@@ -154,14 +154,15 @@ class ChatFormat:
             written = next((token for token in instead if rest.startswith(token)), None)
             if written is not None:
                 return rest[len(written) :]
-        places = sorted((tail.index(end), end) for end in self._ends if end in tail)
+        places = sorted((tail.index(end), end) for end in self.ends if end in tail)
         probes = [tail.index(probe) for probe in (_PROBE.format(0),) if probe in tail]
         if not places or (probes and places[0][0] > probes[0]):
             return None
         return tail[places[0][0] + len(places[0][1]) :]
 
     @cached_property
-    def _ends(self) -> tuple[str, ...]:
+    def ends(self) -> tuple[str, ...]:
+        """The end tokens of the policy, as text."""
         return tuple(self._renderer.decode([i]) for i in sorted(self._renderer.eos_ids))
 
     @cached_property

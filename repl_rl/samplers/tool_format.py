@@ -79,14 +79,16 @@ def detect(chat: ChatFormat) -> Reader:
     asked: Message = {"role": "user", "content": "?"}
     before = chat.template.text([asked], False, [_SCHEMA])
     turn = calling([(_PROBE.name, _PROBE.kwargs)])
-    written = chat.template.text([asked, turn], False, [_SCHEMA]).removeprefix(before)
+    written = chat.template.text([asked, turn], False, [_SCHEMA]).removeprefix(before).rstrip()
+    end = next((token for token in chat.ends if written.endswith(token)), "")
+    written = written.removesuffix(end)
     for origin, tokenizer in _response_templates(chat.template.tokenizer):
-        if list(_reading(tokenizer, "", [_SCHEMA])(written)) == [_PROBE]:
-            return Reader(origin, _reading(tokenizer, chat.render([asked], True), chat.schemas))
+        if list(_reading(tokenizer, "", end, [_SCHEMA])(written)) == [_PROBE]:
+            return Reader(origin, _reading(tokenizer, chat.render([asked], True), end, chat.schemas))
     # The turn's own tags are around the call; only the format with one tag a call can be read in the middle.
-    start, end = written.find("{"), written.rfind("}")
+    body = written[written.find("{") : written.rfind("}") + 1]
     for name, parse in FORMATS.items():
-        if list(parse(written)) == [_PROBE] or list(parse(written[start : end + 1])) == [_PROBE]:
+        if [_PROBE] in (list(parse(written)), list(parse(body))):
             return Reader(name, parse)
     raise ConfigError("tool calls of the chat template", written[:120], "give parse=, a function from text to calls")
 
@@ -115,17 +117,30 @@ def _response_templates(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[st
             yield "trl", other
 
 
-def _reading(tokenizer: PreTrainedTokenizerBase, prefix: str, schemas: Sequence[Mapping[str, object]]) -> ParseCalls:
-    """Calls as the response template of `tokenizer` has them. `prefix`: a prompt, up to the policy's turn."""
+def _reading(
+    tokenizer: PreTrainedTokenizerBase, prefix: str, end: str, schemas: Sequence[Mapping[str, object]]
+) -> ParseCalls:
+    """Calls as the response template of `tokenizer` has them.
+
+    Args:
+        tokenizer: which has such a template.
+        prefix: a prompt, up to the policy's turn.
+        end: the end token of a turn with calls, which some templates close a call by.
+        schemas: of the tools; they say of what type arguments are.
+    """
     tools = [dict(schema) for schema in schemas]
 
     def parse(text: str) -> list[Call | CallResult]:
-        try:
-            found = tokenizer.parse_response(text, prefix=prefix, tools=tools)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            return [_no_call(f"the call cannot be read: {str(error).splitlines()[0]}")]
-        calls = found.get("tool_calls") or []
-        return [_function(each) for each in (calls if isinstance(calls, list) else [calls])]
+        told = ""
+        for turn in (text + end, text):
+            try:
+                found = tokenizer.parse_response(turn, prefix=prefix, tools=tools)
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                told = told or str(error).partition("\n")[0]
+                continue
+            calls = found.get("tool_calls") or []
+            return [_function(each) for each in (calls if isinstance(calls, list) else [calls])]
+        return [_no_call(f"the call cannot be read: {told}")]
 
     return parse
 

@@ -108,7 +108,7 @@ def test_a_format_of_ours_is_the_last_resort_and_says_so(caplog: pytest.LogCaptu
 
 def test_what_is_no_call_is_told_to_the_policy_that_wrote_it() -> None:
     reader = detect(ChatFormat(renderer_of("qwen3"), [SCHEMA]))
-    (bad,) = reader.parse('<tool_call>\n{"name": "add", "arguments": {"a": 1}')
+    (bad,) = reader.parse('<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>')
     assert "SyntaxError" in getattr(bad, "text", "")
     assert reader.parse("I call nothing.") == []
 
