@@ -20,12 +20,14 @@ from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts
 from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxKind, open_sandbox
 from repl_rl.settings.arguments import read
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.legacy import modern
+from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.toml import load
 from repl_rl.tasks import Split, Task, load_tasks
 
@@ -54,7 +56,9 @@ class World:
     """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments;
     options in parentheses, such as "repl(give_up_after=3)"."""
     prompt: str = "bare"
-    """Prompt template: bare, base, few_shot, chat or chat_few_shot."""
+    """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file; config.toml has the file's text."""
+    chat: Mapping[str, Scalar] = field(default_factory=dict)
+    """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -71,6 +75,7 @@ class World:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "prompt", template(self.prompt))
         # A name becomes the kind as it is by default, so that equal worlds are equal however they were written.
         object.__setattr__(self, "engine", ENGINES.chosen(self.engine))
         object.__setattr__(self, "sandbox", SANDBOXES.chosen(self.sandbox))
@@ -128,7 +133,7 @@ class World:
         Raises:
             ConfigError: the vocabulary or the template does not fit.
         """
-        renderer = Renderer.from_folder(self.model_folder, self.overshoot)
+        renderer = Renderer.from_folder(self.model_folder, self.overshoot, self.chat)
         renderer.prompt("", self.prompt)
         return renderer
 
@@ -161,6 +166,7 @@ class World:
         sampler = load_sampler(self.sampler)
         sampler.check(self.rollout)
         renderer = self.renderer()
+        sampler.check_policy(renderer, self.prompt)
         opening = Opening(
             self.model_folder,
             self.context_tokens,

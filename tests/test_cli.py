@@ -41,6 +41,8 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--learning-rat", "1"), ["unknown option", "learning_rat", "did you mean"]),
         (("--sampler", "nope"), ["sampler is 'nope'", "repl"]),
         (("--prompt", "nope"), ["prompt is 'nope'", "choose one of bare, base"]),
+        (("--sampler", "feedback"), ["chat template of", "use a chat model for this sampler"]),
+        (("--chat.enable-thinking", "false"), ["chat.enable_thinking is False", "does not read it"]),
         (("--sampler", "json:JSONDecoder"), ["json:JSONDecoder", "subclass of repl_rl.RolloutSampler"]),
         (("--rollout.max-lines", "0"), ["max_lines is 0", "at least 1"]),
         (("--concurrency", "0"), ["concurrency is 0"]),

@@ -101,6 +101,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(asset("policies/quickstart"), folder)
         _write_tasks()
         _write_chat_model(Path("qwen"))
+        shutil.copytree(asset("prompts"), "prompts")
         write_gguf(Path("smollm2.gguf"))
         Path("mine.toml").write_text(blocks("toml", "docs/howto.md")[0])
         (plan_first,) = [b for b in blocks("python", "docs/samplers/README.md") if "class PlanFirst" in b]
@@ -144,7 +145,10 @@ def _write_chat_model(folder: Path) -> None:
     """The bundled policy as a model with a chat template."""
     shutil.copytree(asset("policies/quickstart"), folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}assistant: "
+        "{% if enable_thinking is defined and not enable_thinking %}(at once) {% endif %}"
+    )
     tokenizer.save_pretrained(folder)
 
 

@@ -108,11 +108,11 @@ def test_a_full_context_ends_the_rollout_with_a_typed_stop() -> None:
 def test_an_end_token_ends_the_rollout_and_is_part_of_the_last_line() -> None:
     rollouts = world([])
     eos = min(RENDERER.eos_ids)
-    rollouts.engine.scripts = [[*RENDERER.encode("x = 1\ny"), eos]]  # type: ignore[attr-defined]
+    rollouts.engine.scripts = [[*RENDERER.encode("x = 1\ny = 2"), eos]]  # type: ignore[attr-defined]
     t = play(rollouts)
     assert t.stop is Stop.EOS
     assert t.lines[-1].token_ids[-1] == eos
-    assert t.lines[-1].text == "y"
+    assert t.lines[-1].text == "y = 2"
     assert t.loss_mask[-1] is True
 
 

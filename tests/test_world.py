@@ -150,11 +150,12 @@ def test_what_a_person_can_mend_is_refused_before_anything_is_opened() -> None:
 
     for world, complaint in (
         (World(sampler="repl(give_up_after=9)"), "give_up_after is 9"),
-        (World(prompt="poem"), "prompt is 'poem'"),
         (World(model="/no/such"), "/no/such"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             asyncio.run(opened(world))
+    with pytest.raises(ConfigError, match="prompt is 'poem'"):
+        World(prompt="poem")
 
 
 def test_a_world_is_a_value() -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from repl_rl.record.clip import clip
-from repl_rl.record.trajectory import Observed, Trajectory
+from repl_rl.record.trajectory import Line, LineEnd, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.store import guarded, printable, write_step
 from repl_rl.settings.arguments import parse
@@ -56,8 +56,14 @@ def transcript(trajectory: Trajectory) -> Text:
         if isinstance(segment, Observed):
             shown.append(guarded(clip(segment.text), prompt=True), style="not dim")
         else:
-            shown.append(printable(clip("".join(line.text for line in segment.lines))), style="bold not dim")
+            shown.append(printable(clip("".join(map(_typed, segment.lines)))), style="bold not dim")
     outcome = "not graded" if trajectory.outcome is None else f"outcome {trajectory.outcome:g}"
     failure = f", {trajectory.failure.message}" if trajectory.failure else ""
     shown.append(f"\n[{trajectory.stop}{failure}; {outcome}; {trajectory.sampled_tokens} sampled tokens]", style="cyan")
     return shown
+
+
+def _typed(line: Line) -> str:
+    """A line's text; where an end token closed code that ran, the newline that a person would see there."""
+    ran = line.execution is not None and line.execution.ran
+    return f"{line.text}\n" if ran and line.end is LineEnd.EOS else line.text

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.renderer import TEMPLATES, Overshoot, Renderer
+from repl_rl.rollout.prompts import template
+from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.conformance import TIMEOUT_S, check
 from repl_rl.settings.arguments import parse
@@ -26,13 +27,12 @@ class CheckConfig:
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
     prompt: str = "bare"
-    """Prompt template: bare, base, few_shot, chat or chat_few_shot."""
+    """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file."""
     timeout_s: Annotated[float, Above(0)] = TIMEOUT_S
     """Wall clock of one check, seconds, > 0."""
 
     def __post_init__(self) -> None:
-        if self.prompt not in TEMPLATES:
-            raise ConfigError("prompt", self.prompt, f"choose one of {', '.join(TEMPLATES)}")
+        object.__setattr__(self, "prompt", template(self.prompt))
         check_fields(self)
 
 

@@ -117,6 +117,7 @@ class Run:
                 "engine": rollouts.engine.name,
                 "engine_fallback": rollouts.engine.fallback_reason,
                 "update_fallbacks": [],
+                "sampler_fallback": rollouts.sampler.fallback(rollouts.renderer),
                 "sandbox": rollouts.sandbox.name,
                 "steps": config.trainer.steps,
                 "held_out_tasks": len(self.held_out),

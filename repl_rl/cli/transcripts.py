@@ -20,6 +20,7 @@ from repl_rl.coldstart.verified import Recipe, Tally, verified
 from repl_rl.errors import ConfigError
 from repl_rl.machine.files import whole_file
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.runs.store import append
 from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
@@ -58,7 +59,8 @@ class TranscriptsConfig:
     overwrite: bool = False
     """Replace an older folder of that name."""
     prompt: str = "bare"
-    """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat or chat_few_shot."""
+    """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a
+    text file."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -83,6 +85,7 @@ class TranscriptsConfig:
         for source in self.from_tasks:
             families_of(source)
         check_fields(self)
+        object.__setattr__(self, "prompt", template(self.prompt))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -51,7 +51,7 @@ def write_fresh_policy(folder: Path, seed: int) -> None:
     disable_progress_bar()
     make_tokenizer(folder)
     renderer = Renderer.from_folder(folder)
-    vocab, eos = len(renderer.tokenizer), min(renderer.eos_ids)
+    vocab, eos = len(renderer.tokenizer), renderer.end_id
     random_policy(vocab, renderer.pad_id, eos, seed=seed).save_pretrained(folder)
 
 

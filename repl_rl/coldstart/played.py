@@ -145,7 +145,7 @@ class _Writer:
         if self._rest:
             return self._up_to_a_line(self._rest)
         if not self._left:
-            return (min(self._renderer.eos_ids),)
+            return (self._renderer.end_id,)
         piece = self._left.pop(0)
         self.strayed |= ECHO in piece and (not self._echo or "\n" in self._echo)
         return self._up_to_a_line(self._renderer.written(piece.replace(ECHO, self._echo)))

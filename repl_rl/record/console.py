@@ -98,13 +98,14 @@ class Typist:
         """Text of the lines so far that was written after a newline, and not given to the console yet."""
         return self._buffer.carry
 
-    def typed(self, text: str, ran: tuple[str, ...]) -> bool:
+    def typed(self, text: str, ran: tuple[str, ...], at_end: bool = False) -> bool:
         """Take the next line; True where what ran are the physical lines that it closed, as many as the console took.
 
-        False: nothing of it ran, or something else did, such as the code between two fences.
+        `at_end`: an end token closed it, and with it a cell that was open. False: nothing of it ran, or something else
+        did, such as the code between two fences.
         """
         ahead = LineBuffer(self._buffer.carry)
-        if not ran or ahead.feed(text)[: len(ran)] != ran:
+        if not ran or ahead.feed(f"{text}\n\n" if at_end else text)[: len(ran)] != ran:
             return False
         self._buffer = ahead
         return True

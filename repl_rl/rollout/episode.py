@@ -6,20 +6,20 @@ The episode owns the token record, so a sampler cannot get masks, log probabilit
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from repl_rl.engine.ahead import AheadSession, Guess
 from repl_rl.engine.base import ChunkEnd, EngineSession, Watch
 from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.judges import graded
-from repl_rl.record.console import LineBuffer, likely_silent, prompt
+from repl_rl.record.console import prompt
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
+from repl_rl.rollout.console import Console
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
-from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
-from repl_rl.sandbox.lines import combined, push_each
+from repl_rl.sandbox.base import PushResult, Sandbox
+from repl_rl.sandbox.lines import combined
 from repl_rl.tasks import Task
 
 _ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
@@ -48,10 +48,7 @@ class Episode:
         self._record = Record(origin)
         self._pending: list[int] = []  # observed ids that the engine has not seen yet
         self._sampling: int | None = None  # how many ids the engine had before the call that is under way
-        self._buffer = LineBuffer()
-        self._resources = AsyncExitStack()
-        self._console: SandboxSession | None = None
-        self._more = False  # the console waits for the rest of a cell
+        self._console = Console(sandbox)
         self._stop: Stop | None = None
         self._failure: Failure | None = None
         self._started = time.monotonic()
@@ -60,7 +57,7 @@ class Episode:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._resources.aclose()
+        await self._console.aclose()
 
     @property
     def task(self) -> Task:
@@ -68,15 +65,23 @@ class Episode:
         return self._record.origin.task
 
     @property
+    def begun(self) -> bool:
+        """True once a line was sampled, or taken over."""
+        return bool(self._record.line_count)
+
+    @property
     def ended(self) -> bool:
         """True once nothing further can be sampled."""
         return self._stop is not None
 
     async def lines(self) -> AsyncIterator[Line]:
-        """Sample line after line until the rollout ends. Lines that were cut are recorded but not yielded."""
+        """Sample line after line until the rollout ends. Lines that were cut are recorded but not yielded.
+
+        The last line may end in an end token: it is yielded where it leaves something to run, then nothing follows.
+        """
         while not self.ended:
             line = await self.sample()
-            if not self.ended:
+            if line.end is LineEnd.NEWLINE or self._console.awaits(line):
                 yield line
 
     async def sample(self, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None) -> Line:
@@ -111,8 +116,7 @@ class Episode:
         if self._stop is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
         if self._sampling is not None:
-            what = "called while another call is under way, or after one was interrupted"
-            raise ConfigError("episode.sample()", what, "await each call to its end")
+            raise ConfigError("episode.sample()", "called while a call is under way", "await each call to its end")
         wanted = self.limits.max_line_tokens if max_tokens is None else max_tokens
         if wanted < 1:
             raise ConfigError("max_tokens", wanted, "give at least 1")
@@ -154,6 +158,8 @@ class Episode:
         """Execute the last sampled line in this rollout's console, and splice what it printed and the next prompt.
 
         A token may close several physical lines: they run in order, and their outputs are spliced together after it.
+        A line that ends in the end token is closed by it, and so is a cell that is open then, as by a blank line. What
+        it printed is recorded, without a next prompt: no policy reads it.
 
         Raises:
             ConfigError: `line` is not the last sampled line, was executed already, or closes no physical line.
@@ -162,11 +168,11 @@ class Episode:
         last = self._record.last
         if last is None or last.execution is not None or last.token_ids != line.token_ids:
             raise ConfigError("episode.push()", line.text, "push the line that was sampled last, once")
-        physical = self._buffer.feed(line.text)
+        physical = self._console.closed(line)
         if not physical:
             raise ConfigError("episode.push()", line.text, "it has no newline; check episode.ended before you push")
         self._sample_ahead(physical)
-        result = await self.execute(*physical)
+        result = await self._run(physical, line.end is LineEnd.EOS)
         if not self.ended:
             self.observe(result.text + prompt(result.more), result.cut)
         elif result.text:
@@ -180,24 +186,22 @@ class Episode:
             ConfigError: nothing was sampled yet, there is no line to run, or the console has ended.
             SandboxFault: our console failed; the rollout is dropped.
         """
-        if not lines or not self._record.line_count:
+        if not lines or not self.begun:
             raise ConfigError("episode.execute()", lines, "sample a line first, then give at least one to run")
-        console = await self._open()
-        results = await push_each(console, lines)
+        return await self._run(lines)
+
+    async def _run(self, lines: Sequence[str], closing: bool = False) -> PushResult:
+        results = await self._console.run(lines, closing)
         result = combined(results)
-        self._more = result.more
-        self.executed(Execution(result.status, result.elapsed_s, result.answer, lines[: len(results)]))
+        self.executed(Execution(result.status, result.elapsed_s, result.answer, (*lines, "")[: len(results)]))
         if result.status is LineStatus.SANDBOX_FAULT:
             self.fail(fault := SandboxFault(result.text or "the console did not answer"))  # even if it is swallowed
             raise fault
-        if console.ended:
+        if result.answer is not None and self._stop is Stop.EOS:
+            self._stop = Stop.ANSWERED  # what the line did counts for more than the token that closed it
+        elif self._console.ended:
             self._end(Stop.EXITED)
         return result
-
-    async def _open(self) -> SandboxSession:
-        if self._console is None:
-            self._console = await self._resources.enter_async_context(self._sandbox.session())
-        return self._console
 
     async def restore(self, segments: Sequence[Segment], ran: Sequence[str], carry: str = "") -> None:
         """Begin in the middle: take over recorded segments, and give the console physical lines to have its state back.
@@ -209,7 +213,7 @@ class Episode:
             ConfigError: something was sampled already.
             SandboxFault: the console failed, or ended while `ran` ran.
         """
-        if self._record.line_count:
+        if self.begun:
             raise ConfigError("episode.restore()", "after a sampled line", "call it first")
         for segment in segments:
             if isinstance(segment, Observed):
@@ -219,12 +223,7 @@ class Episode:
                 self._record.sampled(line)
             self._pending.extend(segment.token_ids)
             self._context_left -= len(segment.token_ids)
-        self._buffer = LineBuffer(carry)
-        for physical in ran:
-            console = await self._open()
-            self._more = (await console.push(physical)).more
-            if console.ended:
-                raise SandboxFault("the console ended while its state was rebuilt")
+        await self._console.restore(ran, carry)
 
     def executed(self, execution: Execution) -> None:
         """Say what became of the line sampled last, where something other than the console ran it.
@@ -285,16 +284,16 @@ class Episode:
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
         """
-        wall_s = time.monotonic() - self._started
         # What a call sampled that never returned is nobody's: it is not recorded, and not trained on.
         seen = None if self._failure else self._engine.ids[: self._sampling]
-        return self._record.trajectory(self._stop or Stop.FINISHED, wall_s, self._failure, seen)
+        spent_s = time.monotonic() - self._started
+        return self._record.trajectory(self._stop or Stop.FINISHED, spent_s, self._failure, seen)
 
     def _sample_ahead(self, closed: Sequence[str]) -> None:
         """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""
-        if not isinstance(self._engine, AheadSession) or self._more or len(closed) != 1:
+        if not isinstance(self._engine, AheadSession) or self.ended or not self._console.likely_silent(closed):
             return
         observed = self.renderer.encode(prompt(False))
         room = self._context_left - len(observed)
-        if room >= 1 and self._record.line_count < self.limits.max_lines and likely_silent(closed[0]):
+        if room >= 1 and self._record.line_count < self.limits.max_lines:
             self._engine.guess(Guess(observed, min(self.limits.max_line_tokens, room), self.renderer.stop_ids))

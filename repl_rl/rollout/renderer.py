@@ -6,9 +6,8 @@ sampled ids are decoded for the console and never encoded again.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,9 +17,11 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.assets import asset
-from repl_rl.record.console import PS1
 from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt
+from repl_rl.rollout.chat_template import ChatTemplate
+from repl_rl.rollout.prompts import start
+from repl_rl.rollout.vocabulary import audited, declared_ends
+from repl_rl.settings.scalars import Scalar
 
 Overshoot = Literal["forbid", "carry", "refuse"]
 """What to do with a vocabulary that has tokens with text after their last newline.
@@ -31,34 +32,36 @@ written with others. `carry`: such a token ends the line like any other that hol
 begins the next line. `refuse`: the audit is an error.
 """
 
-TEMPLATES = ("bare", "base", "few_shot", "chat", "chat_few_shot")
-"""Prompt templates: a file each in `prompts/`."""
-
 _ANCHOR = "a"
 _OBSERVED_CHARS = 65_536
 _SETTLED_IDS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """What the vocabulary does with newlines and with the end of text."""
-
-    newline_ids: frozenset[int]
-    """Every id whose text contains a newline: the ids that end a line."""
-    overshoot_ids: frozenset[int]
-    """The part of `newline_ids` that has other text after the last newline."""
-    eos_ids: frozenset[int]
-
-
 class Renderer:
     """Turns tasks and console output into ids, and sampled ids into text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, overshoot: Overshoot = "forbid", source: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        overshoot: Overshoot = "forbid",
+        source: str = "",
+        *,
+        ends: Collection[int] = (),
+        chat: Mapping[str, Scalar] | None = None,
+    ) -> None:
         """Audit the vocabulary once.
+
+        Args:
+            tokenizer: used for everything from here on.
+            overshoot: what to do with ids that have text after their last newline.
+            source: what messages call it; "": its own name.
+            ends: end tokens beside the tokenizer's own.
+            chat: arguments of the chat template.
 
         Raises:
             ConfigError: no id contains a newline, no end or padding id is defined, or some id has text after its last
-                newline and `overshoot` is "refuse", or is "forbid" and no other id holds a newline.
+                newline and `overshoot` is "refuse", or is "forbid" and no other id holds a newline; or the chat
+                template does not read one of its arguments.
         """
         self.tokenizer = tokenizer
         self._source = source or str(tokenizer.name_or_path)
@@ -67,7 +70,9 @@ class Renderer:
         self._tekken = any(kind.__name__ == "MistralCommonBackend" for kind in type(tokenizer).__mro__)
         self._anchor = tuple(self._raw_encode(_ANCHOR))
         self._anchor_text = self._raw_decode(self._anchor)
-        self.audit = self._audit()
+        self.audit = audited(tokenizer, self._anchor, self._source, ends)
+        self.chat = ChatTemplate(tokenizer, self._source, chat or {}, gives_ids=self._tekken)
+        """The model's chat template."""
         self.forbidden_ids = self.audit.overshoot_ids if overshoot == "forbid" else frozenset[int]()
         """Ids that the policy never samples, in the engine and in the trainer."""
         if self.forbidden_ids >= self.audit.newline_ids:
@@ -83,11 +88,13 @@ class Renderer:
         self._encode_cached = lru_cache(maxsize=65_536)(self._encode)
 
     @classmethod
-    def from_folder(cls, folder: str | Path, overshoot: Overshoot = "forbid") -> "Renderer":
-        """Load the tokenizer of a model folder (or of a hub name that is already cached).
+    def from_folder(
+        cls, folder: str | Path, overshoot: Overshoot = "forbid", chat: Mapping[str, Scalar] | None = None
+    ) -> "Renderer":
+        """Load the tokenizer of a model folder (or of a hub name that is already cached), with all its end tokens.
 
         Raises:
-            ConfigError: there is no usable tokenizer, or its vocabulary is refused by the audit.
+            ConfigError: there is no usable tokenizer, or its vocabulary or an argument of `chat` is refused.
         """
         place = Path(folder)
         tekken, usual = (place / "tekken.json").is_file(), any(place.glob("tokenizer*"))
@@ -101,7 +108,7 @@ class Renderer:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **choice)
         except (OSError, ValueError) as error:
             raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {error}") from error
-        return cls(tokenizer, overshoot, str(folder))
+        return cls(tokenizer, overshoot, str(folder), ends=declared_ends(place), chat=chat)
 
     @property
     def newline_ids(self) -> frozenset[int]:
@@ -119,39 +126,47 @@ class Renderer:
     @property
     def pad_id(self) -> int:
         pad = self.tokenizer.pad_token_id
-        return int(pad) if pad is not None else min(self.eos_ids)
+        return int(pad) if pad is not None else self.end_id
 
-    def prompt(self, question: str, template: str = "base", version: str = "3") -> Prompt:
+    @property
+    def end_id(self) -> int:
+        """The end token that stands for all: the tokenizer's own, where it names one."""
+        own = self.tokenizer.eos_token_id
+        return int(own) if own is not None else min(self.eos_ids)
+
+    def prompt(self, question: str, template: str = "base", version: str = "3", console: bool = True) -> Prompt:
         """The prompt of a task, up to and including the first console prompt.
 
-        `template` is one of `TEMPLATES`: `chat` and `chat_few_shot` are the model's chat template with that system
-        text, then the banner as the beginning of the assistant's text; the others are plain text.
+        `template` is a shipped one or a text of one's own, see `prompts.template`: plain text, or a system message for
+        the model's chat template. `console`: with the beginning of the console, which is assistant's text in a chat.
 
         Raises:
             ConfigError: there is no such template, or the model has no chat template.
         """
-        if template not in TEMPLATES:
-            raise ConfigError("prompt", template, f"choose one of {', '.join(TEMPLATES)}")
-        banner = asset("prompts/banner.txt").read_text().replace("{version}", version)
-        written = asset(f"prompts/{template}.txt").read_text()
-        if template in ("chat", "chat_few_shot"):
-            return self._chat_prompt(question, written, banner + PS1)
-        text = written.replace("{banner}", banner).replace("{question}", question)
-        return Prompt(text, self.encode(text))
+        begun = start(template, question, version)
+        prefill = begun.console if console else ""
+        if begun.system is None:
+            return Prompt(begun.head + prefill, self.encode(begun.head + prefill))
+        asked = self.asked(begun.system, question)
+        return Prompt(asked.text + prefill, (*asked.token_ids, *self.encode(prefill)))
 
-    def _chat_prompt(self, question: str, system: str, prefill: str) -> Prompt:
-        if not self.tokenizer.chat_template and not self._tekken:
-            raise ConfigError(f"chat template of {self._source}", None, "use --prompt base for a base model")
-        messages = [
-            {"role": "system", "content": system.strip()},
-            {"role": "user", "content": question},
-        ]
-        if self._tekken:  # its template gives ids: text could not say which tokens control
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            return Prompt(self.decode(ids) + prefill, (*ids, *self.encode(prefill)))
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        head = self.tokenizer.encode(text, add_special_tokens=False)
-        return Prompt(text + prefill, (*head, *self.encode(prefill)))
+    def asked(self, system: str, question: str) -> Prompt:
+        """A question in the model's chat template, up to the policy's turn; an empty `system` is left out.
+
+        Raises:
+            ConfigError: there is no chat template, or it refuses these messages.
+        """
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": question})
+        ids = self.chat.ids(messages)  # text could not say which tokens control
+        if ids is not None:
+            return Prompt(self.decode(ids), ids)
+        text = self.chat.text(messages, True)
+        return Prompt(text, self.with_controls(text))
+
+    def with_controls(self, text: str) -> tuple[int, ...]:
+        """Ids of what a chat template wrote: control tokens in it are recognised, and no other is added."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def watch(self, until: str | re.Pattern[str]) -> Callable[[int], bool]:
         """A function that is given sampled ids one by one, and says whether their text so far matches `until`.
@@ -241,24 +256,6 @@ class Renderer:
         if self._backend is not None:
             return self._backend.decode(ids, skip_special_tokens=False)
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def _audit(self) -> Audit:
-        tokenizer = self.tokenizer
-        newline, overshoot = set(), set()
-        size = len(tokenizer)
-        texts = tokenizer.batch_decode(
-            [[*self._anchor, i] for i in range(size)], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        for i, text in enumerate(texts):
-            if "\n" in text:
-                newline.add(i)
-                if not text.endswith("\n"):
-                    overshoot.add(i)
-        if not newline:
-            raise ConfigError(f"vocabulary of {self._source}", "without a newline", "no line can end; use another")
-        if tokenizer.eos_token_id is None:
-            raise ConfigError(f"eos_token of {self._source}", None, "name one in tokenizer_config.json")
-        return Audit(frozenset(newline), frozenset(overshoot), frozenset({int(tokenizer.eos_token_id)}))
 
 
 def _own_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:

@@ -1,20 +1,25 @@
 """The extension point: a `RolloutSampler` decides how one rollout goes."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.record.console import PS1
 from repl_rl.record.trajectory import Prompt, Stop, Trajectory
 from repl_rl.rollout.doomed import Streak
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.prompts import OWN
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.settings.bounds import AtLeast
 from repl_rl.tasks import Task
 
 API_VERSION = 1
 """Of `RolloutSampler` and `Episode`: it grows when a sampler written for the one before may break."""
+THINKING_TOKENS = 1024
+"""Budget of a span of thinking, unless another is chosen."""
 
 
 class RolloutSampler(ABC):
@@ -60,6 +65,38 @@ class RolloutSampler(ABC):
             ConfigError: there is such an option.
         """
 
+    def check_policy(self, renderer: Renderer, template: str) -> None:
+        """Refuse a policy that this sampler cannot be played with; called before anything is opened.
+
+        Here it writes a prompt. Where rollouts go on in the model's chat format, override it and try that too.
+
+        Args:
+            renderer: of the policy.
+            template: the run's prompt template.
+
+        Raises:
+            ConfigError: the tokenizer or its chat template does not fit, or what was chosen about them has no effect.
+        """
+        probe = Task("probe", "?", "")
+        try:
+            prompt = self.prompt(probe, renderer, template, "3")
+            other = self.prompt(probe, renderer, "bare", "3") if template.startswith(OWN) else None
+        except ReplRLError:
+            raise
+        except Exception:  # tasks of a user may be of a form that the probe is not of
+            return
+        if prompt == other:
+            raise ConfigError(
+                "prompt", template[:60], f"{type(self).__name__} writes its prompt without it; leave it out"
+            )
+        if renderer.chat.arguments and not renderer.chat.applied:
+            remedy = f"no chat template is in the prompt of {type(self).__name__}; leave it out, or use --prompt chat"
+            raise ConfigError("chat", renderer.chat.arguments, remedy)
+
+    def fallback(self, renderer: Renderer) -> str | None:
+        """What of it works in a lesser way with this policy, for log and summary; None: nothing does."""
+        return None
+
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """Figures of its own about a batch, name to value; here none."""
         return {}
@@ -69,9 +106,19 @@ class ReplSampler(RolloutSampler):
     """The line console: each line is executed as soon as it is written, and its output is spliced in."""
 
     give_up_after: int = 0
-    rehearsals = (("x = 6 * 7\nx\n1/0\nsubmit_final_answer(x)\n",), ("for i in range(2):\n    i\n\nexit()\n",))
+    rehearsals: Sequence[Sequence[str]] = (
+        ("x = 6 * 7\nx\n1/0\nsubmit_final_answer(x)\n",),
+        ("for i in range(2):\n    i\n\nexit()\n",),
+    )
 
-    def __init__(self, *, give_up_after: Annotated[int, AtLeast(0)] = 0, optimistic: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        give_up_after: Annotated[int, AtLeast(0)] = 0,
+        optimistic: bool = False,
+        thinking: str = "",
+        thinking_tokens: Annotated[int, AtLeast(1)] = THINKING_TOKENS,
+    ) -> None:
         """Make one.
 
         Args:
@@ -79,14 +126,33 @@ class ReplSampler(RolloutSampler):
                 (>= 2); 0: never.
             optimistic: sample on while a line that likely prints nothing runs; taken back if it prints. Pays where
                 lines are slow.
+            thinking: what ends a span of free text before the first line, such as "</think>": sampled and trained,
+                never executed. The console begins after it, without its banner. "": there is no such span.
+            thinking_tokens: budget of that span (>= 1); a longer one is cut and ends the rollout.
 
         Raises:
-            ConfigError: `give_up_after` is 1 or negative.
+            ConfigError: `give_up_after` is 1 or negative, or there is a budget for thinking without `thinking`.
         """
+        if thinking_tokens != THINKING_TOKENS and not thinking:
+            raise ConfigError("thinking_tokens", thinking_tokens, 'it has no effect without thinking="</think>"')
         if give_up_after == 1 or give_up_after < 0:
             raise ConfigError("give_up_after", give_up_after, "give 0, or 2 to max_lines")
         self.give_up_after = give_up_after
         self.optimistic = optimistic
+        self.thinking = thinking
+        self.thinking_tokens = thinking_tokens
+        if thinking:
+            self.rehearsals = [(f"hm{thinking}\n{first}", *more) for first, *more in self.rehearsals]
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        """See `RolloutSampler.prompt`; with `thinking`, it ends where the console would begin."""
+        return renderer.prompt(task.question, template, version, console=not self.thinking)
+
+    def check_policy(self, renderer: Renderer, template: str) -> None:
+        """See `RolloutSampler.check_policy`."""
+        super().check_policy(renderer, template)
+        if self.thinking and renderer.prompt("?", template, console=False).text.rstrip().endswith(self.thinking):
+            raise ConfigError("thinking", self.thinking, "the chat template ends the span itself; leave it out")
 
     def check(self, limits: RolloutLimits) -> None:
         """See `RolloutSampler.check`."""
@@ -94,6 +160,10 @@ class ReplSampler(RolloutSampler):
             raise ConfigError("give_up_after", self.give_up_after, f"give 0, or 2 to max_lines ({limits.max_lines})")
 
     async def rollout(self, episode: Episode) -> None:
+        if self.thinking and not episode.begun:
+            span = await episode.sample(until=re.escape(self.thinking), max_tokens=self.thinking_tokens)
+            if not episode.ended:
+                episode.observe(("" if span.text.endswith("\n") else "\n") + PS1)
         streak = Streak(self.give_up_after)
         async for line in episode.lines():
             if streak.dooms(line.text, await episode.push(line)):

@@ -6,25 +6,35 @@ Glue may hold control tokens; texts are encoded alone, without any.
 """
 
 from collections.abc import Mapping, Sequence
-
-from jinja2 import TemplateError
+from functools import cached_property
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import Observed, Prompt
+from repl_rl.rollout.chat_template import Message
+from repl_rl.rollout.prompts import OWN, start
 from repl_rl.rollout.renderer import Renderer
 
-Message = Mapping[str, object]
-"""A message as chat templates take it: `role`, `content`, ..."""
-
 _PROBE = "REPLRLPROBE{}Q"
+_TURN = _PROBE.format("T")
 
 
 def opening(renderer: Renderer, system: str, question: str, template: str) -> Prompt:
-    """The prompt of a sampler that continues one text: `template` is `chat`, or anything else for plain text.
+    """The prompt of a sampler that continues one text: `template` is `chat`, a text of one's own, or anything else.
 
-    `chat`: the model's chat template with `system` and `question`. Otherwise `system` and `question` on lines of
-    their own; an empty `system` is left out.
+    `chat`: the model's chat template with `system` and `question`. A text of one's own (see `prompts.template`): that
+    text up to where a console would begin, or as system message. Otherwise `system` and `question` on lines of their
+    own; an empty `system` is left out.
+
+    Raises:
+        ConfigError: the template does not fit the model, or there are two system messages.
     """
+    if template.startswith(OWN):
+        begun = start(template, question, "")
+        if begun.system is None:
+            return Prompt(begun.head, renderer.encode(begun.head))
+        if system:
+            raise ConfigError("system", system[:40], "the prompt file is the system message already; leave one out")
+        return renderer.asked(begun.system, question)
     if template == "chat":
         return ChatFormat(renderer).prompt(conversation(system, question))
     text = "".join(f"{part}\n" for part in (system, question) if part)
@@ -47,24 +57,27 @@ class ChatFormat:
             ConfigError: there is no chat template, or it writes no tools although there are some.
         """
         self._renderer = renderer
-        self._schemas = list(schemas) or None
-        self._name = str(renderer.tokenizer.name_or_path)
-        if not renderer.tokenizer.chat_template:
-            raise ConfigError(f"chat template of {self._name}", None, "use a chat model for this sampler")
-        if self._schemas and self.render([_user("?")], True) == self._rendered([_user("?")], True, None):
-            raise ConfigError(f"chat template of {self._name}", "without tools", "use a model that was made for tools")
+        self.schemas = tuple(schemas)
+        """Of the tools that the prompt offers."""
+        self.template = renderer.chat
+        """The model's template, as the run applies it."""
+        if not self.template.there:
+            raise ConfigError(self.template.name, None, "use a chat model for this sampler")
+        if self.schemas and self.render([_user("?")], True) == self.template.text([_user("?")], True):
+            raise ConfigError(self.template.name, "without tools", "use a model that was made for tools")
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
         """The conversation so far and the beginning of the policy's turn, as the template writes it."""
         text = self.render(messages, True)
-        return Prompt(text, self._with_controls(text))
+        return Prompt(text, self._renderer.with_controls(text))
 
-    def reply(self, messages: Sequence[Message], max_tokens: int) -> Observed:
+    def reply(self, messages: Sequence[Message], max_tokens: int, called: Sequence[str] = ()) -> Observed:
         """What the template writes after the end token of the policy's turn: `messages`, and the policy's next turn.
 
         Args:
             messages: at least one; a `content` of more than `max_tokens` ids has its middle cut, visibly.
             max_tokens: for each message, >= 1.
+            called: names of the tools that the turn called, where `messages` answer its calls, one each.
 
         Raises:
             ConfigError: the template cannot write such messages.
@@ -72,57 +85,113 @@ class ChatFormat:
         rendered = [self._renderer.observation(str(message["content"]), max_tokens) for message in messages]
         shown = [each.text for each in rendered]
         probes = [_PROBE.format(i) for i in range(len(messages))]
-        frame = self._after_turn(messages, probes)
+        turn, answers, frame = self._frame(messages, called, probes)
         text, ids = "", list[int]()
         rest = frame
         for i, probe in enumerate(probes):
             glue, found, rest = rest.partition(probe)
             if not found:
                 role = messages[i]["role"]
-                raise ConfigError(f"chat template of {self._name}", f"leaves out role {role!r}", "use another model")
-            written = self._written(messages, probes, i, shown[i], frame)
+                raise ConfigError(self.template.name, f"leaves out role {role!r}", "use another model")
+            written = self._written(turn, answers, probes, i, shown[i], frame)
             text += glue + written
-            ids += (*self._with_controls(glue), *self._renderer.encode(written))
-        return Observed(text + rest, (*ids, *self._with_controls(rest)), any(each.cut for each in rendered))
+            ids += (*self._renderer.with_controls(glue), *self._renderer.encode(written))
+        return Observed(text + rest, (*ids, *self._renderer.with_controls(rest)), any(each.cut for each in rendered))
+
+    def _frame(
+        self, messages: Sequence[Message], called: Sequence[str], probes: Sequence[str]
+    ) -> tuple[Message, Sequence[Message], str]:
+        """The turn that is answered, its answers, and what the template writes after it.
+
+        Some templates write one call a turn only, or none at all: then the turn has fewer than were made.
+        """
+        *ways, last = [_linked(messages, names) for names in dict.fromkeys((tuple(called), tuple(called[-1:]), ()))]
+        for turn, answers in ways:
+            try:
+                return turn, answers, self._after_turn(turn, answers, probes)
+            except ConfigError:
+                continue
+        return *last, self._after_turn(*last, probes)
 
     def render(self, messages: Sequence[Message], open_turn: bool) -> str:
         """`messages` as the template writes them; `open_turn`: and the beginning of the policy's turn."""
-        return self._rendered(messages, open_turn, self._schemas)
+        return self.template.text(messages, open_turn, self.schemas or None)
 
-    def _written(self, messages: Sequence[Message], probes: Sequence[str], i: int, content: str, frame: str) -> str:
+    def _written(
+        self, turn: Message, messages: Sequence[Message], probes: Sequence[str], i: int, content: str, frame: str
+    ) -> str:
         """How the template writes `content` as message `i`: as it is, trimmed, as JSON, ..."""
         before, _, after = frame.partition(probes[i])
-        real = self._after_turn(messages, [*probes[:i], content, *probes[i + 1 :]])
+        real = self._after_turn(turn, messages, [*probes[:i], content, *probes[i + 1 :]])
         if not (real.startswith(before) and real.endswith(after) and len(real) >= len(before) + len(after)):
             remedy = "what it writes around a message must not depend on the message; use another model"
-            raise ConfigError(f"chat template of {self._name}", real[:80], remedy)
+            raise ConfigError(self.template.name, real[:80], remedy)
         return real[len(before) : len(real) - len(after)]
 
-    def _after_turn(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
-        probe, end = _PROBE.format("T"), self._renderer.decode([min(self._renderer.eos_ids)])
+    def _after_turn(self, turn: Message, messages: Sequence[Message], contents: Sequence[str]) -> str:
+        """What stands after the end of a turn that is followed by `messages` with these contents."""
         filled = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
-        text = self.render([_user("?"), {"role": "assistant", "content": probe}, *filled], True)
-        _, found, tail = text.partition(probe)
-        _, ended, glue = tail.partition(end)
-        if not found or not ended:
-            remedy = f"a turn of the policy must end with {end!r}; set the end token of the tokenizer"
-            raise ConfigError(f"chat template of {self._name}", text[-80:], remedy)
+        text = self.render([_user("?"), turn, *filled], True)
+        _, found, tail = text.partition(_TURN)
+        glue = self._after_end(tail, self.render([_user("?"), turn], False).partition(_TURN)[2]) if found else None
+        if glue is None:
+            ends = " or ".join(map(repr, self.ends))
+            remedy = f"a turn of the policy must end with {ends}; set the end token in generation_config.json"
+            raise ConfigError(self.template.name, text[-80:], remedy)
         return glue
 
-    def _rendered(
-        self, messages: Sequence[Message], open_turn: bool, schemas: Sequence[Mapping[str, object]] | None
-    ) -> str:
-        try:
-            return str(
-                self._renderer.tokenizer.apply_chat_template(
-                    list(messages), tools=schemas, tokenize=False, add_generation_prompt=open_turn
-                )
-            )
-        except TemplateError as error:
-            raise ConfigError(f"chat template of {self._name}", str(error), "it refuses this conversation") from error
+    def _after_end(self, tail: str, alone: str) -> str | None:
+        """What follows the end of a turn in `tail`, the text from its middle on; None: it has no end.
 
-    def _with_controls(self, text: str) -> tuple[int, ...]:
-        return tuple(self._renderer.tokenizer.encode(text, add_special_tokens=False))
+        `alone` is that text where the turn is the last. There it ends as the policy ends it: with an end token of the
+        vocabulary. With something after it, some templates write another control token in that place.
+        """
+        places = sorted((alone.index(end), end) for end in self.ends if end in alone)
+        if places:
+            before, end = alone[: places[0][0]], places[0][1]
+            rest = tail.removeprefix(before) if tail.startswith(before) else ""
+            instead = [end, *(token for token in self._controls if token)]
+            written = next((token for token in instead if rest.startswith(token)), None)
+            if written is not None:
+                return rest[len(written) :]
+        places = sorted((tail.index(end), end) for end in self.ends if end in tail)
+        probes = [tail.index(probe) for probe in (_PROBE.format(0),) if probe in tail]
+        if not places or (probes and places[0][0] > probes[0]):
+            return None
+        return tail[places[0][0] + len(places[0][1]) :]
+
+    @cached_property
+    def ends(self) -> tuple[str, ...]:
+        """The end tokens of the policy, as text."""
+        return tuple(self._renderer.decode([i]) for i in sorted(self._renderer.eos_ids))
+
+    @cached_property
+    def _controls(self) -> tuple[str, ...]:
+        return tuple(token.content for token in self._renderer.tokenizer.added_tokens_decoder.values())
+
+
+def calling(calls: Sequence[tuple[str, Mapping[str, object]]], content: str = "") -> Message:
+    """A turn of the policy that calls tools: their names and arguments."""
+    written = [
+        {"id": _id(i), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": written}
+
+
+def _linked(messages: Sequence[Message], called: Sequence[str]) -> tuple[Message, Sequence[Message]]:
+    """The policy's turn with a probe in it, and `messages` as answers to its calls; the last call has the rest."""
+    if not called:
+        return {"role": "assistant", "content": _TURN}, messages
+    *others, last = called
+    turn = calling([*((name, {"value": "?"}) for name in others), (last, {"value": _TURN})])
+    numbers = [min(i, len(others)) for i in range(len(messages))]
+    named = zip(messages, numbers, strict=True)
+    return turn, [{**message, "name": called[i], "tool_call_id": _id(i)} for message, i in named]
+
+
+def _id(number: int) -> str:
+    return f"call{number:05d}"
 
 
 def _user(text: str) -> Message:

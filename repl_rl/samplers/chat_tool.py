@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 
 from transformers.utils import get_json_schema
@@ -13,12 +14,13 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.samplers.patterns import BOXED, last_match, one_group
-from repl_rl.samplers.tool_format import ParseCalls, detect
-from repl_rl.samplers.tools import CallResult, Function, RunCall, Toolbox
+from repl_rl.samplers.tool_format import ParseCalls, Reader, detect
+from repl_rl.samplers.tools import Call, CallResult, Function, RunCall, Toolbox
 from repl_rl.tasks import Task
 
 ANSWERED, FAILED = "tools/answered", "tools/failed"
 """Names of the rewards that a turn gets, one for each of its calls."""
+_log = logging.getLogger(__name__)
 
 
 class ChatToolSampler(RolloutSampler):
@@ -64,23 +66,46 @@ class ChatToolSampler(RolloutSampler):
         self.not_called = not_called
         self._parse = parse
         self._answer = one_group("answer", answer)
-        name = next(iter(self.toolbox.functions))
+        self._first = name = next(iter(self.toolbox.functions))
+        self._known: tuple[Renderer, ChatFormat, Reader] | None = None
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
         self.rehearsals = ((call, call + call + "<tool_call>{", "It is \\boxed{1}."), ("Nothing to call.",))
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         return ChatFormat(renderer, self.schemas).prompt(conversation(self.system, task.question))
 
+    def check_policy(self, renderer: Renderer, template: str) -> None:
+        """See `RolloutSampler.check_policy`; the template must write results, and its calls must be readable."""
+        super().check_policy(renderer, template)
+        chat, _ = self._format(renderer)
+        chat.reply([{"role": "tool", "content": "?"}], 16, [self._first])
+        told = self.fallback(renderer)
+        if told is not None:
+            _log.warning("%s", told)
+
+    def fallback(self, renderer: Renderer) -> str | None:
+        """See `RolloutSampler.fallback`: calls may be read by a format of ours."""
+        reader = self._format(renderer)[1]
+        if not reader.ours:
+            return None
+        return f"{renderer.chat.name}: neither it nor TRL says how calls are read; our format {reader.origin} does it"
+
+    def _format(self, renderer: Renderer) -> tuple[ChatFormat, Reader]:
+        """The chat format of a policy, and what reads its calls: found out once."""
+        if self._known is None or self._known[0] is not renderer:
+            chat = ChatFormat(renderer, self.schemas)
+            self._known = renderer, chat, Reader("user", self._parse) if self._parse else detect(chat)
+        return self._known[1:]
+
     async def rollout(self, episode: Episode) -> None:
-        chat = ChatFormat(episode.renderer, self.schemas)
-        parse = self._parse or detect(chat)
+        chat, reader = self._format(episode.renderer)
         run = self.runner_of(episode)
         called = False
         while not episode.ended:
             line = await episode.turn()
             if line.end is LineEnd.LENGTH:
                 return
-            calls = parse(line.text)
+            calls = reader.parse(line.text)
             if not calls:
                 self._conclude(episode, line.text, called)
                 return
@@ -88,7 +113,12 @@ class ChatToolSampler(RolloutSampler):
             results = await asyncio.gather(*map(run, calls))
             self._record(episode, results)
             messages = [{"role": "tool", "content": result.text} for result in results]
-            episode.observe(chat.reply(messages, episode.limits.max_observation_tokens))
+            names = [self._named(call) for call in calls]
+            episode.observe(chat.reply(messages, episode.limits.max_observation_tokens, names))
+
+    def _named(self, call: Call | CallResult) -> str:
+        """The tool that a result is told to be of: a name that nobody offered never enters the template's glue."""
+        return call.name if isinstance(call, Call) and call.name in self.toolbox.functions else self._first
 
     def runner_of(self, episode: Episode) -> RunCall:
         """What runs the calls of one rollout. Override it for a tool that needs the task; names and schemas stay."""

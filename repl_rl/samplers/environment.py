@@ -87,6 +87,12 @@ class EnvironmentSampler(RolloutSampler):
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         return opening(renderer, self.system, task.question, "chat" if self.chat else "bare")
 
+    def check_policy(self, renderer: Renderer, template: str) -> None:
+        """See `RolloutSampler.check_policy`; the template must write an observation."""
+        super().check_policy(renderer, template)
+        if self.chat:
+            ChatFormat(renderer).reply([{"role": "user", "content": "?"}], 16)
+
     async def tasks(self, count: int) -> list[Task]:
         """`count` tasks (>= 1) whose questions are the first observations of environments made for them.
 

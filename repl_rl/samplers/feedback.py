@@ -120,6 +120,11 @@ class FeedbackSampler(RolloutSampler):
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         return ChatFormat(renderer).prompt(conversation(self.system, task.question))
 
+    def check_policy(self, renderer: Renderer, template: str) -> None:
+        """See `RolloutSampler.check_policy`; the template must write a reply."""
+        super().check_policy(renderer, template)
+        ChatFormat(renderer).reply([{"role": "user", "content": "?"}], 16)
+
     async def rollout(self, episode: Episode) -> None:
         chat = ChatFormat(episode.renderer)
         turns: list[str] = []

@@ -60,7 +60,7 @@ class FencedCodeSampler(RolloutSampler):
             block, answer = self._block.search(line.text), last_match(self._answer, line.text)
             if line.end is LineEnd.EOS and answer is not None:
                 episode.submit(answer)
-            elif block is not None and not episode.ended:
+            elif block is not None and line.end is not LineEnd.LENGTH:
                 result = await run_block(episode, block[1])
                 if not episode.ended:
                     episode.observe(self._shown(line.text, result.text), result.cut)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repl_rl.record.trajectory import Execution, Prompt
+from repl_rl.record.trajectory import Execution, LineEnd, Prompt
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
@@ -78,10 +78,11 @@ class InlineCallSampler(RolloutSampler):
             call, answer = self._call.search(line.text), self._answer.search(line.text)
             if answer is not None:
                 episode.submit(answer[1].strip())
-            elif call is not None and not episode.ended:
+            elif call is not None and line.end is not LineEnd.LENGTH:
                 result = await self.toolbox.run(parse_call(call[1]))
                 episode.executed(Execution(result.status, result.elapsed_s))
-                episode.observe(self._shown(result))
+                if not episode.ended:
+                    episode.observe(self._shown(result))
 
     def _shown(self, result: CallResult) -> str:
         return framed(self.convention.results if result.ok else self.convention.error, result.text)

@@ -13,6 +13,7 @@ import tyro
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.flags import assembled, mirrored, names
+from repl_rl.settings.scalars import gathered, open_tables, split
 from repl_rl.settings.toml import flatten, load
 
 T = TypeVar("T")
@@ -39,21 +40,33 @@ def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = 
         flags, preset = _without(flags, "preset", f"one of {', '.join(_presets(presets))}")
         files = ([_preset(presets, preset)] if preset is not None else []) + files
     mirror = mirrored(kind)
-    known = set(names(mirror))
-    from_files = [pair for file in files for pair in _known(list(flatten(load(file))), known, str(file))]
+    known, theirs = set(names(mirror)), open_tables(kind)
+    flags, of_tables = split(theirs, flags)
+    from_files = [pair for file in files for pair in _known(list(flatten(load(file))), known, theirs, str(file))]
     for flag in flags:
         if flag.startswith("--") and flag != "--help":
             # tyro negates a switch by `no-` before its last part.
             name = re.sub(r"(^|\.)no_(?=[^.]*$)", r"\1", flag[2:].partition("=")[0].replace("-", "_"))
             _check("option", name, known)
-    words = [word for key, value in from_files for word in _words(key, value)]
+    words = _all_words(from_files, theirs, of_tables)
     return _typed(kind, mirror, [*words, *flags], f"repl-rl {verb}", _about(kind, presets), " ".join(argv))
 
 
-def _known(pairs: list[tuple[str, object]], known: set[str], where: str) -> list[tuple[str, object]]:
+def _known(
+    pairs: list[tuple[str, object]], known: set[str], theirs: Sequence[str], where: str
+) -> list[tuple[str, object]]:
     for key, _ in pairs:
-        _check(f"key in {where}", key, known)
+        if key.partition(".")[0] not in theirs or "." not in key:
+            _check(f"key in {where}", key, known)
     return pairs
+
+
+def _all_words(pairs: list[tuple[str, object]], theirs: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
+    """What files say, as flags; tables whose keys are not ours are gathered from files and `flags`."""
+    of_files = [(key, value) for key, value in pairs if key.partition(".")[0] in theirs]
+    said = gathered(theirs, flags, of_files)
+    words = [word for pair in pairs if pair not in of_files for word in _words(*pair)]
+    return [*words, *(word for name, given in said.items() if given for word in (f"--{name}", *given))]
 
 
 def _typed(kind: type[T], mirror: type, words: Sequence[str], program: str, about: str, given: str) -> T:
@@ -79,8 +92,9 @@ def read(kind: type[T], table: Mapping[str, object], where: str) -> T:
         ConfigError: a key is unknown, or a value is of the wrong type or out of bounds.
     """
     mirror = mirrored(kind)
-    pairs = _known(list(flatten(table)), set(names(mirror)), where)
-    return _typed(kind, mirror, [word for key, value in pairs for word in _words(key, value)], where, "", where)
+    theirs = open_tables(kind)
+    pairs = _known(list(flatten(table)), set(names(mirror)), theirs, where)
+    return _typed(kind, mirror, _all_words(pairs, theirs), where, "", where)
 
 
 def _about(kind: type, presets: Path | None) -> str:

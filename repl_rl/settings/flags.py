@@ -12,6 +12,7 @@ import tyro
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import bound_of
+from repl_rl.settings.scalars import is_table, literal, said
 from repl_rl.settings.seams import Kind, Seam
 
 T = TypeVar("T")
@@ -60,6 +61,8 @@ def assembled(kind: type[T], flags: object) -> T:
         seam = seam_of(hint)
         if seam is not None:
             values[one.name] = _chosen(seam, given, flags)
+        elif is_table(hint):
+            values[one.name] = said(given)
         elif isinstance(hint, type) and is_dataclass(hint):
             values[one.name] = assembled(hint, given)
         else:
@@ -102,6 +105,10 @@ def _flags(kind: type, one: "Field[object]", default: object) -> Iterator[tuple[
             yield _table(name, options, start)
     elif isinstance(hint, type) and is_dataclass(hint):
         yield _table(one.name, hint, hint() if value is MISSING else value)
+    elif is_table(hint):
+        words = tuple(f"{key}={literal(each)}" for key, each in value.items()) if isinstance(value, Mapping) else ()
+        told = tyro.conf.arg(help=f"{about} Given as --{one.name}.KEY VALUE.", metavar="KEY=VALUE ...")
+        yield one.name, Annotated[tuple[str, ...], told], words
     else:
         bound = bound_of(hint)
         told = f"{about} ({bound})" if bound is not None and str(bound) not in about else about

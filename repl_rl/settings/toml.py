@@ -1,6 +1,5 @@
 """Settings as TOML: written by `dump`, read as pairs of a dotted key and a value."""
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.flags import seam_of, typed
+from repl_rl.settings.scalars import literal
 from repl_rl.settings.seams import has_options
 
 
@@ -44,23 +44,15 @@ def dump(config: object, table: str = "") -> str:
         seam = seam_of(hints[name])
         if seam is not None:
             choice = seam.chosen(value)
-            scalars.append(f"{name} = {_literal(choice.kind)}\n")
+            scalars.append(f"{name} = {literal(choice.kind)}\n")
             if not has_options(type(choice)):
                 continue
             name, value = choice.kind, choice
         if is_dataclass(value):
             tables.append(dump(value, f"{table}.{name}" if table else name))
+        elif isinstance(value, Mapping):
+            own = [f"{key} = {literal(one)}\n" for key, one in value.items()]
+            tables.append("".join([f"\n[{table}.{name}]\n" if table else f"\n[{name}]\n", *own]) if own else "")
         elif value is not None:
-            scalars.append(f"{name} = {_literal(value)}\n")
+            scalars.append(f"{name} = {literal(value)}\n")
     return "".join([f"\n[{table}]\n" if table else "", *scalars, *tables])
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_literal, value))}]"
-    # JSON's escapes are TOML's, which wants one more.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

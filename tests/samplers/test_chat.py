@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
+from repl_rl.rollout.chat_template import Message
 from repl_rl.rollout.renderer import Renderer
-from repl_rl.samplers.chat import ChatFormat, Message, opening
+from repl_rl.samplers.chat import ChatFormat, opening
 from tests.conftest import merged_tokenizer
 from tests.samplers.marked import chat_renderer
 

@@ -158,11 +158,18 @@ def test_what_looks_like_a_call_and_is_none_is_told(body: str, told: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("family", "parse"),
-    [("qwen3", tagged), ("qwen2_5", tagged), ("qwen3_instruct_2507", tagged), ("llama3_2", bare_json)],
+    ("family", "parse", "text"),
+    [
+        *((qwen, tagged, GOOD + BAD) for qwen in ("qwen3", "qwen2_5", "qwen3_instruct_2507")),
+        ("llama3_2", bare_json, '{"name": "multiply", "parameters": {"a": 6, "b": 7}}'),
+    ],
 )
-def test_the_format_of_calls_is_found_out_from_the_template(family: str, parse: Callable[[str], object]) -> None:
-    assert detect(ChatFormat(chat_renderer(family))) is parse
+def test_trls_reading_of_a_known_template_agrees_with_our_own_format(
+    family: str, parse: Callable[[str], object], text: str
+) -> None:
+    reader = detect(ChatFormat(chat_renderer(family)))
+    assert (reader.origin, reader.ours) == ("trl", False)
+    assert reader.parse(text) == parse(text) != []
 
 
 def test_llama_calls_are_read() -> None:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import PS1, PS2, Typist
-from repl_rl.record.trajectory import Observed, Prompt, Sampled, Segment, Trajectory
+from repl_rl.record.trajectory import LineEnd, Observed, Prompt, Sampled, Segment, Stop, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
@@ -73,11 +73,12 @@ def start_at(trajectory: Trajectory, line: int) -> Start:
             segments.append(Sampled(segment.lines[:left]))
             left = max(0, left - len(segment.lines))
     typist = Typist()
-    runs = [(each.text, each.execution) for each in trajectory.lines[:line] if each.execution is not None]
-    for text, run in runs:
-        typist.typed(text, run.ran)
+    runs = [(each, each.execution) for each in trajectory.lines[:line] if each.execution is not None]
+    for each, run in runs:
+        typist.typed(each.text, run.ran, each.end is LineEnd.EOS)
     last = trajectory.lines[line - 1].execution if line else None
-    if last is not None and (last.answer is not None or not isinstance(segments[-1], Observed)):
+    over = trajectory.stop is Stop.EOS and line == len(trajectory.lines)
+    if over or (last is not None and (last.answer is not None or not isinstance(segments[-1], Observed))):
         raise ConfigError("line to branch from", line, "the rollout ended with that line; give a smaller number")
     ran = tuple(physical for _, run in runs for physical in run.ran)
     return Start(trajectory, line, trajectory.prompt, tuple(segments), ran, typist.carry)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import LineBuffer, prompt
-from repl_rl.record.trajectory import Trajectory
+from repl_rl.record.trajectory import LineEnd, Trajectory
 from repl_rl.rollout.blocks import as_block
 from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, held, same
 from repl_rl.runs.store import Transition, transitions
@@ -85,7 +85,7 @@ class Replay:
             self.position += 1
             return None
         if recorded.typed:
-            self._buffer.feed(recorded.line.text)
+            self._buffer.feed(recorded.line.text + "\n" * (recorded.line.end is LineEnd.EOS))
         step = await self._run(recorded.line.text, run.ran, self.position, recorded)
         self.position += 1
         return step
@@ -134,7 +134,9 @@ class Replay:
         results = await push_each(self._open(), lines)
         result = combined(results)
         self._more = result.more
-        asked = "" if self._console.ended else prompt(result.more)
+        # After an end token nothing is asked: no policy would read it.
+        over = recorded is not None and recorded.line.end is LineEnd.EOS and not recorded.asked
+        asked = "" if self._console.ended or over else prompt(result.more)
         shown = Shown(result.text + asked, result.status, result.cut)
         step = Step(text, result, shown, line, lines[: len(results)], recorded)
         if recorded is not None:

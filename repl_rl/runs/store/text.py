@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from repl_rl.record.console import PS1, PS2, Typist
-from repl_rl.record.trajectory import Line, Observed, Sampled, Stop, Trajectory
+from repl_rl.record.trajectory import Line, LineEnd, Observed, Sampled, Stop, Trajectory
 
 _AMBIGUOUS = re.compile(r"^(?=>>>|\.\.\.|\\)", re.MULTILINE)
 _UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
 _MARK = re.compile("[⟦⟧]")
-_ENDED = (Stop.ANSWERED, Stop.EXITED)
+_ENDED = (Stop.ANSWERED, Stop.EXITED, Stop.EOS)
 _NO_NEWLINE = "\\"
 """A line of its own: the output above it does not end in a newline."""
 
@@ -54,13 +54,14 @@ def transitions(trajectory: Trajectory) -> tuple[Transition, ...]:
             continue
         after = trajectory.segments[at + 1] if at + 1 < len(trajectory.segments) else None
         for number, line in enumerate(segment.lines, 1):
-            typed = line.execution is not None and typist.typed(line.text, line.execution.ran)
+            run = line.execution
+            typed = run is not None and typist.typed(line.text, run.ran, line.end is LineEnd.EOS)
             if typed and found and not prompt and found[-1].observed is not None:
                 # The sampler spliced the prompt in itself, after text of its own.
                 prompt = _asked(found[-1].observed.text)
                 found[-1] = replace(found[-1], asked=prompt)
             observed = after if number == len(segment.lines) and isinstance(after, Observed) else None
-            # A console that ended asks for nothing, whatever its last output looks like.
+            # Nothing is asked after the end, whatever the last output looks like.
             over = trajectory.stop in _ENDED and len(found) + 1 == len(trajectory.lines)
             asked = _asked(observed.text) if typed and observed is not None and not over else ""
             found.append(Transition(line, observed, prompt, typed, asked))

@@ -58,8 +58,12 @@ def check(
         timeout_s: wall clock of one check, seconds. A sampler that blocks its thread for so long is left behind, and
             the checks that would come after are not made.
         only: names of checks, as in `CHECKS`; none: all of them.
+
+    Raises:
+        ConfigError: the sampler does not fit the tokenizer or its chat template.
     """
     bench = Bench(sampler, renderer or _bundled(), template)
+    sampler.check_policy(bench.renderer, template)  # before any clock runs: it may import what takes seconds
     rows = []
     for each in (each for each in CHECKS if not only or each.__name__ in only):
         row, finished = _run(each, bench, timeout_s)

@@ -40,7 +40,7 @@ class Bench:
     @cached_property
     def scripts(self) -> list[list[int]]:
         """Ids of what the policy writes: each rehearsal, and texts that no protocol expects. They never run out."""
-        encode, end = self.renderer.written, min(self.renderer.eos_ids)
+        encode, end = self.renderer.written, self.renderer.end_id
         rehearsed = [[i for turn in turns for i in (*encode(turn), end)] for turns in self.sampler.rehearsals]
         draw = random.Random(0)
         noise = "".join(draw.choice(string.printable) for _ in range(400))

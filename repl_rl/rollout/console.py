@@ -1,0 +1,77 @@
+"""One rollout's console: what of the policy's text is typed into it, line by line, and what comes back."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from repl_rl.errors import SandboxFault
+from repl_rl.record.console import LineBuffer, likely_silent
+from repl_rl.record.trajectory import Line, LineEnd
+from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.sandbox.lines import push_each
+
+
+class Console:
+    """A session of the sandbox, opened at the first line that runs, and the text that is still to be typed into it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._resources = AsyncExitStack()
+        self._session: SandboxSession | None = None
+        self._buffer = LineBuffer()
+        self.more = False
+        """It waits for the rest of a cell."""
+
+    async def aclose(self) -> None:
+        """Give the session back."""
+        await self._resources.aclose()
+
+    @property
+    def ended(self) -> bool:
+        """True once it takes no further line."""
+        return self._session is not None and self._session.ended
+
+    def likely_silent(self, lines: Sequence[str]) -> bool:
+        """True for one physical line, not within a cell, that prints nothing unless it fails or calls print."""
+        return not self.more and len(lines) == 1 and likely_silent(lines[0])
+
+    def awaits(self, line: Line) -> bool:
+        """True for a line that an end token closes, where it leaves something to run: code, or a cell that is open."""
+        return line.end is LineEnd.EOS and (self.more or bool((self._buffer.carry + line.text).strip()))
+
+    def closed(self, line: Line) -> tuple[str, ...]:
+        """Take a line's text; the physical lines that it closes. An end token closes one as a newline does."""
+        if self.awaits(line) and not line.text.endswith("\n"):
+            return self._buffer.feed(f"{line.text}\n")
+        return self._buffer.feed(line.text)
+
+    async def run(self, lines: Sequence[str], closing: bool = False) -> list[PushResult]:
+        """Run physical lines (at least one) until the console ends; a result for each that it was given.
+
+        `closing`: a cell that is open after them is closed by a blank line, which then is the last that it was given.
+
+        Raises:
+            SandboxFault: no console could be had.
+        """
+        console = await self._open()
+        results = await push_each(console, lines)
+        if closing and results[-1].more and not console.ended:
+            results += await push_each(console, ("",))
+        self.more = results[-1].more
+        return results
+
+    async def restore(self, ran: Sequence[str], carry: str) -> None:
+        """Give it physical lines to have its state back; `carry` begins the next line.
+
+        Raises:
+            SandboxFault: there is no console, or it ended meanwhile.
+        """
+        self._buffer = LineBuffer(carry)
+        if ran:
+            await self.run(ran)
+        if self.ended:
+            raise SandboxFault("the console ended while its state was rebuilt")
+
+    async def _open(self) -> SandboxSession:
+        if self._session is None:
+            self._session = await self._resources.enter_async_context(self._sandbox.session())
+        return self._session

@@ -1,0 +1,71 @@
+"""What a rollout starts from: the prompt templates that are shipped, and text files of a user's own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+from repl_rl.machine.assets import asset
+from repl_rl.record.console import PS1
+
+TEMPLATES = ("bare", "base", "few_shot", "chat", "chat_few_shot")
+"""Prompt templates that are shipped: a file each in `prompts/`."""
+OWN = "text:"
+"""What the text of a file of one's own is recorded behind, so that a run is played again without the file."""
+_QUESTION, _BANNER = "{question}", "{banner}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A prompt template, filled in."""
+
+    system: str | None
+    """What the model's chat template has as system message; None: there is no chat template in it."""
+    head: str
+    """Plain text before the console; "" where there is a system message."""
+    console: str
+    """How the console begins: its banner, where the template shows it, and its first prompt."""
+
+
+def template(wanted: str) -> str:
+    """A prompt template as it is recorded: a shipped one by its name, any other with its whole text.
+
+    Args:
+        wanted: a name of `TEMPLATES`, a text file, or what this function gave.
+
+    Raises:
+        ConfigError: it is none of them, or a file that is empty or no text.
+    """
+    if wanted in TEMPLATES or wanted.startswith(OWN):
+        return wanted
+    file = Path(wanted)
+    if not file.is_file():
+        raise ConfigError("prompt", wanted, f"choose one of {', '.join(TEMPLATES)}, or give a text file")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("prompt file", wanted, f"it cannot be read as UTF-8: {error}") from error
+    if not text.strip():
+        raise ConfigError("prompt file", wanted, "it is empty; write what the policy is told")
+    return OWN + text.removesuffix("\n")
+
+
+def start(wanted: str, question: str, version: str) -> Start:
+    """A template (see `template`) for a question, in the console of Python `version`.
+
+    A text with {question} in it is plain: the question stands there, and the banner in the place of {banner}. One
+    without is the system message of the model's chat template; then the console begins with its banner.
+
+    Raises:
+        ConfigError: there is no such template.
+    """
+    known = template(wanted)
+    own = known.startswith(OWN)
+    text = known.removeprefix(OWN) if own else asset(f"prompts/{known}.txt").read_text()
+    banner = asset("prompts/banner.txt").read_text().replace("{version}", version)
+    if _QUESTION not in text:
+        return Start(text.strip(), "", banner + PS1)
+    plain = text.removesuffix(PS1)
+    shown = plain.endswith(_BANNER)
+    console = (banner if shown else "") + text[len(plain) :]
+    head = plain.removesuffix(_BANNER).replace(_BANNER, banner).replace(_QUESTION, question)
+    return Start(None, head, console)

@@ -1,0 +1,83 @@
+"""What a vocabulary does with newlines and with the end of text."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from repl_rl.errors import ConfigError
+
+_SAY_SO = ("generation_config.json", "config.json")
+"""Files of a model folder that name end tokens beside the tokenizer's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the vocabulary does with newlines and with the end of text."""
+
+    newline_ids: frozenset[int]
+    """Every id whose text contains a newline: the ids that end a line."""
+    overshoot_ids: frozenset[int]
+    """The part of `newline_ids` that has other text after the last newline."""
+    eos_ids: frozenset[int]
+    """Every id that ends a turn or a text."""
+
+
+def audited(
+    tokenizer: PreTrainedTokenizerBase, anchor: Sequence[int], source: str, further: Collection[int] = ()
+) -> Audit:
+    """Look at every id once.
+
+    Args:
+        tokenizer: whose vocabulary it is.
+        anchor: ids that each id is decoded after: some tokenizers drop a first space.
+        source: what messages call the vocabulary.
+        further: end tokens beside the tokenizer's own; ids that the vocabulary does not have are left out.
+
+    Raises:
+        ConfigError: no id contains a newline, or no end token is named.
+    """
+    newline, overshoot = set(), set()
+    texts = tokenizer.batch_decode(
+        [[*anchor, i] for i in range(len(tokenizer))], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    for i, text in enumerate(texts):
+        if "\n" in text:
+            newline.add(i)
+            if not text.endswith("\n"):
+                overshoot.add(i)
+    if not newline:
+        raise ConfigError(f"vocabulary of {source}", "without a newline", "no line can end; use another")
+    ends = {i for i in further if 0 <= i < len(texts)}
+    if tokenizer.eos_token_id is not None:
+        ends.add(int(tokenizer.eos_token_id))
+    if not ends:
+        raise ConfigError(f"eos_token of {source}", None, "name one in tokenizer_config.json")
+    return Audit(frozenset(newline), frozenset(overshoot), frozenset(ends))
+
+
+def declared_ends(folder: Path) -> frozenset[int]:
+    """The end tokens that a model folder names beside its tokenizer's: one or a list, for all of it or its text part.
+
+    Raises:
+        ConfigError: a file that could name some is no JSON.
+    """
+    said = (_read(folder / name) for name in _SAY_SO)
+    parts = [part for whole in said for part in (whole, whole.get("text_config")) if isinstance(part, Mapping)]
+    return frozenset(i for part in parts for i in _ids(part.get("eos_token_id")))
+
+
+def _read(file: Path) -> Mapping[str, object]:
+    if not file.is_file():
+        return {}
+    try:
+        found: object = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigError("file of the model", str(file), f"it is not JSON: {error}") from error
+    return found if isinstance(found, Mapping) else {}
+
+
+def _ids(value: object) -> list[int]:
+    return [i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)]

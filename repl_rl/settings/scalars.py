@@ -1,0 +1,99 @@
+"""Values of TOML in one word, and tables whose keys are somebody else's: `--chat.KEY VALUE`, or a table of a file."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import get_args, get_origin, get_type_hints
+
+from repl_rl.errors import ConfigError
+
+Scalar = bool | int | float | str
+"""What a key of such a table may say."""
+
+
+def literal(value: object) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(literal, value))}]"
+    # JSON's escapes are TOML's, which wants one more.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def scalar(text: str) -> Scalar:
+    """What a word means: a truth value, a number or a quoted text as TOML has them, else the text as it stands."""
+    try:
+        value: object = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
+
+
+def is_table(hint: object) -> bool:
+    """True for the annotation of a table whose keys are not ours."""
+    return get_origin(hint) is Mapping and get_args(hint)[0] is str
+
+
+def open_tables(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass that are such tables."""
+    hints = get_type_hints(kind)
+    return tuple(one.name for one in fields(kind) if is_table(hints[one.name]))
+
+
+def said(words: Iterable[str]) -> dict[str, Scalar]:
+    """The table that words `KEY=VALUE` say; the later win."""
+    return {key: scalar(text) for key, _, text in (word.partition("=") for word in words)}
+
+
+def gathered(known: Sequence[str], flags: Sequence[str], pairs: Iterable[tuple[str, object]]) -> dict[str, list[str]]:
+    """The words `KEY=VALUE` of each known table: from a file's pairs of dotted key and value, then from flags.
+
+    Args:
+        known: names of such tables.
+        flags: `--NAME.KEY`, each with its value after it.
+        pairs: as `NAME.KEY` and a value of TOML.
+
+    Raises:
+        ConfigError: a flag has no value, a key is no name, or a value is neither a truth value, a number nor a text.
+    """
+    found: dict[str, list[str]] = {name: [] for name in known}
+    for dotted, value in pairs:
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(dotted, value, "give true, false, a number or a text")
+        name, _, key = dotted.partition(".")
+        found[name].append(f"{_named(dotted, key)}={literal(value)}")
+    for flag, text in zip(flags[::2], flags[1::2], strict=True):
+        name, _, key = flag.removeprefix("--").partition(".")
+        found[name].append(f"{_named(flag, key)}={text}")
+    return found
+
+
+def split(known: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`flags` without those of the known tables, and those, each as a flag and its value.
+
+    Raises:
+        ConfigError: one of them has no value.
+    """
+    others, mine = list[str](), list[str]()
+    left = iter(flags)
+    for flag in left:
+        if not flag.startswith(tuple(f"--{name}." for name in known)):
+            others.append(flag)
+            continue
+        name, given, value = flag.partition("=")
+        text = value if given else next(left, None)
+        if text is None:
+            raise ConfigError("option", flag, "give its value after it, such as true, 3 or a text")
+        mine += [name, text]
+    return others, mine
+
+
+def _named(where: str, key: str) -> str:
+    name = key.replace("-", "_")
+    if not name.isidentifier():
+        raise ConfigError("key", where, "name it with letters, digits and underscores")
+    return name
