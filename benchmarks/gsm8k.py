@@ -1,6 +1,6 @@
 """Copy two evaluations on GSM8K, before and after `make pretrained`, into docs/pretrained.md.
 
-    python -m benchmarks.gsm8k runs    from runs/gsm8k-before and runs/gsm8k-after, as `repl-rl eval --out` leaves them
+python -m benchmarks.gsm8k runs    from runs/gsm8k-before and runs/gsm8k-after, as `repl-rl eval --out` leaves them
 """
 
 import json
