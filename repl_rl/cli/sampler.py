@@ -1,7 +1,7 @@
 """`repl-rl sampler check NAME`: hold a sampler to what every sampler must keep."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from repl_rl.samplers import load_sampler
 from repl_rl.samplers.conformance import TIMEOUT_S, check
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import Above, check_fields
+from repl_rl.settings.scalars import Scalar
 from repl_rl.world import World
 
 
@@ -28,11 +29,15 @@ class CheckConfig:
     that text into the next line, or refuse a vocabulary that has them."""
     prompt: str = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file."""
+    chat: Mapping[str, Scalar] = field(default_factory=dict)
+    """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
     timeout_s: Annotated[float, Above(0)] = TIMEOUT_S
     """Wall clock of one check, seconds, > 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", template(self.prompt))
+        if self.chat and self.model is None:
+            raise ConfigError("chat", dict(self.chat), "the bundled policy has no chat template; give --model too")
         check_fields(self)
 
 
@@ -53,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 def _check(name: str, config: CheckConfig) -> int:
     sampler = load_sampler(name)
     folder = World(model=config.model).model_folder if config.model is not None else None
-    renderer = Renderer.from_folder(folder, config.overshoot) if folder is not None else None
+    renderer = Renderer.from_folder(folder, config.overshoot, config.chat) if folder is not None else None
     rows = check(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")
     for row in rows:

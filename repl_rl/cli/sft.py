@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
     if config.fresh:
         return _begin(config, console)
-    renderer = Renderer.from_folder(config.model_folder, config.overshoot)
+    renderer = Renderer.from_folder(config.model_folder, config.overshoot, config.chat)
     stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
     played = _play(config, console) if config.samples else []
     chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.seams import Seam
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import families_of
@@ -61,6 +62,8 @@ class TranscriptsConfig:
     prompt: str = "bare"
     """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a
     text file."""
+    chat: Mapping[str, Scalar] = field(default_factory=dict)
+    """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -93,9 +96,11 @@ def main(argv: Sequence[str]) -> int:
     config = parse(TranscriptsConfig, "transcripts", argv)
     if config.out.exists() and not config.overwrite:
         raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
-    renderer = Renderer.from_folder(World(model=config.model).model_folder, config.overshoot)
+    renderer = Renderer.from_folder(World(model=config.model).model_folder, config.overshoot, config.chat)
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     renderer.prompt("", config.prompt)
+    if config.chat and not renderer.chat.applied:
+        raise ConfigError("chat", dict(config.chat), f"no chat template is in --prompt {config.prompt}; leave it out")
     # It warns of texts beyond the policy's context; ours are measured and cut.
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     harvests = {package: list(harvest(package)) for package in config.from_doctests}

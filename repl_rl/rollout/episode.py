@@ -116,7 +116,8 @@ class Episode:
         if self._stop is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
         if self._sampling is not None:
-            raise ConfigError("episode.sample()", "called while a call is under way", "await each call to its end")
+            what = "called while another call is under way, or after one was interrupted"
+            raise ConfigError("episode.sample()", what, "await each call to its end")
         wanted = self.limits.max_line_tokens if max_tokens is None else max_tokens
         if wanted < 1:
             raise ConfigError("max_tokens", wanted, "give at least 1")

@@ -106,6 +106,8 @@ class ReplSampler(RolloutSampler):
     """The line console: each line is executed as soon as it is written, and its output is spliced in."""
 
     give_up_after: int = 0
+    thinking: str = ""
+    thinking_tokens: int = THINKING_TOKENS
     rehearsals: Sequence[Sequence[str]] = (
         ("x = 6 * 7\nx\n1/0\nsubmit_final_answer(x)\n",),
         ("for i in range(2):\n    i\n\nexit()\n",),
