@@ -164,7 +164,7 @@ class Run:
                 config.seed,
             )
         self.summary["train_s"] = round(time.monotonic() - begun, 3)
-        source.load_weights(final, config.trainer.steps)
+        source.load_weights(final, config.trainer.optimizer_steps)
         last = self._evaluate(source, "last")
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
         points = [(0, first.solve_rate.value), (config.trainer.steps, last.solve_rate.value)]

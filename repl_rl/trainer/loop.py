@@ -49,11 +49,12 @@ def fit(
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
-    `model` is a folder or a loaded model, which is then trained in place. With a `curriculum` of the tasks, it chooses
-    those of each step by the outcomes so far; else they come in TRL's random order, drawn by `seed` (>= 0).
-    Checkpoints are `out/checkpoint-<step>`, every `config.save_every` steps and at the last. Whatever `on_step` or
-    `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the adapters merged into
-    its weights, `out/adapter` holds them alone, and so do checkpoints.
+    `model` is a folder or a loaded model, which is then trained in place; without adapters its weights are made
+    float32, because bfloat16 has no room for the small steps that an optimizer makes. With a `curriculum` of the tasks,
+    it chooses those of each step by the outcomes so far; else they come in TRL's random order, drawn by `seed` (>= 0).
+    Checkpoints are `out/checkpoint-<optimizer steps>`, every `config.save_every` steps and at the last. Whatever
+    `on_step` or `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the
+    adapters merged into its weights, `out/adapter` holds them alone, and so do checkpoints.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
@@ -65,10 +66,9 @@ def fit(
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
     disable_progress_bar()
     args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
-    policy = load_model(model, config) if isinstance(model, Path) else model
     with weights_folder() as weights:
         trainer = ReplGRPOTrainer(
-            model=adapted(policy, config.lora_rank, seed) if config.lora_rank else policy,
+            model=learning(load_model(model, config) if isinstance(model, Path) else model, config, seed),
             tokenizer=tokenizer,
             task_ids=task_ids,
             source=source,
@@ -115,16 +115,24 @@ def credit_of(config: TrainerConfig) -> Credit:
     )
 
 
+def learning(model: PreTrainedModel, config: TrainerConfig, seed: int) -> PreTrainedModel:
+    """`model` with what is trained of it in float32: its adapters, drawn from `seed`, or else all of it."""
+    if config.lora_rank:
+        return adapted(model, config.lora_rank, seed)
+    return model if model.dtype == torch.float32 else model.float()
+
+
 def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
-    """Load the policy to train, in `config.dtype`.
+    """Load the policy to train: weights that are trained are float32, those that adapters leave alone `config.dtype`.
 
     Raises:
         ConfigError: there is no loadable model.
     """
     if not folder.is_dir():
         raise ConfigError("model folder", str(folder), "there is no such folder")
+    kept = getattr(torch, config.dtype) if config.lora_rank else torch.float32
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.dtype))
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=kept)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("model folder", str(folder), f"it cannot be loaded: {error}") from error
     return model
@@ -175,6 +183,8 @@ class Reporter(TrainerCallback):
             "entropy": logs["entropy"],
             "clip_share": logs.get("clip_ratio/region_mean", 0.0),
             "zero_variance_groups": logs["frac_reward_zero_std"],
+            "optimizer_steps": float(state.global_step),
+            **({"kl": logs["kl"]} if "kl" in logs else {}),
             **self.trainer.scored.gap.metrics(),
             "rollout_s": rollout_s,
             "sync_s": sync_s,
@@ -185,7 +195,7 @@ class Reporter(TrainerCallback):
             "line_tokens_drift": self._drift(described["line_tokens_mean"]),
         }
         if state.is_world_process_zero:
-            record = StepRecord(state.global_step, metrics, tuple(credit))
+            record = StepRecord(self.trainer.steps_done, metrics, tuple(credit))
             self.on_step(record, trajectories)
             self.sinks.send_table(record, trajectories)
         logs.update({f"{PREFIX}{name}": value for name, value in metrics.items()})
