@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import update
 from repl_rl.cli import VERBS
@@ -13,7 +14,7 @@ from repl_rl.cli.train import TrainConfig
 from repl_rl.credit.rewards import RewardTable, line_rewards
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.settings.arguments import parse
-from repl_rl.trainer import credit_of
+from repl_rl.trainer import choices, credit_of
 from tests.test_rewards import ran, rollout
 
 ROOT = Path(__file__).parent.parent
@@ -34,14 +35,31 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
         file = tmp_path / f"{number}.toml"
         file.write_text(text)
         configs.append(parse(TrainConfig, "train", ["--config", str(file)]).trainer)
-    credit, potential, stops, memory = (credit_of(config) for config in configs)
+    assert [config.optimizer_steps_per_step for config in configs] == [1, 1, 1, 8, 1, 1, 1]
+    credit, potential, stops, _, _, _, memory = (credit_of(config) for config in configs)
     sys.modules.pop("shaping")
-    assert configs[3].lora_rank == 16
+    assert configs[6].lora_rank == 16
     assert memory.stops.mask == ()
     assert (stops.stops.mask, stops.stops.penalise) == (("wall_clock",), ("max_lines", "line_too_long"))
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
     assert line_rewards(t, RewardTable(), credit.extras) == pytest.approx((0.05, -0.05))
     assert line_rewards(t, RewardTable(), (), potential.potential) == pytest.approx((0.0, -0.1))
+
+
+def test_the_page_names_every_loss_optimizer_and_schedule_that_there_is() -> None:
+    named = set(re.findall(r"`(\w+)[`(]", PAGE))
+    assert named >= {*choices.LOSSES, *choices.KLS, *choices.OPTIMIZERS, *choices.SCHEDULES}
+
+
+def test_a_trained_weight_takes_the_bytes_that_the_page_says() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    optimizer = torch.optim.AdamW([weight])
+    torch.autograd.backward(weight.sum())
+    optimizer.step()
+    assert weight.grad is not None
+    moments = [t for t in optimizer.state[weight].values() if t.numel() == weight.numel()]
+    total = sum(t.element_size() for t in (weight, weight.grad, *moments))
+    assert f"a\ntrained weight takes {total} bytes in either format" in PAGE
 
 
 def test_the_commands_of_the_page_exist() -> None:

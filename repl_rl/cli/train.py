@@ -171,7 +171,7 @@ class Run:
                 self._fell_back,
             )
         self.summary["train_s"] = round(time.monotonic() - begun, 3)
-        source.load_weights(final, config.trainer.steps)
+        source.load_weights(final, config.trainer.optimizer_steps)
         last = self._evaluate(source, "last")
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
         points = [(0, first.solve_rate.value), (config.trainer.steps, last.solve_rate.value)]

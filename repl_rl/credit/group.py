@@ -29,7 +29,7 @@ class Credit:
     """Which stops are masked or penalised."""
 
     def share(self, step: int) -> float:
-        """How much of the line rewards counts at a policy step, in [0, 1]."""
+        """How much of the line rewards counts after so many steps, in [0, 1]."""
         return max(0.0, 1.0 - step / self.fade_steps) if self.fade_steps else 1.0
 
 
@@ -72,7 +72,7 @@ def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
 
 
 def group_advantages(group: Group[Earned], credit: Credit, step: int) -> Advantages:
-    """Advantages of one group at a policy step, a row a rollout."""
+    """Advantages of one group after so many steps, a row a rollout."""
     rewards = GroupRewards(
         tuple(m.outcome for m in group.members),
         tuple(m.rewards_L for m in group.members),

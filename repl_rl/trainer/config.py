@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from transformers.utils import is_torch_bf16_gpu_available
@@ -13,6 +13,7 @@ from repl_rl.credit.rewards import RewardTable
 from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
+from repl_rl.trainer import choices
 from repl_rl.trainer.lora import require_peft
 from repl_rl.trainer.sinks import require_sinks
 
@@ -25,34 +26,46 @@ __all__ = ["GRPOConfig", "GRPOTrainer", "TrainerConfig", "refuse_unfit"]
 
 Importance = Literal["token_truncate", "token_mask", "line_truncate", "line_mask", "sequence_truncate", "sequence_mask"]
 
-Loss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"]
-"""TRL losses that survive advantages of shape (B, T). `luspo` and `vespo` weigh whole sequences, so they do not."""
-
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28
-"""The ratio to the sampling policy is clipped outside of [1 - low, 1 + high]: DAPO's values (arXiv 2503.14476). A step
-is one update of fresh rollouts, whose ratios are 1, so that they hardly ever bind."""
 MAX_GRAD_NORM = 1.0
 """Gradients are scaled down to this norm: TRL's and transformers' default."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """Settings of the update. Rollouts are always sampled at temperature 1."""
+    """Settings of the update. Rollouts are always sampled at temperature 1.
+
+    A step is a batch of rollouts and all that is learned from it: `updates` times `mini_batches` optimizer steps.
+    """
 
     steps: Annotated[int, AtLeast(1)] = 100
-    """Optimizer steps, >= 1."""
+    """Batches of rollouts to learn from, >= 1."""
     prompts_per_step: Annotated[int, AtLeast(1)] = 12
     """Tasks in a step, >= 1, over all processes."""
     group_size: Annotated[int, AtLeast(2, "a group needs at least 2 rollouts to have an advantage")] = 8
     """Rollouts of each task, >= 2."""
+    updates: Annotated[int, AtLeast(1)] = 1
+    """Passes over the rollouts of a step, >= 1. From the second on the policy is not the one that sampled, and the loss
+    clips."""
+    mini_batches: Annotated[int, AtLeast(1)] = 1
+    """Parts that the rollouts of a step are drawn into at random, >= 1; each pass makes an optimizer step of each."""
     micro_batch: Annotated[int, AtLeast(0)] = 0
-    """Rollouts in one forward pass of one process, a divisor of its share of the step; 0: all of them at once."""
+    """Rollouts in one forward pass of one process, a divisor of its share of a mini-batch; 0: all of them at once."""
     learning_rate: Annotated[float, Above(0)] = 5e-4
-    """Peak learning rate of AdamW, > 0."""
+    """Peak learning rate, > 0."""
     warmup_steps: Annotated[int, AtLeast(0)] = 5
-    """Steps over which the learning rate rises to its peak, >= 0; from there it falls to 0 along a line."""
-    loss: Loss = "dapo"
-    """TRL's name of the loss. Others weigh whole sequences, so they do not survive advantages of shape (B, T)."""
+    """Steps over which the learning rate rises to its peak, >= 0; `schedule` says how it goes on."""
+    optimizer: str = "adamw_torch_fused"
+    """Name of transformers for the optimizer, with options: "adamw_torch_fused(beta1=0.9, beta2=0.95, eps=1e-8,
+    weight_decay=0.0)" is the default, spelled out."""
+    schedule: str = "linear"
+    """Name of transformers for the schedule, with options, such as "cosine_with_min_lr(min_lr_rate=0.1)"; what they
+    count in steps are optimizer steps."""
+    loss: str = "dapo"
+    """TRL's name of the loss, with options: "dapo(clip_low=0.2, clip_high=0.28)", so grpo, bnpo, dr_grpo;
+    "cispo(clip_high=5.0)"; "sapo(temperature_pos=1.0, temperature_neg=1.05)"."""
+    kl: str = ""
+    """Distance to the policy that training began with, added to the loss: "k3(beta=0.04)" or "unbiased(beta=0.04)";
+    "": none."""
     importance: Importance = "token_truncate"
     """Whose ratio of trainer to sampler corrects the loss (a token's, or the geometric mean of a line's or a whole
     sequence's tokens), and what happens above `importance_cap`: it is cut to it, or its tokens are masked."""
@@ -78,7 +91,8 @@ class TrainerConfig:
     fast: bool = True
     """Score only sampled tokens, once a step where that suffices; false: TRL's own passes, equal to it bit for bit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights in training."""
+    """Number format that is computed in. What is trained is float32 in any case, as is its optimizer; weights that
+    adapters leave as they are have this one."""
     checkpointing: bool = False
     """Compute activations again for the gradient instead of keeping them: less memory, more time."""
     lora_rank: Annotated[int, AtLeast(0)] = 0
@@ -99,6 +113,8 @@ class TrainerConfig:
         if self.lora_rank:
             require_peft(self.lora_rank)
         require_sinks(self.report_to)
+        self._chosen()
+        self.share(1)  # what one process cannot share, several cannot
 
     @property
     def tolerance(self) -> float:
@@ -107,47 +123,87 @@ class TrainerConfig:
             return self.logprob_tolerance
         return 1e-3 if self.dtype == "float32" else 1.0
 
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.steps * self.optimizer_steps_per_step
+
+    @property
+    def optimizer_steps_per_step(self) -> int:
+        """Optimizer steps that are made of one batch of rollouts."""
+        return self.updates * self.mini_batches
+
+    def share(self, processes: int) -> tuple[int, int]:
+        """Rollouts in one forward pass of one process, and passes that make an optimizer step.
+
+        Raises:
+            ConfigError: the rollouts of a step cannot be shared evenly.
+        """
+        rollouts = self.prompts_per_step * self.group_size
+        share = f"each process's share of {rollouts} rollouts a step over {processes} processes"
+        if rollouts % processes:
+            remedy = f"{processes} processes must share them evenly; change prompts_per_step or group_size"
+            raise ConfigError("rollouts a step", rollouts, remedy)
+        if rollouts // processes % self.mini_batches:
+            raise ConfigError("mini_batches", self.mini_batches, f"it must divide {share}")
+        part = rollouts // processes // self.mini_batches
+        micro_batch = self.micro_batch or part
+        if part % micro_batch:
+            raise ConfigError(
+                "micro_batch", micro_batch, f"it must divide each of {self.mini_batches} parts of {share}"
+            )
+        return micro_batch, part // micro_batch
+
+    def _chosen(self) -> choices.Arguments:
+        """What is chosen by name.
+
+        Raises:
+            ConfigError: there is no such choice or option.
+        """
+        warmup = self.warmup_steps * self.optimizer_steps_per_step
+        return {
+            **choices.loss(self.loss),
+            **choices.kl(self.kl),
+            **choices.optimizer(self.optimizer),
+            **choices.schedule(self.schedule, self.learning_rate, warmup, self.optimizer_steps),
+        }
+
     def grpo_args(self, out: Path, processes: int = 1, seed: int = 0) -> GRPOConfig:
         """TRL's configuration for this one; checkpoints go to `out`, `seed` orders the tasks.
 
         Raises:
             ConfigError: the rollouts of a step cannot be shared evenly, or this machine cannot compute in `dtype`.
         """
-        if self.dtype == "bfloat16" and not is_torch_bf16_gpu_available():
-            raise ConfigError("dtype", self.dtype, "it needs a GPU that computes in it; leave it at float32")
-        rollouts = self.prompts_per_step * self.group_size
-        micro_batch = self.micro_batch or rollouts // processes
-        if rollouts % processes or (rollouts // processes) % micro_batch:
-            share = f"{rollouts} rollouts a step over {processes} processes"
-            raise ConfigError("micro_batch", micro_batch, f"it must divide each process's share of {share}")
+        low, on_cpu = self.dtype == "bfloat16", not torch.accelerator.is_available()
+        if low and not (on_cpu or is_torch_bf16_gpu_available()):
+            raise ConfigError("dtype", self.dtype, "this GPU does not compute in it; leave it at float32")
+        micro_batch, passes = self.share(processes)
+        a_step = self.optimizer_steps_per_step
         return GRPOConfig(
             output_dir=str(out),
-            max_steps=self.steps,
+            max_steps=self.optimizer_steps,
             num_generations=self.group_size,
+            num_iterations=self.updates,
+            steps_per_generation=passes * self.mini_batches,
             per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=rollouts // processes // micro_batch,
+            gradient_accumulation_steps=passes,
             learning_rate=self.learning_rate,
-            lr_scheduler_type="linear",
-            warmup_steps=self.warmup_steps,
-            adam_beta2=0.95,
-            weight_decay=0.0,
+            warmup_steps=self.warmup_steps * a_step,
             max_grad_norm=MAX_GRAD_NORM,
             # The fast pass has no router's logits; None is what the model's configuration says.
             router_aux_loss_coef=0.0 if self.fast else None,
-            loss_type=self.loss,
-            epsilon=CLIP_LOW,
-            epsilon_high=CLIP_HIGH,
-            beta=0.0,
+            **self._chosen(),
             temperature=1.0,
             vllm_importance_sampling_mode=self.importance if self.importance.startswith("token") else "token_truncate",
             vllm_importance_sampling_clip_max=self.importance_cap,
-            bf16=self.dtype == "bfloat16",
+            bf16=low,
+            use_cpu=low and on_cpu,
             gradient_checkpointing=self.checkpointing,
             disable_dropout=True,
             seed=seed,
             save_strategy="steps" if self.save_every else "no",
-            save_steps=self.save_every or 1,
-            logging_steps=1,
+            save_steps=(self.save_every or 1) * a_step,
+            logging_steps=a_step,
             dataloader_pin_memory=torch.cuda.is_available(),
             report_to=list(self.report_to) or "none",
             project="repl_rl",
@@ -163,9 +219,8 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
     Raises:
         ConfigError: the first such option.
     """
-    losses = get_args(Loss)
-    if args.loss_type not in losses:
-        remedy = f"choose one of {', '.join(losses)}: they take one advantage a token"
+    if args.loss_type not in choices.LOSSES:
+        remedy = f"choose one of {', '.join(choices.LOSSES)}: they take one advantage a token"
         raise ConfigError("loss_type", args.loss_type, remedy)
     unfit = {
         "off_policy_mask_threshold": (None, "with advantages a token it would mask single tokens, not sequences"),
@@ -178,11 +233,12 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
         "top_k": (0, "a cut distribution has other log probabilities"),
         "min_p": (None, "a cut distribution has other log probabilities"),
         "repetition_penalty": (1.0, "a bent distribution has other log probabilities"),
+        "sync_ref_model": (False, "the reference is the policy that training began with"),
     }
     for name, (fit, why) in unfit.items():
         if getattr(args, name) != fit:
             raise ConfigError(name, getattr(args, name), f"leave it at {fit!r}: {why}")
-    whole_batch = {"beta": 0.0, "top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
+    whole_batch = {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
     for name, neutral in whole_batch.items():
         if fast and getattr(args, name) != neutral:
             raise ConfigError(name, getattr(args, name), "it needs rows without an advantage too; set fast = false")

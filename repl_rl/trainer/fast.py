@@ -1,5 +1,7 @@
 """The fast pass: which rows of a step are scored when, in TRL's place."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,52 +25,76 @@ class Batch:
     """(b, S), 1 at real tokens."""
     sampled: Tensor
     """(B, T) bool, of the whole step."""
-    advantages: Tensor
-    """(B, T), of the whole step."""
+    learning: Tensor
+    """(B,) bool, of the whole step: the rows whose log probabilities the loss depends on."""
 
 
 class FastPass:
-    """Scores a batch: the first time of a step all of it, then only rows that have an advantage to learn from."""
+    """Scores a batch: the first time of a step all of it, then only the rows that the loss depends on."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """`model` learns to be called for scores alone: see `install`, also for what it refuses."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        reference: PreTrainedModel | None = None,
+        autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+        tokens_per_pass: int | None = None,
+    ) -> None:
+        """`model` and `reference` learn to be called for scores alone: see `install`, also for what it refuses.
+
+        Args:
+            reference: None: there is none, or it is `model` without its adapters.
+            autocast: gives the number format of a forward pass; entered anew for each, because the copies of weights
+                that it keeps are without gradients if the first pass in it was.
+            tokens_per_pass: rows share a forward pass up to about this many tokens; None: what suits the device.
+        """
         install(model)
+        if reference is not None:
+            install(reference)
         self._packed = packs(model)
+        self._autocast = autocast
+        self._tokens_per_pass = tokens_per_pass
         self._known: Scores
 
     def first(self, model: Scorer, batch: Batch, keep_graph: bool) -> Scores:
         """The scores of a whole step. With `keep_graph` its only update takes its gradients from them."""
-        learning = _learning(batch.advantages, batch.sampled)
-        resting = self._score(model, batch, batch.sampled, ~learning)
+        with torch.no_grad():
+            resting = self._score(model, batch, batch.sampled, ~batch.learning)
         with torch.set_grad_enabled(keep_graph):
-            learned = self._score(model, batch, batch.sampled, learning)
+            learned = self._score(model, batch, batch.sampled, batch.learning)
             self._known = Scores(resting.logprobs + learned.logprobs, resting.entropies + learned.entropies)
         return Scores(self._known.logprobs.detach(), self._known.entropies)
 
     def again(self, model: Scorer, batch: Batch, rows: Tensor, with_graph: bool) -> Scores:
-        """The scores of some rows of that step. `with_graph`: the first pass kept its graph."""
+        """The scores of some rows of that step. `with_graph`: the first pass kept its graph.
+
+        Rows that the loss does not depend on keep the scores of the first pass, whatever has been learned since.
+        """
         known = Scores(self._known.logprobs[rows], self._known.entropies[rows])
         if with_graph:
             return known
-        sampled = batch.sampled[rows]
-        learning = _learning(batch.advantages[rows], sampled)
-        fresh = self._score(model, batch, sampled, learning)
+        learning = batch.learning[rows]
+        fresh = self._score(model, batch, batch.sampled[rows], learning)
         return Scores(
             torch.where(learning[:, None], fresh.logprobs, known.logprobs.detach()),
             torch.where(learning[:, None], fresh.entropies, known.entropies),
         )
 
+    @torch.no_grad()
+    def reference(self, model: Scorer, batch: Batch) -> Tensor:
+        """The log probabilities of a whole step under the reference policy, (B, T), nats, 0 where nothing was sampled.
+
+        `model` is that policy: a frozen one, or the one that is trained while its adapters are off.
+        """
+        return self._score(model, batch, batch.sampled, batch.sampled.any(dim=1)).logprobs
+
     def _score(self, model: Scorer, batch: Batch, sampled: Tensor, wanted: Tensor) -> Scores:
+        def scorer(*, input_ids: Tensor, sampled: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+            with self._autocast():
+                return model(input_ids=input_ids, sampled=sampled, position_ids=position_ids)
+
         tokens = TOKENS_PER_PASS_CPU if batch.input_ids.device.type == "cpu" else TOKENS_PER_PASS_GPU
         rows = wanted.nonzero()[:, 0]
-        return score_rows(model, batch.input_ids, batch.attention, sampled, rows, tokens, self._packed)
-
-
-def _learning(advantages: Tensor, sampled: Tensor) -> Tensor:
-    """Which rows take gradients: those with an advantage, and at least one.
-
-    A loss without a gradient is an error, and each process needs one, or the others wait for it.
-    """
-    learning = advantages.any(dim=1)
-    learning[sampled.sum(dim=1).argmin()] = True
-    return learning
+        packed = self._packed
+        return score_rows(
+            scorer, batch.input_ids, batch.attention, sampled, rows, self._tokens_per_pass or tokens, packed
+        )

@@ -27,6 +27,7 @@ from repl_rl.tasks import Curriculum, assigned
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
 from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
 from repl_rl.trainer.fast import Batch, FastPass
+from repl_rl.trainer.reference import frozen
 from repl_rl.trainer.source import RolloutSource, check_rollouts
 from repl_rl.trainer.weights import Sync
 
@@ -64,7 +65,8 @@ class ReplGRPOTrainer(GRPOTrainer):
     probabilities come from `scoring` (equal to TRL's up to rounding); without, from TRL's own pass (equal bit for bit).
     The ids that `source` never samples have probability 0 here too: `model` gives them that from now on.
     `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`. A `curriculum` of these
-    tasks chooses those of each step in TRL's place.
+    tasks chooses those of each step in TRL's place. With `args.beta`, the reference is `model` as it is given, without
+    its adapters if it has some.
 
     Raises:
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
@@ -94,6 +96,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         needed = args.generation_batch_size // args.num_generations
         if len(task_ids) < needed:
             raise ConfigError("tasks", len(task_ids), f"a step takes {needed} different tasks; give more, or lower it")
+        beta, args.beta = args.beta, 0.0  # TRL would read a reference from the folder that the model names
         super().__init__(
             model=model,
             reward_funcs=[outcome],
@@ -102,17 +105,19 @@ class ReplGRPOTrainer(GRPOTrainer):
             processing_class=tokenizer,
             rollout_func=self._rollout,
         )
+        self.beta = args.beta = beta
         if fast and self.aux_loss_enabled:
             raise ConfigError("router_aux_loss_coef", self.router_aux_loss_coef, "set it to 0, or fast = false")
         self.source = source
         self.credit = credit
-        self.tolerance = tolerance
-        self.importance = importance
+        self.tolerance, self.importance = tolerance, importance
         self.curriculum = curriculum
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
         forbid(bare, source.forbidden_ids)
-        self._fast = FastPass(bare) if fast else None
+        if beta and bare is self.model:
+            self.ref_model = frozen(bare, self.accelerator)
+        self._fast = FastPass(bare, self.ref_model, self.accelerator.autocast) if fast else None
         # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.
         self.use_vllm = True
         self.vllm_generation = Sync(self, source, weights)
@@ -121,6 +126,15 @@ class ReplGRPOTrainer(GRPOTrainer):
         """Wall clock of all rollouts so far."""
         self._rows: Tensor | None = None
         """Rows of the step that the loss at hand is about; None: TRL scores the rollouts that have just come in."""
+        self._unscored = True
+        """True until the policy has scored them: whom TRL asks after it is the reference."""
+
+    @property
+    def steps_done(self) -> int:
+        """Batches of rollouts that were learned from; each took a fixed number of optimizer steps."""
+        passes = self.args.steps_per_generation * self.num_iterations
+        done: int = self.state.global_step // max(1, passes // self.args.gradient_accumulation_steps)
+        return done
 
     def _send_telemetry(self) -> None:
         """Nothing is reported to anybody."""
@@ -153,7 +167,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         earned: list[Earned] = gather_object([earned_by(t, self.credit) for t in learned])
         size = self.num_generations
         groups = [Group(tuple(earned[start : start + size])) for start in range(0, len(earned), size)]
-        advantages = [group_advantages(group, self.credit, self.state.global_step) for group in groups]
+        advantages = [group_advantages(group, self.credit, self.steps_done) for group in groups]
         metrics = {**shaping_metrics(earned), **length_metrics(groups, advantages)}
         if self.curriculum is not None:
             metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
@@ -196,6 +210,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         Raises:
             WeightSyncError: the sampler's log probabilities are not the trainer's.
         """
+        self._unscored = True
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
         self.scored = self._corrected(batch)
         gap = self.scored.gap.max
@@ -245,22 +260,22 @@ class ReplGRPOTrainer(GRPOTrainer):
             return result
         advantages = self.step_state.advantages
         sampled = (line_numbers(self.step_state.learned, advantages.size(1)) >= 0).to(input_ids.device)
-        batch = Batch(input_ids, attention_mask, sampled, advantages)
-        if self._rows is None:
+        # Every sampled token is held to the reference, also where there is no advantage.
+        batch = Batch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
+        if self._rows is not None:
+            scores = self._fast.again(model, batch, self._rows, with_graph=self._one_pass)
+        elif self._unscored:
+            self._unscored = False
             scores = self._fast.first(self.model_wrapped, batch, keep_graph=self._one_pass)
         else:
-            scores = self._fast.again(model, batch, self._rows, with_graph=self._one_pass)
+            return self._fast.reference(self.ref_model or self.model_wrapped, batch), None, None
         return scores.logprobs, scores.entropies, None
 
     @property
     def _one_pass(self) -> bool:
-        """True when the first scoring of a step can serve its only update: then it keeps its graph for it."""
-        return (
-            self.args.steps_per_generation == 1
-            and self.num_iterations == 1
-            and self.args.gradient_accumulation_steps == 1
-            and not self.args.gradient_checkpointing
-        )
+        """True when the first scoring of a step serves its only loss: then it keeps its graph for it."""
+        only = self.args.steps_per_generation * self.num_iterations == 1
+        return only and not self.args.gradient_checkpointing
 
 
 def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:

@@ -54,13 +54,14 @@ def fit(
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
-    `model` is a folder or a loaded model, which is then trained in place. With a `curriculum` of the tasks, it chooses
-    those of each step by the outcomes so far; else they come in TRL's random order, drawn by `seed` (>= 0).
-    Checkpoints are `out/checkpoint-<step>`, every `config.save_every` steps and at the last. Whatever `on_step` or
-    `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the adapters merged into
-    its weights, `out/adapter` holds them alone, and so do checkpoints. `tell` is given a line about whatever is done in
-    another way than usual. The text part of a composite model is trained; `out/final` is the whole model again, where
-    `model` is its folder.
+    `model` is a folder or a loaded model, which is then trained in place; without adapters its weights are made
+    float32, because bfloat16 has no room for the small steps that an optimizer makes. With a `curriculum` of the tasks,
+    it chooses those of each step by the outcomes so far; else they come in TRL's random order, drawn by `seed` (>= 0).
+    Checkpoints are `out/checkpoint-<optimizer steps>`, every `config.save_every` steps and at the last. Whatever
+    `on_step` or `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the
+    adapters merged into its weights, `out/adapter` holds them alone, and so do checkpoints. `tell` is given a line
+    about whatever is done in another way than usual. The text part of a composite model is trained; `out/final` is the
+    whole model again, where `model` is its folder.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
@@ -74,9 +75,10 @@ def fit(
     args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
+    policy = learning(policy, config, seed)
     with weights_folder(size_of(policy), tell) as weights:
         trainer = ReplGRPOTrainer(
-            model=adapted(policy, config.lora_rank, seed) if config.lora_rank else policy,
+            model=policy,
             tokenizer=tokenizer,
             task_ids=task_ids,
             source=source,
@@ -132,17 +134,25 @@ def credit_of(config: TrainerConfig) -> Credit:
     )
 
 
+def learning(model: PreTrainedModel, config: TrainerConfig, seed: int) -> PreTrainedModel:
+    """`model` with what is trained of it in float32: its adapters, drawn from `seed`, or else all of it."""
+    if config.lora_rank:
+        return adapted(model, config.lora_rank, seed)
+    return model if model.dtype == torch.float32 else model.float()
+
+
 def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
-    """Load the policy to train, in `config.dtype`.
+    """Load the policy to train: weights that are trained are float32, those that adapters leave alone `config.dtype`.
 
     Raises:
         ConfigError: there is no loadable model, or its output layer is not the input embedding that it is said to be.
     """
     if not folder.is_dir():
         raise ConfigError("model folder", str(folder), "there is no such folder")
-    dtype, how = getattr(torch, config.dtype), attention(read_config(folder))
+    kept = getattr(torch, config.dtype) if config.lora_rank else torch.float32
+    how = attention(read_config(folder))
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=how)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=kept, attn_implementation=how)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("model folder", str(folder), f"it cannot be loaded: {error}") from error
     head, words = model.get_output_embeddings(), model.get_input_embeddings()
@@ -197,6 +207,8 @@ class Reporter(TrainerCallback):
             "entropy": logs["entropy"],
             "clip_share": logs.get("clip_ratio/region_mean", 0.0),
             "zero_variance_groups": logs["frac_reward_zero_std"],
+            "optimizer_steps": float(state.global_step),
+            **({"kl": logs["kl"]} if "kl" in logs else {}),
             **self.trainer.scored.gap.metrics(),
             "rollout_s": rollout_s,
             "sync_s": sync_s,
@@ -207,7 +219,7 @@ class Reporter(TrainerCallback):
             "line_tokens_drift": self._drift(described["line_tokens_mean"]),
         }
         if state.is_world_process_zero:
-            record = StepRecord(state.global_step, metrics, tuple(credit))
+            record = StepRecord(self.trainer.steps_done, metrics, tuple(credit))
             self.on_step(record, trajectories)
             self.sinks.send_table(record, trajectories)
         logs.update({f"{PREFIX}{name}": value for name, value in metrics.items()})

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from repl_rl.errors import ConfigError
 from repl_rl.origin import Origin
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Rollouts, RolloutThread
@@ -12,7 +13,7 @@ from repl_rl.runs.folder import RunFolder
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import fit
+from repl_rl.trainer.loop import credit_of, fit
 from repl_rl.trainer.refusal import refuse_model
 from repl_rl.trainer.source import OnStep, StepRecord
 from repl_rl.world import World
@@ -47,6 +48,7 @@ def train(
     """
     chosen, rank = config or TrainerConfig(), int(os.environ.get("RANK", "0"))
     tasks = world.drawn(Split.TRAIN, train_tasks)
+    _refuse_early(chosen, len(tasks))
     refuse_model(world.model_folder, chosen, lambda: world.renderer().forbidden_ids)
     folder = RunFolder(out, overwrite=rank > 0)
 
@@ -67,6 +69,15 @@ def train(
         if rank == 0:
             _conclude(folder, rollouts, world.policy, chosen.steps)
     return final
+
+
+def _refuse_early(config: TrainerConfig, tasks: int) -> None:
+    """Refuse what would be refused when training begins, before an engine is opened."""
+    config.share(int(os.environ.get("WORLD_SIZE", "1")))
+    credit_of(config)
+    if tasks < config.prompts_per_step:
+        remedy = f"a step takes {config.prompts_per_step} different ones; give more tasks, or lower it"
+        raise ConfigError("training tasks", tasks, remedy)
 
 
 def _conclude(folder: RunFolder, rollouts: Rollouts, policy: Origin, steps: int) -> None:

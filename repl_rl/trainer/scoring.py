@@ -12,7 +12,7 @@ from types import MethodType
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from transformers import PreTrainedModel
 from trl.kernels import ChunkedLogProbFunction
 
@@ -94,6 +94,10 @@ def score_rows(
 ) -> Scores:
     """Score the sampled tokens of some rows of a padded batch.
 
+    Under DDP and FSDP each forward pass is a meeting of all processes, and so is its way back: a process that needs
+    fewer passes than another makes up for it with idle ones, in which nothing is scored. Where gradients are taken
+    there is at least one pass, so that the result always has some, if only zeros.
+
     Args:
         input_ids: (B, S), prompts padded on the left, completions of T tokens padded on the right.
         attention: (B, S), 1 at real tokens.
@@ -110,7 +114,8 @@ def score_rows(
     # Nothing after the last sampled token can matter to it.
     end = whole.size(1) - whole.flip(1).int().argmax(dim=1)
     lengths = torch.where(whole.any(dim=1), end - first, 1)
-    for bucket in buckets(rows, lengths, tokens_per_pass):
+    parts = buckets(rows, lengths, tokens_per_pass)
+    for bucket in parts:
         positions = torch.arange(int(lengths[bucket].max()), device=input_ids.device).expand(len(bucket), -1)
         inside = positions < lengths[bucket, None]
         columns = (first[bucket, None] + positions).clamp(max=input_ids.size(1) - 1)
@@ -122,7 +127,27 @@ def score_rows(
         some_logprobs, some_entropies = model(input_ids=ids, sampled=marked, position_ids=positions if packed else None)
         logprobs = logprobs.index_copy(0, flat, some_logprobs.float())
         entropies = entropies.index_copy(0, flat, some_entropies.detach().float())
+    needed = max(len(parts), int(torch.is_grad_enabled()))
+    for _ in range(most(needed, input_ids.device) - len(parts)):
+        logprobs = logprobs + _idle(model, input_ids, packed)
     return Scores(logprobs.view(size, width), entropies.view(size, width))
+
+
+def most(count: int, device: torch.device) -> int:
+    """The largest count of any process; the wait for the others has the process group's limit."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return count
+    agreed = torch.tensor(count, device=device)
+    distributed.all_reduce(agreed, distributed.ReduceOp.MAX)
+    return int(agreed)
+
+
+def _idle(model: Scorer, input_ids: Tensor, packed: bool) -> Tensor:
+    """A pass over two tokens in which nothing is scored: 0, and gradients of 0."""
+    ids = input_ids[:1, :2]
+    positions = torch.arange(ids.size(1), device=ids.device)[None] if packed else None
+    nothing, _ = model(input_ids=ids, sampled=torch.zeros_like(ids, dtype=torch.bool), position_ids=positions)
+    return nothing.float().sum()
 
 
 def buckets(rows: Tensor, lengths: Tensor, tokens_per_pass: int) -> list[Tensor]:

@@ -29,10 +29,10 @@ class RolloutSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one optimizer step did. For people and files: nothing in training reads it."""
+    """What one step did, with all its updates. For people and files: nothing in training reads it."""
 
     step: int
-    """Optimizer steps done, counted from 1."""
+    """Steps done, counted from 1."""
     metrics: dict[str, float]
     """Names as in `metrics.jsonl`; seconds end in `_s`, log probability gaps are nats."""
     credit: tuple[tuple[LineCredit, ...], ...] = ()
@@ -40,7 +40,7 @@ class StepRecord:
 
 
 OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]
-"""Called after each optimizer step, on the main process, with its record and the trajectories of all processes."""
+"""Called after each step, on the main process, with its record and the trajectories of all processes."""
 
 
 def check_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], step: int) -> None:

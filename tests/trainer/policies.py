@@ -105,18 +105,19 @@ class SampledSource:
 
 
 class ReplayedSource:
-    """Gives recorded trajectories again, step by step."""
+    """Gives recorded trajectories again, step by step; a step takes `optimizer_steps`."""
 
     forbidden_ids = frozenset[int]()
 
-    def __init__(self, steps: Sequence[Sequence[Trajectory]]) -> None:
+    def __init__(self, steps: Sequence[Sequence[Trajectory]], optimizer_steps: int = 1) -> None:
         self.steps = steps
+        self.optimizer_steps = optimizer_steps
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         pass
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        return self.steps[policy_step]
+        return self.steps[policy_step // self.optimizer_steps]
 
 
 def draw(rng: random.Random, forbidden_ids: frozenset[int] = frozenset()) -> Skeleton:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from repl_rl.credit.tensors import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from repl_rl.trainer import ReplGRPOTrainer, RolloutSource, TrainerConfig, credit_of
-from repl_rl.trainer.config import Importance, Loss
+from repl_rl.trainer.config import Importance
 from tests.trainer.policies import (
     PAD,
     ReplayedSource,
@@ -96,7 +97,7 @@ def trl_alone(
     """TRL's GRPOTrainer with its own rollout and reward hooks, on recorded trajectories."""
 
     def rollouts(prompts: list[str], trainer: GRPOTrainer) -> dict[str, object]:
-        batch = steps[trainer.state.global_step]
+        batch = steps[trainer.state.global_step // config.optimizer_steps_per_step]
         rows = columns(batch, PAD)
         rewards = [t.outcome if t.trainable else None for t in batch]
         ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
@@ -121,7 +122,7 @@ def trl_alone(
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "cispo"])
 @pytest.mark.parametrize("micro_batch", [0, 4])
 def test_with_outcome_credit_losses_gradients_and_weights_equal_trl_bit_for_bit(
-    loss: Loss, micro_batch: int, tmp_path: Path
+    loss: str, micro_batch: int, tmp_path: Path
 ) -> None:
     config = replace(SMALL, loss=loss, micro_batch=micro_batch)
     start = tiny_model()
@@ -181,11 +182,17 @@ def test_the_fast_path_has_the_same_loss_and_gradients(micro_batch: int, estimat
             assert x[key] == pytest.approx(y[key], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("kl", ["", "k3(beta=0.5)", "unbiased(beta=0.5)"])
 @pytest.mark.parametrize("fast", [False, True])
-def test_the_gradient_is_exactly_zero_at_observed_tokens_and_reaches_the_end_token(fast: bool, tmp_path: Path) -> None:
+def test_the_gradient_is_exactly_zero_at_observed_tokens_and_reaches_the_end_token(
+    fast: bool, kl: str, tmp_path: Path
+) -> None:
     model = tiny_model()
     source = SampledSource(copy.deepcopy(model), seed=3)
-    trainer = make(model, source, replace(SMALL, steps=1, estimator="two_stream", fast=fast), tmp_path)
+    trainer = make(model, source, replace(SMALL, steps=1, estimator="two_stream", fast=fast, kl=kl), tmp_path)
+    if kl:
+        # The reference was copied; from here on the policy is another one, and the sampler takes its weights.
+        model.load_state_dict(tiny_model(seed=1).state_dict())
     calls: list[tuple[Tensor, Tensor]] = []
 
     def keep(module: torch.nn.Module, args: object, kwargs: dict[str, Tensor], output: BaseModelOutput) -> None:
@@ -325,6 +332,10 @@ def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> 
     config = replace(SMALL, prompts_per_step=1, group_size=2)
     with pytest.raises(WeightSyncError, match="sampled at policy step 4 while the trainer is at 0"):
         run(make(model, ReplayedSource([batch]), config, tmp_path, ["task 0"]))
+    old = [trajectory_of(prompt_of("task 0"), [((9, 2), ())], [-1.0, -1.0], i) for i in range(2)]
+    loose = replace(config, logprob_tolerance=99.0)
+    with pytest.raises(WeightSyncError, match="sampled at policy step 0 while the trainer is at 1"):
+        run(make(model, ReplayedSource([old, old]), loose, tmp_path, ["task 0"]))
     with pytest.raises(InvariantError, match="gave tasks"):
         run(make(model, ReplayedSource([batch[:1]]), config, tmp_path, ["task 0"]))
 
@@ -368,7 +379,7 @@ def test_a_micro_batch_in_which_nothing_is_to_be_learned_leaves_the_others_their
     ("off_policy_mask_threshold", 0.5), ("loss_type", "luspo"), ("loss_type", "vespo"),
     ("mask_truncated_completions", True), ("use_vllm", True), ("vllm_importance_sampling_correction", False),
     ("scale_rewards", "none"), ("temperature", 0.7), ("top_p", 0.9), ("top_k", 5), ("min_p", 0.1),
-    ("repetition_penalty", 1.1), ("beta", 0.1), ("top_entropy_quantile", 0.2), ("entropy_coef", 0.01),
+    ("repetition_penalty", 1.1), ("sync_ref_model", True), ("top_entropy_quantile", 0.2), ("entropy_coef", 0.01),
 ])  # fmt: skip
 def test_trl_options_that_do_not_survive_are_refused_at_construction(name: str, value: object, tmp_path: Path) -> None:
     args = SMALL.grpo_args(tmp_path)
@@ -383,6 +394,24 @@ def test_trl_options_that_do_not_survive_are_refused_at_construction(name: str, 
 def test_too_few_tasks_for_a_step_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a step takes 3 different tasks"):
         make(tiny_model(), ReplayedSource([]), SMALL, tmp_path, TASKS[:2])
+
+
+@pytest.mark.parametrize("importance", get_args(Importance))
+def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: Importance, tmp_path: Path) -> None:
+    start, prompt, skeleton = tiny_model(), prompt_of("task 0"), [((9, 5, 2), None)]
+    logprobs = [p - math.log(4) for p in logprobs_of(start, prompt, skeleton)]  # the sampler found all of it unlikely
+    batch = [trajectory_of(prompt, skeleton, logprobs, number) for number in range(2)]
+    used = []
+    for cap in (3.0, 5.0):
+        config = replace(
+            SMALL, prompts_per_step=1, group_size=2, logprob_tolerance=9.0, importance=importance, importance_cap=cap
+        )
+        trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path / str(cap))
+        trainer.model.train()
+        ratio = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
+        used.append(ratio.expand(2, 3).flatten().tolist())
+    assert used[0] == pytest.approx([0.0 if importance.endswith("mask") else 3.0] * 6, rel=1e-3)
+    assert used[1] == pytest.approx([4.0] * 6, rel=1e-3)
 
 
 @pytest.mark.parametrize("importance", ["line_truncate", "sequence_truncate"])

@@ -115,8 +115,11 @@ def test_tied_weights_are_written_once_under_the_name_that_checkpoints_have(tmp_
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda: replace(SMALL, group_size=1), "trainer.group_size is 1; a group needs at least 2"),
-    (lambda: replace(SMALL, loss="luspo"), "trainer.loss is 'luspo'; choose one of"),  # type: ignore[arg-type]
-    (lambda: replace(SMALL, loss="vespo"), "loss is 'vespo'"),  # type: ignore[arg-type]
+    (lambda: replace(SMALL, loss="luspo"), "trainer.loss is 'luspo'; choose one of grpo, bnpo, dr_grpo, dapo, cispo"),
+    (lambda: replace(SMALL, loss="vespo"), "loss is 'vespo'"),
+    (lambda: replace(SMALL, micro_batch=4), "micro_batch is 4; it must divide"),
+    (lambda: replace(SMALL, mini_batches=4), "mini_batches is 4; it must divide"),
+    (lambda: replace(SMALL, mini_batches=2, micro_batch=2), "micro_batch is 2; it must divide each of 2 parts"),
     (lambda: replace(SMALL, steps=0), "steps is 0; give at least 1"),
     (lambda: replace(SMALL, learning_rate=0.0), "learning_rate is 0.0; give a number above 0"),
     (lambda: replace(SMALL, logprob_tolerance=0.0), "logprob_tolerance is 0.0"),
@@ -139,7 +142,6 @@ def test_a_setting_out_of_range_is_refused_with_its_name_and_value(
     (replace(SMALL, estimator="return_to_go(discount=1.5)"), "discount of estimator return_to_go is 1.5"),
     (replace(SMALL, estimator="two_stream", line_rewards=("nowhere:f",)), "line reward is 'nowhere:f'"),
     (replace(SMALL, estimator="two_stream", potential="json:loads=x"), "line reward is 'json:loads=x'"),
-    (replace(SMALL, micro_batch=4), "micro_batch is 4; it must divide"),
     (replace(SMALL, prompts_per_step=7), "tasks is 6; a step takes 7"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_is_written(

@@ -1,4 +1,4 @@
-"""Two processes equal one: a group may straddle them."""
+"""Two processes equal one: a group may straddle them, and each may need another number of forward passes."""
 
 import json
 import os
@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainer.policies import tiny_model
+
 ROOT = Path(__file__).parents[2]
 
 
-def run(
-    processes: int, estimator: str, fast: bool, out: Path
-) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Train two steps in `processes` processes; the weights and the records of the first process."""
+def launch(processes: int, module: str, *arguments: str, limit_s: float = 280) -> None:
+    """Run a module in so many processes that know of each other, and see all of them end well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -29,10 +29,21 @@ def run(
         }  # fmt: skip
         if processes == 1:
             env = {k: v for k, v in env.items() if "RANK" not in k and not k.startswith(("WORLD", "MASTER"))}
-        command = [sys.executable, "-m", "tests.trainer.worker", estimator, str(int(fast)), str(out)]
+        command = [sys.executable, "-m", module, *arguments]
         workers.append(subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    outputs = [worker.communicate(timeout=280)[0].decode() for worker in workers]
+    try:
+        outputs = [worker.communicate(timeout=limit_s)[0].decode() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
     assert all(worker.returncode == 0 for worker in workers), outputs
+
+
+def run(
+    processes: int, estimator: str, fast: bool, out: Path
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Train two steps in `processes` processes; the weights and the records of the first process."""
+    launch(processes, "tests.trainer.worker", estimator, str(int(fast)), str(out))
     return load_file(out / "final" / "model.safetensors"), json.loads((out / "records.json").read_text())
 
 
@@ -47,3 +58,26 @@ def test_two_processes_train_the_same_weights_as_one(fast: bool, tmp_path: Path)
     for a, b in zip(records, records_two, strict=True):
         for key in ("loss", "reward_mean", "sampled_tokens", "logprob_gap_max", "grad_norm"):
             assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-5), key
+
+
+@pytest.mark.parametrize("steps", [
+    pytest.param(40, marks=pytest.mark.heavy),
+    pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_processes_that_need_other_numbers_of_passes_wait_for_nobody_and_equal_one(
+    kind: str, steps: int, tmp_path: Path
+) -> None:
+    found = []
+    for name, processes in (("one", 1), (kind, 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        launch(processes, "tests.trainer.passes", name, str(steps), str(folder), limit_s=1500 if steps > 99 else 280)
+        found.append(load_file(folder / "weights.safetensors"))
+    one, two = found
+    start = tiny_model(hidden=16)
+    apart = max((two[name] - weight).abs().max().item() for name, weight in one.items())
+    moved = max((weight - start.get_parameter(name)).abs().max().item() for name, weight in one.items())
+    print(f"{kind}, {steps} steps: weights moved by up to {moved:.3g}, two processes are {apart:.3g} from one")
+    assert apart <= 1e-6
+    assert moved > 1e-2

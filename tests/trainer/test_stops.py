@@ -34,6 +34,13 @@ def test_by_default_every_rollout_is_trained_on_as_it_is() -> None:
         assert StopPolicy().learned(t) is t
 
 
+def test_a_masked_rollout_has_nothing_left_that_could_be_learned_from() -> None:
+    solved = replace(GROUP[2], stop=Stop.WALL_CLOCK, outcome=1.0)
+    learned = StopPolicy(mask=("wall_clock",)).learned(solved)
+    assert (learned.segments, learned.outcome, learned.trainable) == ((), None, False)
+    assert (learned.id, learned.task_id, learned.prompt) == (solved.id, solved.task_id, solved.prompt)
+
+
 def test_a_masked_rollout_gets_no_gradient_and_is_in_no_baseline(tmp_path: Path) -> None:
     group = [*GROUP[:2], replace(GROUP[2], stop=Stop.WALL_CLOCK)]
     assert GROUP[0].stop is Stop.MAX_LINES, "a stop that has no policy here"

@@ -54,9 +54,9 @@ def _trajectories(run: Path, limit: int, notes: list[str]) -> dict[str, Json]:
     steps: list[Json] = []
     ids: set[int] = set()
     kept: list[Credited] = []
-    for number, (step, members) in enumerate(groupby(store, lambda entry: entry.trajectory.policy_step)):
+    for number, (_, members) in enumerate(groupby(store, lambda entry: entry.trajectory.policy_step)):
         entries = list(members)
-        steps.append({"step": step + 1, **step_figures(entries)})
+        steps.append({"step": number + 1, **step_figures(entries)})
         if number % max(stride, 1) == 0:
             kept += entries
         while len(kept) >= _CHUNK:

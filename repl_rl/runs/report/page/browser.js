@@ -42,7 +42,7 @@ function browser(data, rows, state, load, changed) {
       onclick: () => choose(t) },
       el("i", { class: "mark " + (t.outcome === null ? "none" : t.outcome >= 1 ? "good" : "poor") }),
       el("span", { class: "what" }, visible(firstLine(t.prompt))),
-      el("span", { class: "sub" }, "step " + (t.step + 1) + " · " + (t.classes.map(plain).join(", ") || t.stop.replaceAll("_", " "))),
+      el("span", { class: "sub" }, "policy step " + t.step + " · " + (t.classes.map(plain).join(", ") || t.stop.replaceAll("_", " "))),
       el("span", { class: "num" }, t.reward === null ? "" : signed(t.reward)));
     node.style.top = i * ROW + "px";
     return node;

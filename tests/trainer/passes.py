@@ -1,0 +1,108 @@
+"""One process of `test_passes`: python -m tests.trainer.passes KIND STEPS OUT
+
+It learns from rows of random lengths with so few tokens a pass that the processes need other numbers of passes.
+"""
+
+import os
+import random
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from repl_rl.trainer.fast import Batch, FastPass
+from repl_rl.trainer.scoring import buckets
+from tests.trainer.policies import PAD, VOCAB, tiny_model
+
+ROWS = 6
+TOKENS_PER_PASS = 8
+LIMIT = timedelta(seconds=120)
+"""A process that waits longer for the other one gives up."""
+
+
+def batch_of(step: int, rank: int, processes: int) -> tuple[Batch, Tensor]:
+    """This process's rows of a step, with the weights of their tokens in the loss, (b, T): 0 for rows at rest.
+
+    Every fifth step one half of the rows has nothing to learn, every seventh the other half has nothing sampled.
+    """
+    rng = random.Random(step)
+    drawn: list[tuple[list[int], list[int], list[bool], list[float]]] = []
+    for row in range(ROWS):
+        prompt, length = rng.randint(1, 4), rng.randint(1, 14)
+        ids = [rng.randrange(3, VOCAB) for _ in range(prompt + length)]
+        sampled = [rng.random() < 0.5 and not (step % 7 == 0 and row >= ROWS // 2) for _ in range(length)]
+        learns = rng.random() < 0.6 and not (step % 5 == 0 and row < ROWS // 2)
+        weights = [rng.gauss(0, 1) * learns * one for one in sampled]
+        drawn.append((ids[:prompt], ids[prompt:], sampled, weights))
+    mine = drawn[rank * ROWS // processes : (rank + 1) * ROWS // processes]
+    before, after = max(len(row[0]) for row in mine), max(len(row[1]) for row in mine)
+    ids_S = torch.tensor([[PAD] * (before - len(p)) + p + c + [PAD] * (after - len(c)) for p, c, _, _ in mine])
+    real = torch.tensor([[0] * (before - len(p)) + [1] * len(p + c) + [0] * (after - len(c)) for p, c, _, _ in mine])
+    sampled_T = torch.tensor([s + [False] * (after - len(s)) for _, _, s, _ in mine])
+    weights_T = torch.tensor([w + [0.0] * (after - len(w)) for _, _, _, w in mine])
+    return Batch(ids_S, real, sampled_T, weights_T.any(dim=1)), weights_T
+
+
+def passes_of(batch: Batch) -> int:
+    """Passes that the learning rows of a batch need by themselves, at most."""
+    lengths = batch.attention.sum(dim=1)
+    return len(buckets(batch.learning.nonzero()[:, 0], lengths, TOKENS_PER_PASS))
+
+
+def wrapped(model: torch.nn.Module, kind: str) -> torch.nn.Module:
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp2":
+        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+        for layer in model.get_submodule("model.layers").children():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+    return model
+
+
+def main(kind: str, steps: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    rank, processes = 0, 1
+    if kind != "one":
+        distributed.init_process_group("gloo", timeout=LIMIT)
+        rank, processes = distributed.get_rank(), distributed.get_world_size()
+    model = tiny_model(hidden=16)
+    fast = FastPass(model, tokens_per_pass=TOKENS_PER_PASS)
+    policy = wrapped(model, kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    uneven = 0
+    for step in range(steps):
+        batch, weights = batch_of(step, rank, processes)
+        uneven += len({passes_of(batch_of(step, other, 2)[0]) for other in range(2)}) > 1
+        # By turns, the scoring of the step serves its update or is done anew for it.
+        once = step % 2 == 0
+        with torch.no_grad():
+            first = fast.first(policy, batch, keep_graph=once)
+        scores = fast.again(policy, batch, torch.arange(len(weights)), with_graph=once)
+        assert torch.allclose(first.logprobs, scores.logprobs, atol=1e-5)
+        loss = -(scores.logprobs * weights).sum() * processes / ROWS
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+    assert uneven > steps // 3
+    state = {
+        name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().contiguous()
+        for name, p in model.named_parameters()
+    }
+    if rank == 0:
+        save_file(state, out / "weights.safetensors")
+    if kind != "one":
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,102 @@
+"""bfloat16 is what is computed in; what is trained is float32, so that small steps are not lost."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from repl_rl.trainer import TrainerConfig, fit
+from repl_rl.trainer.loop import load_model
+from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
+from tests.trainer.test_grpo import TASKS, make, run
+from tests.trainer.test_loop import ignore
+
+LOW = TrainerConfig(steps=1, prompts_per_step=2, group_size=3, warmup_steps=0, dtype="bfloat16")
+
+
+class Keeping(SampledSource):
+    """Keeps the number formats of what it is given."""
+
+    formats = frozenset[torch.dtype]()
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        self.formats |= {weight.dtype for weight in load_file(folder / "model.safetensors").values()}
+        super().load_weights(folder, policy_step)
+
+
+def share_moved(dtype: str, folder: Path, out: Path) -> float:
+    """Share of the weights that 50 steps of AdamW at 1e-6 change, from the policy in `folder`."""
+    config = TrainerConfig(
+        steps=50, prompts_per_step=1, group_size=2, warmup_steps=0, learning_rate=1e-6, schedule="constant",
+        estimator="outcome", dtype="bfloat16" if dtype == "bfloat16" else "float32",
+    )  # fmt: skip
+    before = load_file(folder / "model.safetensors")
+    source = Keeping(tiny_model())
+    final = fit(folder, tiny_tokenizer(), TASKS, source, config, out, ignore)
+    assert source.formats == {torch.float32}, "the engine is given float32"
+    after = load_file(final / "model.safetensors")
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    moved = sum((after[name] != weight).sum().item() for name, weight in before.items())
+    return moved / sum(weight.numel() for weight in before.values())
+
+
+def test_as_many_weights_move_in_bfloat16_as_in_float32(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "policy")
+    low, whole = (share_moved(dtype, tmp_path / "policy", tmp_path / dtype) for dtype in ("bfloat16", "float32"))
+    print(f"weights that moved: {low:.2%} in bfloat16, {whole:.2%} in float32")
+    assert whole > 0.5
+    assert low == pytest.approx(whole, rel=0.01)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_the_fast_path_computes_in_bfloat16_and_has_the_gradients_of_trls(updates: int, tmp_path: Path) -> None:
+    config = replace(LOW, updates=updates, estimator="outcome", kl="k3", optimizer="sgd", learning_rate=0.05)
+    start = tiny_model()
+    # A rollout without an advantage is scored before the others, without a graph.
+    source = SampledSource(copy.deepcopy(start), faulty=frozenset({0, 1}))
+    slow = run(make(copy.deepcopy(start), source, replace(config, fast=False), tmp_path / "slow"))
+    model = copy.deepcopy(start)
+    formats: set[torch.dtype] = set()
+
+    def note(module: torch.nn.Module, args: object, output: Tensor) -> None:
+        formats.add(output.dtype)
+
+    model.model.layers[0].mlp.register_forward_hook(note)
+    trainer = make(model, ReplayedSource(source.steps, updates), config, tmp_path / "fast")
+    fast = run(trainer)
+    assert formats == {torch.bfloat16}
+    assert fast.logs[0]["kl"] == pytest.approx(0.0, abs=1e-6 if updates == 1 else 1.0), "the reference computes so too"
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    for a, b in zip(fast.steps, slow.steps, strict=True):
+        apart = {name: (a[name] - b[name]).norm().item() for name in b}
+        assert sum(v**2 for v in apart.values()) ** 0.5 < 0.1
+        assert all(a[name].any() == b[name].any() for name in b)
+    assert 1e-4 < trainer.scored.gap.max < config.tolerance
+
+
+def test_a_model_that_is_given_in_bfloat16_is_trained_in_float32_too(tmp_path: Path) -> None:
+    model = tiny_model().to(torch.bfloat16)
+    source = SampledSource(tiny_model())
+    fit(model, tiny_tokenizer(), TASKS, source, LOW, tmp_path, ignore)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_what_adapters_leave_as_it_is_keeps_its_half_of_the_memory(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "policy")
+    config = replace(LOW, lora_rank=2, learning_rate=1e-3)
+    assert load_model(tmp_path / "policy", config).dtype == torch.bfloat16
+    assert load_model(tmp_path / "policy", replace(config, lora_rank=0)).dtype == torch.float32
+    trained: set[torch.dtype] = set()
+    model = load_model(tmp_path / "policy", config)
+
+    def note(module: torch.nn.Module, args: object, output: BaseModelOutput) -> None:
+        trained.update(p.dtype for p in model.parameters() if p.requires_grad)
+
+    model.base_model.register_forward_hook(note)
+    fit(model, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), config, tmp_path / "run", ignore)
+    assert trained == {torch.float32}
