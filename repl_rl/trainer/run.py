@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def train(
 
 
 def _conclude(folder: RunFolder, rollouts: Rollouts, model: str, steps: int) -> None:
+    pressed = asdict(rollouts.pressure) if rollouts.pressure is not None else None
     opened = {"engine": rollouts.engine.name, "sandbox": rollouts.sandbox.name}
-    folder.summarise({"status": "finished", "model": model, "steps": steps, **opened})
+    folder.summarise({"status": "finished", "model": model, "steps": steps, "preemptions": pressed, **opened})
     folder.report()
