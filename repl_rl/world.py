@@ -67,7 +67,8 @@ class World:
     dtype: Dtype = "auto"
     """Number format of the sampling weights and of keys and values; auto is float32 on CPU, bfloat16 on a GPU."""
     concurrency: Annotated[int, AtLeast(1)] = 128
-    """Rollouts under way at once, and consoles kept ready for them, >= 1."""
+    """Rollouts under way at once, and consoles kept ready for them, >= 1. vllm plays fewer where the lengths that they
+    are expected to reach do not fit into its cache."""
     seed: Annotated[int, AtLeast(0)] = 0
     """Seeds tasks, rollouts and training, >= 0."""
     rollout: RolloutLimits = field(default_factory=RolloutLimits)
@@ -174,6 +175,7 @@ class World:
             max_sessions=self.concurrency,
             seed=self.seed + replica,
             forbidden_ids=renderer.forbidden_ids,
+            growth_tokens=self.rollout.most_tokens,
         )
         engine_kind = ENGINES.chosen(self.engine)
         await asyncio.to_thread(engine_kind.check, opening)

@@ -143,6 +143,8 @@ class Run:
         self.summary["stopped_at_step"] = len(self.folder.rows)
         if source.rollouts.sampler.optimistic:
             self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
+        pressure = source.rollouts.pressure
+        self.summary["preemptions"] = asdict(pressure) if pressure is not None else None
         self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
         self.folder.summarise(self.summary)
         self.folder.report()

@@ -44,6 +44,7 @@ def open_engine(
     max_sessions: int = 256,
     seed: int = 0,
     forbidden_ids: frozenset[int] = frozenset(),
+    growth_tokens: int | None = None,
 ) -> AbstractAsyncContextManager[Engine]:
     """An engine, for the length of an `async with`; its processes are gone afterwards.
 
@@ -54,15 +55,18 @@ def open_engine(
         policy: of `scripted`: a function from ids to the next ids; other engines take none.
         context_tokens: longest sequence in tokens, prompt included (>= 2); None: what the model's config.json says.
         dtype: of weights and cache; auto is float32 on CPU, bfloat16 on a GPU.
-        max_sessions: most sessions open at once (>= 1); opening one more waits until one is closed.
+        max_sessions: most sessions open at once (>= 1); opening one more waits until one is closed. vLLM opens fewer
+            where the lengths that they are expected to reach do not fit into its cache.
         seed: of the engine's own random stream, used by sessions without a seed of their own.
         forbidden_ids: ids that are never sampled: give `Renderer.forbidden_ids`. `Rollouts` refuses an engine whose ids
             are not those of its renderer.
+        growth_tokens: ids that a session can gain after its prompt (>= 1), `RolloutLimits.most_tokens`: it bounds the
+            first guess of how many sessions fit into the cache. None: unknown.
 
     Raises:
         ConfigError: unknown kind; and as `EngineKind.open`.
     """
-    opening = Opening(Path(model), context_tokens, dtype, max_sessions, seed, forbidden_ids)
+    opening = Opening(Path(model), context_tokens, dtype, max_sessions, seed, forbidden_ids, growth_tokens)
     if (policy is not None) != (kind == Scripted.kind):
         raise ConfigError("policy of engine", kind, "give a policy with the engine 'scripted', and with no other")
     if policy is not None:

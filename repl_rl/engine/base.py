@@ -109,6 +109,29 @@ class Resting(Protocol):
         """Do so until a session is opened or weights are loaded; nothing while a session is open."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What it cost that a cache of keys and values was too small for all sessions that were open."""
+
+    preempted: int = 0
+    """Times that a session lost its keys and values to others."""
+    recomputed: int = 0
+    """Ids whose keys and values were lost so, and computed again where that session went on."""
+
+    def since(self, before: "Pressure") -> "Pressure":
+        """What came after `before`."""
+        return Pressure(self.preempted - before.preempted, self.recomputed - before.recomputed)
+
+
+@runtime_checkable
+class Seated(Protocol):
+    """An engine whose sessions share a cache that can be too small for them."""
+
+    @property
+    def pressure(self) -> Pressure:
+        """Since it was opened."""
+
+
 class Engine(Protocol):
     """An open engine. Closing it is the business of `open_engine`."""
 

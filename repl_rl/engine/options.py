@@ -31,6 +31,8 @@ class Opening:
     """Of the engine's own random stream, used by sessions without a seed of their own."""
     forbidden_ids: frozenset[int] = frozenset()
     """Ids that are never sampled."""
+    growth_tokens: Annotated[int | None, AtLeast(1)] = None
+    """Tokens that a session can gain after its prompt, as far as its limits are known (>= 1). None: unknown."""
 
     def __post_init__(self) -> None:
         check_fields(self)

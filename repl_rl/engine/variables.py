@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from repl_rl.machine.folders import private_folder
+
 
 def log_level() -> Mapping[str, str]:
     """What vLLM and torch read when they are imported. VLLM_LOGGING_LEVEL is heeded where a person has set it."""
@@ -46,10 +48,13 @@ def preloads(packages: Path) -> Mapping[str, str]:
     return {"LD_PRELOAD": ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), *map(str, found)])}
 
 
-def socket_folder() -> Mapping[str, str]:
-    """For a long temporary folder: where vLLM's sockets go, so that their addresses are not too long."""
-    folder = tempfile.gettempdir()
-    return {} if len(os.fsencode(folder)) <= _LONGEST_FOLDER else {"VLLM_RPC_BASE_PATH": str(alias(Path(folder)))}
+@contextmanager
+def sockets() -> Iterator[Mapping[str, str]]:
+    """Where vLLM's sockets go, which it leaves behind: a private folder, by a short name, removed at the end."""
+    root = Path(tempfile.gettempdir())
+    with private_folder(root, "repl-rl-sockets-") as folder:
+        short = root if len(os.fsencode(folder)) <= _LONGEST_FOLDER else alias(root)
+        yield {"VLLM_RPC_BASE_PATH": str(short / folder.name)}
 
 
 _ALONE = threading.RLock()

@@ -15,12 +15,15 @@ from typing import Protocol, TypeVar
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from repl_rl.engine.base import EngineSession, Sampling
+from repl_rl.engine.base import EngineSession, Pressure, Sampling
 from repl_rl.engine.checkpoint import refuse_other
 from repl_rl.engine.kinds import Drive, Vllm
 from repl_rl.engine.limits import Gate, first_ids
 from repl_rl.engine.names import outline
 from repl_rl.engine.options import Opening, read_model_folder
+from repl_rl.engine.seating import Seating
+from repl_rl.engine.seats import Cache, Growth, Seats
+from repl_rl.engine.variables import sockets
 from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
 from repl_rl.engine.vllm_setup import refuse_unfit, start, stop
 from repl_rl.engine.vllm_sleep import Nap
@@ -50,26 +53,33 @@ class VllmEngine:
         opening: Opening,
         context_tokens: int,
         options: Vllm,
+        cache: Cache,
     ) -> None:
         self.context_tokens = context_tokens
         self.forbidden_ids = opening.forbidden_ids
         self.policy_step = 0
         self.fallback_reason: str | None = None
         """Why requests a line are used although sessions were asked for; None: they are not."""
-        self.max_sessions = _seats(llm, context_tokens, opening.max_sessions)
-        """Sessions that can be open at once without one waiting for another's keys and values."""
+        self.cache = cache
+        """Its blocks of keys and values. How many sessions are open at once depends on the lengths they reach."""
         self._llm = llm
         self._folder = opening.folder
         self._shared = Shared(context_tokens, options.drive, Parameters(), Gate())
         self._open: set[VllmSession] = set()
         self._nap = Nap(llm, options.sleep)
-        self._free_seats = asyncio.Semaphore(self.max_sessions)
+        growth = Growth(context_tokens, opening.growth_tokens)
+        self._seating = Seating(Seats(cache, growth), opening.max_sessions)
         self._names = count()
 
     @property
     def drive(self) -> Drive:
         """How vLLM is driven now."""
         return self._shared.drive
+
+    @property
+    def pressure(self) -> Pressure:
+        """See `Seated.pressure`. Of sessions; what vLLM preempts where a request a line is used, it does not tell."""
+        return self._seating.pressure
 
     def use(self, drive: Drive) -> None:
         """Drive it in another way from now on: the fallback, and what comparisons need.
@@ -87,9 +97,9 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
-        async with self._free_seats:
+        async with self._seating.place(len(ids)) as place:
             await self._nap.end()
-            session = VllmSession(self._llm, str(next(self._names)), ids, sampling, self._shared)
+            session = VllmSession(self._llm, str(next(self._names)), ids, sampling, self._shared, place)
             self._open.add(session)
             try:
                 yield session
@@ -142,12 +152,13 @@ class VllmEngine:
 
     async def _greedy(self, drive: Drive) -> list[int]:
         shared = replace(self._shared, drive=drive)
-        session = VllmSession(self._llm, f"probe {drive}", [1], Sampling(temperature=0.0), shared)
-        try:
-            for observed in PROBE:
-                await session.sample(observed, max_tokens=2, stop_ids=frozenset())
-        finally:
-            await session.close()
+        async with self._seating.place(1) as place:
+            session = VllmSession(self._llm, f"probe {drive}", [1], Sampling(temperature=0.0), shared, place)
+            try:
+                for observed in PROBE:
+                    await session.sample(observed, max_tokens=2, stop_ids=frozenset())
+            finally:
+                await session.close()
         return session.ids
 
     def _fall_back(self, reason: str) -> None:
@@ -179,26 +190,31 @@ async def answered(llm: Mortal, call: Coroutine[object, object, T]) -> T:
         calling.cancel()
 
 
-def _seats(llm: AsyncLLM, context_tokens: int, wanted: int) -> int:
-    """How many full contexts the cache holds, at most `wanted`.
+async def _cache(llm: AsyncLLM, context_tokens: int) -> Cache:
+    """vLLM's cache.
 
-    A session keeps its keys and values while the console works. If more were open than fit, each could wait for
-    the others for ever.
+    Raises:
+        ConfigError: not even one full context fits.
     """
-    cache = llm.vllm_config.cache_config
-    blocks, size = cache.num_gpu_blocks, cache.block_size
-    if blocks is None or size is None:
-        return wanted
-    fit = int(blocks // -(-context_tokens // size))
-    if fit < 1:
-        room = f"room for {blocks * size} ids"
+    (said, *_) = await llm.collective_rpc("policy_cache")
+    blocks, groups = said
+    cache = Cache(blocks, tuple((size, most) for size, most in groups))
+    needed = cache.taken(context_tokens)
+    if needed > cache.blocks:
+        room = f"room for {context_tokens * cache.blocks // needed} ids"
         raise ConfigError("vllm.kv_cache_gib", room, f"a context takes {context_tokens}; give more")
-    return min(wanted, fit)
+    return cache
 
 
 @asynccontextmanager
-async def open_vllm(opening: Opening, options: Vllm) -> AsyncIterator[VllmEngine]:
+async def open_vllm(opening: Opening, options: Vllm, cache_blocks: int | None = None) -> AsyncIterator[VllmEngine]:
     """Start vLLM on a model; its process is gone when the block ends.
+
+    Args:
+        opening: the model, and what every engine is told.
+        options: of vLLM.
+        cache_blocks: blocks of keys and values (>= 2, one of them is vLLM's own), for tests; None: as many as there is
+            memory for.
 
     Raises:
         ConfigError: the folder holds no model, no context fits into the cache, or there is no GPU to sleep on.
@@ -206,15 +222,16 @@ async def open_vllm(opening: Opening, options: Vllm) -> AsyncIterator[VllmEngine
     """
     facts = read_model_folder(opening)
     refuse_unfit(options)
-    try:
-        llm = await asyncio.to_thread(start, opening, facts, options)
-    except Exception as error:
-        raise EngineError(f"vLLM did not start: {error}; set VLLM_LOGGING_LEVEL=INFO to see its log") from error
-    try:
-        await llm.collective_rpc("policy_settle")
-        await llm.collective_rpc("policy_forbid", args=(sorted(opening.forbidden_ids),))
-        engine = VllmEngine(llm, opening, facts.context_tokens, options)
-        await engine.probe()
-        yield engine
-    finally:
-        await stop(llm)
+    with sockets() as variables:
+        try:
+            llm = await asyncio.to_thread(start, opening, facts, options, variables, cache_blocks)
+        except Exception as error:
+            raise EngineError(f"vLLM did not start: {error}; set VLLM_LOGGING_LEVEL=INFO to see its log") from error
+        try:
+            await llm.collective_rpc("policy_settle")
+            await llm.collective_rpc("policy_forbid", args=(sorted(opening.forbidden_ids),))
+            engine = VllmEngine(llm, opening, facts.context_tokens, options, await _cache(llm, facts.context_tokens))
+            await engine.probe()
+            yield engine
+        finally:
+            await stop(llm)

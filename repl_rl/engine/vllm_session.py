@@ -5,6 +5,9 @@ Both give the same ids under greedy decoding. Facts about vLLM 0.32 that shape t
 - The scheduler forgets the last sampled id of a chunk, so the next chunk starts with it.
 - A chunk that asks for 0 ids kills the engine's process: `limits.room` refuses it.
 - A chunk's finish reason can be the one of the chunk before: where a chunk ends is read off its ids.
+- A session keeps its blocks while it waits for input, and nobody can take them from it: others that are short of blocks
+  wait for ever. One that runs can be preempted, but if that hits a step that was its chunk's last, with asynchronous
+  scheduling, all of its ids are forgotten. So it never comes to either: `Place.take` before every slice of a chunk.
 """
 
 import asyncio
@@ -22,6 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from repl_rl.engine.base import Chunk, ChunkEnd, Sampling, Watch
 from repl_rl.engine.kinds import Drive
 from repl_rl.engine.limits import Gate, ending, room
+from repl_rl.engine.seating import Place, undivided
 from repl_rl.errors import EngineDied, EngineError
 
 WHOLE_CHUNKS = 1 << 20
@@ -75,6 +79,8 @@ class Draft:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     end: ChunkEnd | None = None
+    slice_end: int = 0
+    """How many ids it has, at most, when what vLLM was asked for is done."""
 
     def add(self, output: RequestOutput) -> None:
         """Take what vLLM sampled, up to the id that ends the chunk; ids past it are dropped.
@@ -92,15 +98,16 @@ class Draft:
             self.end = ending(token_id, len(self.token_ids), self.most, self.stop_ids, self.watch)
             if self.end is not None:
                 return
-        if part.finish_reason is not None:
+        if part.finish_reason is not None and len(self.token_ids) < self.slice_end:
             raise EngineError(
                 f"vLLM ended a chunk after {len(self.token_ids)} of {self.most} ids ({part.finish_reason}); "
                 "the session was aborted or does not fit its cache"
             )
 
-    def chunk(self, end: ChunkEnd) -> Chunk:
+    def chunk(self) -> Chunk:
         """The finished chunk."""
-        return Chunk(tuple(self.token_ids), tuple(self.logprobs), end)
+        assert self.end is not None
+        return Chunk(tuple(self.token_ids), tuple(self.logprobs), self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,8 @@ class Shared:
     drive: Drive
     parameters: Parameters
     gate: Gate
+    slice_ids: int = 256
+    """Ids that a session samples before it asks for more blocks (>= 1): what it reserves and may not need."""
 
 
 async def _feed(inputs: asyncio.Queue[StreamingInput]) -> AsyncGenerator[StreamingInput, None]:
@@ -121,7 +130,9 @@ async def _feed(inputs: asyncio.Queue[StreamingInput]) -> AsyncGenerator[Streami
 class VllmSession:
     """One rollout's conversation with vLLM."""
 
-    def __init__(self, llm: AsyncLLM, name: str, ids: list[int], sampling: Sampling, shared: Shared) -> None:
+    def __init__(
+        self, llm: AsyncLLM, name: str, ids: list[int], sampling: Sampling, shared: Shared, place: Place
+    ) -> None:
         self.ids = ids
         self._llm = llm
         self._name = name
@@ -133,6 +144,9 @@ class VllmSession:
         self._closed = False
         self._before = len(ids)
         self._draft: Draft | None = None
+        self._place = place
+        self._hanging_up = asyncio.Lock()
+        place.hang_up = self.hang_up
 
     async def sample(
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
@@ -147,14 +161,13 @@ class VllmSession:
         if self._closed:
             raise EngineError("the session is closed, or its last call failed; open a new one")
         most = room(len(self.ids), observed, max_tokens, self._shared.context_tokens)
-        streamed = watch is None and self._shared.drive is Drive.SESSION
-        ask = Ask(most, stop_ids, self._sampling.temperature, WHOLE_CHUNKS if watch is None else 1)
+        streamed = self._shared.drive is Drive.SESSION
         draft = self._draft = Draft(most, stop_ids, watch)
         self._before = len(self.ids)
         last = self.ids[-1:]
         self.ids.extend(observed)
         try:
-            end = await (self._continue([*last, *observed], ask, draft) if streamed else self._request(ask, draft))
+            await (self._stream([*last, *observed], draft) if streamed else self._request(draft))
         except EngineDeadError as error:
             raise EngineDied("the vLLM process is gone; the step cannot go on, start the run again") from error
         except ValueError as error:
@@ -163,7 +176,9 @@ class VllmSession:
             self.ids.extend(draft.token_ids)
             if draft.end is None:
                 await self.close()
-        return draft.chunk(end)
+            elif streamed:
+                await self._pause(draft)
+        return draft.chunk()
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`. The prefix cache keeps what was computed before, in whole blocks."""
@@ -189,38 +204,70 @@ class VllmSession:
         self._closed = True
         await self.hang_up()
 
-    async def _continue(self, appended: list[int], ask: Ask, draft: Draft) -> ChunkEnd:
-        """Sample in the streaming request, opening it with all ids if there is none."""
+    async def _stream(self, appended: list[int], draft: Draft) -> None:
+        """Sample in the streaming request, slice by slice, as far as there are blocks."""
+        while True:
+            size = min(self._shared.slice_ids, draft.most - len(draft.token_ids))
+            draft.slice_end = len(draft.token_ids) + size
+            await self._place.take(min(len(self.ids) + draft.slice_end + 1, self._shared.context_tokens))
+            await self._continue(appended, self._ask(size, draft), draft)
+            if draft.end is not None:
+                return
+            appended = draft.token_ids[-1:]
+            self._place.settle(len(self.ids) + len(draft.token_ids))
+
+    async def _pause(self, draft: Draft) -> None:
+        """Keep what was computed, unless a watch ended the chunk: vLLM goes on, and takes no id of a session back."""
+        self._place.settle(len(self.ids))
+        if draft.end is ChunkEnd.WATCH and len(draft.token_ids) < draft.slice_end:
+            await self.hang_up()
+
+    async def _continue(self, appended: list[int], ask: Ask, draft: Draft) -> None:
+        """Go on in the streaming request, opening it with all ids if there is none, to the end of the slice."""
         parameters = self._shared.parameters.of(ask)
         if self._outputs is None:
-            appended = self.ids.copy()
+            appended = [*self.ids, *draft.token_ids]
             self._inputs = asyncio.Queue()
             self._outputs = self._llm.generate(_feed(self._inputs), parameters, self._next_name())
         self._inputs.put_nowait(StreamingInput(tokens_input(appended), parameters))
-        return await self._collect(self._outputs, draft)
+        await self._collect(self._outputs, draft)
 
-    async def _request(self, ask: Ask, draft: Draft) -> ChunkEnd:
-        """Sample with a request of its own; a watch that stops early aborts it, so nothing is sampled for nobody."""
+    async def _request(self, draft: Draft) -> None:
+        """Sample with a request of its own, which keeps no blocks: vLLM may preempt it, and it loses nothing but time.
+
+        A watch that stops early aborts it, so nothing is sampled for nobody.
+        """
         await self.hang_up()
-        prompt = tokens_input(self.ids.copy())
-        self._outputs = self._llm.generate(prompt, self._shared.parameters.of(ask), self._next_name())
+        draft.slice_end = draft.most
+        parameters = self._shared.parameters.of(self._ask(draft.most, draft))
+        self._outputs = self._llm.generate(tokens_input(self.ids.copy()), parameters, self._next_name())
         try:
-            return await self._collect(self._outputs, draft)
+            await self._collect(self._outputs, draft)
         finally:
             await self.hang_up()
 
-    async def _collect(self, outputs: AsyncGenerator[RequestOutput, None], draft: Draft) -> ChunkEnd:
+    def _ask(self, most: int, draft: Draft) -> Ask:
+        interval = WHOLE_CHUNKS if draft.watch is None else 1
+        return Ask(most, draft.stop_ids, self._sampling.temperature, interval)
+
+    async def _collect(self, outputs: AsyncGenerator[RequestOutput, None], draft: Draft) -> None:
+        """Take ids until the chunk is over, or its slice."""
         async for output in outputs:
             draft.add(output)
-            if draft.end is not None:
-                return draft.end
+            if draft.end is not None or len(draft.token_ids) >= draft.slice_end:
+                return
         raise EngineError("vLLM closed the stream of a session that still wanted ids")
 
     async def hang_up(self) -> None:
         """Give up keys and values in the engine; the next call computes them again from all ids."""
-        outputs, self._outputs = self._outputs, None
-        if outputs is not None:
-            await outputs.aclose()
+        await undivided(self._hang_up())
+
+    async def _hang_up(self) -> None:
+        async with self._hanging_up:  # who comes second waits until they are really gone
+            outputs, self._outputs = self._outputs, None
+            if outputs is not None:
+                await outputs.aclose()
+            self._place.dropped()
 
     def _next_name(self) -> str:
         self._requests += 1

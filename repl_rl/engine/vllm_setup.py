@@ -13,7 +13,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from repl_rl.engine.kinds import Vllm
 from repl_rl.engine.options import ModelFacts, Opening
-from repl_rl.engine.variables import environment, log_level, preloads, socket_folder
+from repl_rl.engine.variables import environment, log_level, preloads
 from repl_rl.errors import ConfigError
 from repl_rl.machine.cores import cores
 
@@ -23,11 +23,10 @@ IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 def core_environment(options: Vllm) -> Mapping[str, str]:
     """Environment variables for the engine's process."""
-    common = {**log_level(), **socket_folder()}
     if not current_platform.is_cpu():
-        return common
+        return log_level()
     return {
-        **common,
+        **log_level(),
         **preloads(Path(vllm.__file__).parent.parent),
         "OMP_NUM_THREADS": str(options.threads or max(1, cores() - 1)),
         # idle threads that spin would take the cores of the trainer and of the consoles
@@ -75,11 +74,21 @@ def refuse_unfit(options: Vllm) -> None:
         )
 
 
-def start(opening: Opening, facts: ModelFacts, options: Vllm) -> AsyncLLM:
-    """Start vLLM's process and wait until it has loaded the model. Blocks for seconds."""
+def start(
+    opening: Opening,
+    facts: ModelFacts,
+    options: Vllm,
+    variables: Mapping[str, str],
+    cache_blocks: int | None = None,
+) -> AsyncLLM:
+    """Start vLLM's process, with environment `variables` beside its own, and wait until it has loaded the model.
+
+    Blocks for seconds. `cache_blocks`: see `open_vllm`.
+    """
     logging.getLogger("vllm").setLevel(log_level()["VLLM_LOGGING_LEVEL"])
-    with environment(core_environment(options)):
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(opening, facts, options)))
+    told = {**arguments(opening, facts, options), "num_gpu_blocks_override": cache_blocks}
+    with environment({**core_environment(options), **variables}):
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**told))
 
 
 async def stop(llm: AsyncLLM) -> None:

@@ -18,8 +18,26 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from repl_rl.engine.forbidden import present, silence
 
 
+class _Spec(Protocol):
+    block_size: int
+    page_size_bytes: int
+
+    def max_memory_usage_bytes(self, vllm_config: object) -> int: ...
+
+
+class _Group(Protocol):
+    kv_cache_spec: _Spec
+
+
+class _Cache(Protocol):
+    num_blocks: int
+    kv_cache_groups: Sequence[_Group]
+
+
 class _Runner(Protocol):
     model: torch.nn.Module
+    kv_cache_config: _Cache
+    vllm_config: object
 
 
 class _Model(Protocol):
@@ -48,6 +66,14 @@ class PolicyWorker:
         """Give `ids` probability 0 from now on, also after a reload; called once, at most."""
         if ids:
             forbid_logits(cast(_Worker, self).get_model(), ids)
+
+    def policy_cache(self) -> tuple[int, Sequence[tuple[int, int]]]:
+        """Blocks that sessions can have; for each kind of layer, the ids a block and the blocks of a full context."""
+        runner = cast(_Worker, self).model_runner
+        specs = [group.kv_cache_spec for group in runner.kv_cache_config.kv_cache_groups]
+        memory = [-(-spec.max_memory_usage_bytes(runner.vllm_config) // spec.page_size_bytes) for spec in specs]
+        groups = list(zip((spec.block_size for spec in specs), memory, strict=True))
+        return runner.kv_cache_config.num_blocks - 1, groups  # vLLM keeps one block that stands for none
 
     def policy_reload(self, folder: str) -> None:
         """Load `folder`/*.safetensors into the model, tied output layers included."""

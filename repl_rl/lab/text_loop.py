@@ -4,14 +4,14 @@ It runs on a vLLM of its own with the arguments of ours, because ours has no tok
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from vllm import LLM, SamplingParams
 
 from repl_rl.engine.kinds import Vllm
 from repl_rl.engine.options import Opening, read_model_folder
-from repl_rl.engine.variables import environment
+from repl_rl.engine.variables import environment, sockets
 from repl_rl.engine.vllm_setup import arguments, core_environment
 from repl_rl.lab.ways import QUESTION, Stage, Way
 from repl_rl.record.console import prompt
@@ -20,15 +20,16 @@ from repl_rl.record.console import prompt
 @asynccontextmanager
 async def text_loop(opening: Opening, options: Vllm) -> AsyncIterator[Way]:
     """Start vLLM's `LLM` on a model; the way that uses it is good for the block."""
-    llm = await asyncio.to_thread(_start, opening, options)
-    try:
-        yield lambda stage: _play(llm, stage)
-    finally:
-        await asyncio.to_thread(llm.llm_engine.engine_core.shutdown)
+    with sockets() as variables:
+        llm = await asyncio.to_thread(_start, opening, options, variables)
+        try:
+            yield lambda stage: _play(llm, stage)
+        finally:
+            await asyncio.to_thread(llm.llm_engine.engine_core.shutdown)
 
 
-def _start(opening: Opening, options: Vllm) -> LLM:
-    with environment(core_environment(options)):
+def _start(opening: Opening, options: Vllm, variables: Mapping[str, str]) -> LLM:
+    with environment({**core_environment(options), **variables}):
         given = arguments(opening, read_model_folder(opening), options)
         return LLM(**given | {"skip_tokenizer_init": False})
 

@@ -21,3 +21,8 @@ class RolloutLimits:
 
     def __post_init__(self) -> None:
         check_fields(self, "rollout")
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a rollout can gain after its prompt, an observation a line."""
+        return self.max_lines * (self.max_line_tokens + self.max_observation_tokens)

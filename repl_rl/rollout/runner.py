@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from repl_rl.engine.ahead import Tally, ahead
-from repl_rl.engine.base import Engine, Sampling
+from repl_rl.engine.base import Engine, Pressure, Sampling, Seated
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
 from repl_rl.judges import graded
 from repl_rl.record.record import Origin, Record
@@ -25,6 +25,13 @@ from repl_rl.tasks import Task
 _CANCEL_S = 5.0
 """How long a cancelled sampler may clean up."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Pressed:
+    """What the engine's cache was too small for, in the last batch."""
+
+    latest: Pressure = field(default_factory=Pressure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +58,19 @@ class Rollouts:
     """What sampling ahead brought so far; figures only."""
     lengths: Lengths = field(default_factory=Lengths, compare=False)
     """Of rollouts so far, by family of tasks: the longest begin first."""
+    pressed: Pressed = field(default_factory=Pressed, compare=False)
+    """Figures only."""
 
     def __post_init__(self) -> None:
         theirs, ours = self.engine.forbidden_ids, self.renderer.forbidden_ids
         if theirs != ours:
             remedy = f"the renderer forbids {len(ours)}; give open_engine(forbidden_ids=renderer.forbidden_ids)"
             raise ConfigError(f"forbidden ids of engine {self.engine.name}", len(theirs), remedy)
+
+    @property
+    def pressure(self) -> Pressure | None:
+        """What a cache that was too small cost since the engine was opened; None: the engine has no such cache."""
+        return self.engine.pressure if isinstance(self.engine, Seated) else None
 
     async def collect(self, tasks: Sequence[Task], temperature: float = 1.0) -> list[Trajectory]:
         """One trajectory a task, in order. A task that is named g times gives a group of g rollouts.
@@ -69,6 +83,7 @@ class Rollouts:
             ConfigError: most prompts do not fit into the context.
             EngineError, InvariantError: all rollouts are cancelled.
         """
+        before = self.pressure
         places = asyncio.Semaphore(self.concurrency)
         counts: dict[str, int] = {}
         origins = []
@@ -91,14 +106,19 @@ class Rollouts:
             raise errors[0]
         if errors:
             _log.warning("%d of %d rollouts dropped: %s", len(errors), len(tasks), errors[0])
+        after = self.pressure
+        self.pressed.latest = after.since(before) if after and before else Pressure()
         played = [running[index].result() for index in range(len(tasks))]
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
         return played
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """What the sampler counts in a step's rollouts, and what giving up early saved, where that is on."""
+        """What the sampler counts in a step's rollouts, the last that were collected; what giving up early saved, where
+        that is on; and how often a session lost its place in the engine's cache meanwhile, where there is one."""
         counted = dict(self.sampler.metrics(trajectories))
+        if self.pressure is not None:
+            counted["preemptions"] = self.pressed.latest.preempted
         if isinstance(self.sampler, ReplSampler) and self.sampler.give_up_after:
             counted["lines_saved"] = lines_saved(trajectories, self.limits.max_lines)
         return counted

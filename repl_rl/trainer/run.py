@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def _refuse_early(config: TrainerConfig, tasks: int) -> None:
 def _conclude(folder: RunFolder, rollouts: Rollouts, policy: Origin, steps: int) -> None:
     engine = rollouts.engine
     opened = {"engine": engine.name, "engine_fallback": engine.fallback_reason, "sandbox": rollouts.sandbox.name}
+    pressed = asdict(rollouts.pressure) if rollouts.pressure is not None else None
     model = {"model": policy.reference, "model_fallback": policy.fallback}
-    folder.summarise({"status": "finished", **model, "steps": steps, **opened})
+    folder.summarise({"status": "finished", **model, "steps": steps, "preemptions": pressed, **opened})
     folder.report()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine.variables import environment, preloads, socket_folder
+from repl_rl.engine.variables import environment, preloads, sockets
 
 
 def test_what_was_set_or_changed_in_the_block_is_gone_after_it() -> None:
@@ -53,15 +53,18 @@ def test_what_vllm_preloads_is_found_by_the_loader_below_a_path_with_spaces(tmp_
     assert preloads(tmp_path) == {}
 
 
-def test_sockets_get_a_short_folder_where_the_temporary_one_has_a_long_name(
+def test_sockets_have_a_folder_that_goes_with_them_and_a_short_name_where_the_temporary_one_has_a_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / ("x" * 100)
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    short = socket_folder()["VLLM_RPC_BASE_PATH"]
-    Path(short, "here").touch()
-    assert len(short) < 40
-    assert os.listdir(folder) == ["here"]
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    assert socket_folder() == {}
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    for root in (long, Path(tempfile.mkdtemp(dir="/tmp"))):
+        monkeypatch.setattr(tempfile, "tempdir", str(root))
+        with sockets() as variables:
+            (folder,) = root.iterdir()
+            short = Path(variables["VLLM_RPC_BASE_PATH"])
+            (short / "here").touch()
+            assert [file.name for file in folder.iterdir()] == ["here"]
+            assert len(str(short)) <= 60
+        assert list(root.iterdir()) == []
+    root.rmdir()

@@ -1,0 +1,154 @@
+"""Where sessions wait for their part of the cache: `seats.py` decides, here they wait, and others are hung up."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from repl_rl.engine.base import Pressure
+from repl_rl.engine.seats import Seat, Seats
+
+log = logging.getLogger(__name__)
+HangUp = Callable[[], Awaitable[None]]
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def undivided(call: Coroutine[object, object, None]) -> None:
+    """Await `call` to its end, also where the caller is cancelled: half of it would leave nobody knows what."""
+    calling = asyncio.ensure_future(call)
+    try:
+        await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        await asyncio.wait({calling})
+        raise
+
+
+class Seating:
+    """The way to a seat: sessions are admitted in the order in which they ask, and sample as `Seats.next` says."""
+
+    def __init__(self, seats: Seats, most: int) -> None:
+        """`most`: sessions that are open at once, however short they are (>= 1)."""
+        self.pressure = Pressure()
+        self._seats = seats
+        self._most = most
+        self._queue: deque[tuple[int, asyncio.Future[Seat]]] = deque()
+        self._places: dict[Seat, Place] = {}
+        self._granting = asyncio.Lock()
+
+    @asynccontextmanager
+    async def place(self, prompt: int) -> AsyncIterator["Place"]:
+        """A place for a session that begins with `prompt` ids; it waits until one is free."""
+        seat = await self._admitted(prompt)
+        self._places[seat] = place = Place(self, seat)
+        try:
+            yield place
+        finally:
+            del self._places[seat]
+            self._seats.leave(seat)
+            self._admit()
+            self.call()
+
+    async def take(self, place: "Place", ids: int) -> None:
+        """See `Place.take`."""
+        self._seats.want(place.seat, ids)
+        try:
+            self.call()
+            while not await self._granted(place):
+                pass
+        finally:
+            self._seats.forgo(place.seat)
+            self.call()
+
+    def settle(self, seat: Seat, ids: int) -> None:
+        """See `Place.settle`."""
+        self._seats.settle(seat, ids)
+        self.call()
+
+    def drop(self, seat: Seat) -> None:
+        """See `Place.dropped`."""
+        self._seats.drop(seat)
+        self.call()
+
+    def call(self) -> None:
+        """Wake whose turn it is; after every change."""
+        turn = self._seats.next()
+        if turn is not None:
+            self._places[turn[0]].turn.set()
+
+    async def _granted(self, place: "Place") -> bool:
+        await place.turn.wait()
+        place.turn.clear()
+        async with self._granting:  # nobody is given blocks before those that were there first are really free
+            turn = self._seats.next()
+            if turn is None or turn[0] is not place.seat:
+                return False
+            if turn[1]:
+                await self._evict(turn[1])
+            self._seats.hold(place.seat)
+            return True
+
+    async def _evict(self, victims: Sequence[Seat]) -> None:
+        if not self.pressure.preempted:
+            log.warning(
+                "the cache is too small for the sessions that are open: keys and values of the youngest are dropped "
+                "and computed again; give the engine more memory for them, or lower concurrency"
+            )
+        for victim in victims:
+            before = self.pressure
+            self.pressure = replace(before, preempted=before.preempted + 1, recomputed=before.recomputed + victim.ids)
+            place = self._places.get(victim)
+            if place is not None:  # it has not been closed in the meantime
+                await place.hang_up()
+
+    async def _admitted(self, prompt: int) -> Seat:
+        if not self._queue and self._free(prompt):
+            return self._seats.enter(prompt)
+        turn: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
+        self._queue.append((prompt, turn))
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._seats.leave(turn.result())
+            self._admit()
+            raise
+
+    def _admit(self) -> None:
+        while self._queue and (self._queue[0][1].done() or self._free(self._queue[0][0])):
+            prompt, turn = self._queue.popleft()
+            if not turn.done():  # who was cancelled asks no more
+                turn.set_result(self._seats.enter(prompt))
+
+    def _free(self, prompt: int) -> bool:
+        return len(self._seats.open) < self._most and self._seats.admits(prompt)
+
+
+class Place:
+    """One session's handle on its seat."""
+
+    def __init__(self, seating: Seating, seat: Seat) -> None:
+        self.seat = seat
+        self.hang_up: HangUp = _nothing
+        """Gives up keys and values, then calls `dropped`, all of it `undivided`. Called while it does not sample."""
+        self.turn = asyncio.Event()
+        self._seating = seating
+
+    async def take(self, ids: int) -> None:
+        """Wait until the cache has blocks for `ids` ids of this session; it samples from then on.
+
+        What it held may have been hung up meanwhile.
+        """
+        await self._seating.take(self, ids)
+
+    def settle(self, ids: int) -> None:
+        """It samples no more, and has `ids` ids."""
+        self._seating.settle(self.seat, ids)
+
+    def dropped(self) -> None:
+        """Its keys and values are gone from the engine, and it does not sample."""
+        self._seating.drop(self.seat)

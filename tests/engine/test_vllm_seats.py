@@ -1,0 +1,170 @@
+"""A real vLLM whose cache is too small for the sessions that are open: all of them end, and their ids are the same."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from repl_rl.engine import Sampling, Vllm
+from repl_rl.engine.ahead import Guess, Tally, ahead
+from repl_rl.engine.base import EngineSession, Pressure
+from repl_rl.engine.options import Opening
+from repl_rl.engine.vllm import VllmEngine, open_vllm
+from tests.engine.models import CONTEXT, STOPS, Host
+
+GREEDY = Sampling(temperature=0.0)
+SESSIONS = 8
+NEVER: frozenset[int] = frozenset()
+
+
+@pytest.fixture(scope="module")
+def tight_host(policy_folder: Path) -> Iterator[Host]:
+    """20 blocks of 32 ids, one of them vLLM's own: two contexts and a bit."""
+    opening = Opening(policy_folder, max_sessions=32, growth_tokens=8)
+    host = Host(open_vllm(opening, Vllm(), cache_blocks=20))
+    yield host
+    host.close()
+
+
+def vllm_of(host: Host) -> VllmEngine:
+    assert isinstance(host.engine, VllmEngine)
+    return host.engine
+
+
+async def long(engine: VllmEngine, number: int, arrived: asyncio.Barrier | None = None) -> list[int]:
+    """Ids of a session that grows to 5 blocks, in lines, with a console in between that lets the others go on."""
+    async with engine.session((5, number + 1), GREEDY) as session:
+        if arrived is not None:
+            await arrived.wait()
+        for observed in ((), (7, 8), (300,), (), (11, 12, 13), ()):
+            await session.sample(observed, max_tokens=24, stop_ids=NEVER)
+            await asyncio.sleep(0)
+        return list(session.ids)
+
+
+def test_the_cache_is_vllms_own_without_the_block_that_stands_for_none(tight_host: Host) -> None:
+    cache = vllm_of(tight_host).cache
+    assert (cache.blocks, cache.groups) == (19, ((32, CONTEXT // 32),))
+
+
+def test_in_ten_runs_nobody_waits_for_ever_and_ids_are_those_of_a_cache_with_room_for_all(
+    vllm_host: Host, tight_host: Host
+) -> None:
+    tight = vllm_of(tight_host)
+
+    async def alone() -> list[list[int]]:
+        return list(await asyncio.gather(*(long(vllm_of(vllm_host), n) for n in range(SESSIONS))))
+
+    async def pressed() -> list[list[int]]:
+        # otherwise those that are expected to grow too much are not even admitted
+        tight._seating._seats.growth._ended.clear()
+        arrived = asyncio.Barrier(SESSIONS)
+        async with asyncio.timeout(120):
+            return list(await asyncio.gather(*(long(tight, n, arrived) for n in range(SESSIONS))))
+
+    expected = vllm_host.run(alone())
+    for run in range(10):
+        before = tight.pressure
+        assert tight_host.run(pressed()) == expected, run
+        lost = tight.pressure.since(before)
+        assert lost.preempted >= 1, "40 blocks were wanted and 19 are there"
+        assert lost.recomputed > lost.preempted
+    assert tight._llm.get_num_unfinished_requests() == 0
+
+
+def test_sessions_that_are_expected_to_grow_wait_outside_and_none_is_preempted(tight_host: Host) -> None:
+    tight = vllm_of(tight_host)
+    for _ in range(9):
+        tight._seating._seats.growth.learn(6 * 24 + 6)
+    before, open_at_once = tight.pressure, [0]
+
+    async def counted(number: int) -> None:
+        async with tight.session((5, number + 1), GREEDY) as session:
+            open_at_once.append(len(tight._open))
+            await session.sample((), max_tokens=9, stop_ids=STOPS)
+
+    async def work() -> None:
+        await asyncio.gather(*(counted(n) for n in range(SESSIONS)))
+
+    tight_host.run(work())
+    assert max(open_at_once) == 3, "5 blocks each"
+    assert tight.pressure.since(before) == Pressure()
+
+
+def test_weights_are_loaded_while_a_session_waits_for_blocks(
+    tight_host: Host, policy_folder: Path, vllm_host: Host
+) -> None:
+    """A load waits for calls under way, and one of them for blocks of sessions that the load keeps from going on."""
+    tight = vllm_of(tight_host)
+    tight._seating._seats.growth._ended.clear()
+
+    async def fill(session: EngineSession) -> None:
+        await session.sample((1,) * 200, max_tokens=9, stop_ids=NEVER)
+
+    async def work() -> list[int]:
+        async with (
+            tight.session((5, 1), GREEDY) as first,
+            tight.session((5, 2), GREEDY) as second,
+            tight.session((5, 3), GREEDY) as third,
+            asyncio.timeout(120),
+        ):
+            await asyncio.gather(fill(first), fill(second))
+            sampling = asyncio.create_task(first.sample((), max_tokens=20, stop_ids=NEVER))
+            await asyncio.sleep(0)
+            waiting = asyncio.create_task(fill(third))
+            await asyncio.sleep(0)
+            await tight.load_weights(policy_folder, 1)
+            await sampling
+            await waiting
+            await second.sample((), max_tokens=5, stop_ids=NEVER)
+            return list(second.ids)
+
+    async def alone() -> list[int]:
+        async with vllm_of(vllm_host).session((5, 2), GREEDY) as session:
+            await fill(session)
+            await session.sample((), max_tokens=5, stop_ids=NEVER)
+            return list(session.ids)
+
+    assert tight_host.run(work()) == vllm_host.run(alone())
+
+
+def test_a_chunk_longer_than_what_is_reserved_goes_on_in_slices(tight_host: Host, vllm_host: Host) -> None:
+    async def whole(engine: VllmEngine, watched: Sequence[int]) -> list[int]:
+        seen: list[int] = []
+
+        def watch(token_id: int) -> bool:
+            seen.append(token_id)
+            return len(seen) in watched
+
+        async with engine.session((5, 9, 300, 7), GREEDY) as session, ahead(session, Tally()) as other:
+            await session.sample((), max_tokens=70, stop_ids=NEVER, watch=watch if watched else None)
+            other.guess(Guess((4,), 40, NEVER))
+            await asyncio.sleep(0)
+            await other.sample((3,), max_tokens=40, stop_ids=NEVER)
+            return list(session.ids)
+
+    tight = vllm_of(tight_host)
+    shared = tight._shared
+    for watched in ([], [16], [17], [50]):
+        tight._shared = shared.__class__(shared.context_tokens, shared.drive, shared.parameters, shared.gate, 16)
+        try:
+            sliced = tight_host.run(whole(tight, watched))
+        finally:
+            tight._shared = shared
+        assert sliced == vllm_host.run(whole(vllm_of(vllm_host), watched))
+
+
+@pytest.mark.parametrize("ends", ["length", "stop"])
+def test_a_watched_chunk_that_is_not_cut_short_leaves_the_session_open(vllm_host: Host, ends: str) -> None:
+    engine = vllm_of(vllm_host)
+
+    async def work() -> int:
+        async with engine.session((5, 9), GREEDY) as session:
+            for _ in range(3):
+                stops = STOPS if ends == "stop" else NEVER
+                await session.sample((), max_tokens=60, stop_ids=stops, watch=lambda token_id: False)
+            (requests,) = {opened._requests for opened in engine._open}
+            return requests
+
+    assert vllm_host.run(work()) == 1
