@@ -58,19 +58,15 @@ def fit(
     those of each step by the outcomes so far; else they come in TRL's random order, drawn by `seed` (>= 0).
     Checkpoints are `out/checkpoint-<step>`, every `config.save_every` steps and at the last. Whatever `on_step` or
     `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the adapters merged into
-    its weights, `out/adapter` holds them alone, and so do checkpoints. `tell` is given a line about whatever is done in
-    another way than usual. The text part of a composite model is trained; `out/final` is the whole model again, where
-    `model` is its folder.
+    its weights, `out/adapter` holds them alone, and so do checkpoints. Of a composite model in a folder the text part
+    is trained, and `out/final` is the whole again. `tell` is given a line about what is done in another way than usual.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
     credit = credit_of(config)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
-    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
-    disable_progress_bar()
+    _silence()
     args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
@@ -94,6 +90,13 @@ def fit(
         sinks.join()
         trainer.train()
     return _save(trainer, out, config.lora_rank > 0, model if isinstance(model, Path) else None)
+
+
+def _silence() -> None:
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
+    disable_progress_bar()
 
 
 def _tell_router(policy: PreTrainedModel, config: TrainerConfig, tell: Tell) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from repl_rl.engine import ENGINES
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.runs.folder import RunFolder
@@ -46,7 +47,7 @@ def train(
     """
     chosen, rank = config or TrainerConfig(), int(os.environ.get("RANK", "0"))
     tasks = world.drawn(Split.TRAIN, train_tasks)
-    refuse_model(world.model_folder, chosen, lambda: world.renderer().forbidden_ids)
+    refuse_model(world.model_folder, ENGINES.chosen(world.engine), chosen, lambda: world.renderer().forbidden_ids)
     folder = RunFolder(out, overwrite=rank > 0)
 
     def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
