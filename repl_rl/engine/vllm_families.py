@@ -52,7 +52,7 @@ def _refuse_on_cpu(folder: Path, served: str, dtype: Dtype) -> None:
 
 
 def refuse_stuck(folder: Path) -> None:
-    """Refuse a model that vLLM samples, but whose weights it does not replace.
+    """Refuse a model that vLLM samples, but whose weights it does not replace, or which it computes too coarsely.
 
     Raises:
         ConfigError: so it is.
@@ -60,6 +60,10 @@ def refuse_stuck(folder: Path) -> None:
     stuck = _STUCK.intersection(_architectures(folder))
     if stuck:
         raise ConfigError("architecture", min(stuck), f"this vLLM does not take new weights of it; {_REMEDY}")
+    latent = getattr(read_config(folder).get_text_config(), "kv_lora_rank", None)
+    if latent and current_platform.is_cpu():
+        remedy = f"vLLM's latent attention on a CPU is tenths of a nat from the trainer's; {_REMEDY}"
+        raise ConfigError("kv_lora_rank", latent, remedy)
 
 
 def _architectures(folder: Path) -> list[str]:
