@@ -1,5 +1,5 @@
 # `make train` and `make test` do all of their own set-up.
-.PHONY: train pretrained test test-heavy test-soak check clean
+.PHONY: train pretrained models test test-heavy test-soak check clean
 
 train:
 	scripts/setup train
@@ -9,6 +9,11 @@ train:
 pretrained:
 	scripts/setup pretrained
 	scripts/pretrained
+
+# The table of docs/models.md: every family on every engine, half an hour.
+models:
+	scripts/setup test
+	.venv/bin/python -m benchmarks.models
 
 test:
 	scripts/setup test

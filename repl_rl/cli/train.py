@@ -94,7 +94,8 @@ class Run:
             raise ConfigError("training tasks", len(self.training), f"{remedy} (--trainer.prompts-per-step)")
         credit_of(config.trainer)
         config.trainer.grpo_args(folder.checkpoints)
-        refuse_model(config.model_folder, config.trainer, lambda: config.renderer().forbidden_ids)
+        engine = ENGINES.chosen(config.engine)
+        refuse_model(config.model_folder, engine, config.trainer, lambda: config.renderer().forbidden_ids)
 
     def execute(self) -> None:
         """Train and evaluate. A summary is written whatever happens after the run folder was made.

@@ -151,7 +151,7 @@ class Engine(Protocol):
         """Open a session that starts from `prompt_ids` (at least one id)."""
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Replace the weights by `folder/model.safetensors` and drop every cached key and value.
+        """Replace the weights by those of the checkpoint in `folder` and drop every cached key and value.
 
         Open sessions stay open: calls of `sample` under way end first, the next ones wait and sample from the new
         weights, with keys and values computed afresh from all ids.

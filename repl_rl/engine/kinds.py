@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from repl_rl.engine.base import Engine
@@ -69,7 +70,16 @@ class Vllm(EngineKind):
         # imported here: vllm takes seconds and is not always installed
         from repl_rl.engine.vllm_families import refuse_unserved
 
-        refuse_unserved(opening.folder)
+        refuse_unserved(opening.folder, opening.dtype)
+
+    def check_sync(self, folder: Path) -> None:
+        """See `EngineKind.check_sync`."""
+        self.doctor()
+        _import_vllm()
+        # imported here: vllm takes seconds and is not always installed
+        from repl_rl.engine.vllm_families import refuse_stuck
+
+        refuse_stuck(folder)
 
     def doctor(self) -> str:
         """See `EngineKind.doctor`."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils.logging import get_logger
+from transformers.utils.logging import disable_progress_bar, get_logger
 
 from repl_rl.engine.checkpoint import INDEX, WHOLE, Shapes, checkpoint_files, checkpoint_shapes
 from repl_rl.errors import ConfigError, EngineError
@@ -50,8 +50,8 @@ def outline(folder: Path) -> Outline:
         ConfigError: no causal language model is there, its checkpoint is not whole, or what is trained of it would be
             saved under other names or shapes than it was stored.
     """
-    stat = (folder / "config.json").stat()
-    return _outline(folder.resolve(), stat.st_mtime_ns)
+    file = folder / "config.json"
+    return _outline(folder.resolve(), file.stat().st_mtime_ns if file.is_file() else 0)
 
 
 def as_stored(model: PreTrainedModel, state: State) -> dict[str, Tensor]:
@@ -86,9 +86,8 @@ def complete(folder: Path, base: Path) -> None:
     if causal_class(config)[1] is config:
         return
     found = outline(base)
-    doubled = as_stored(
-        found.model, {name: torch.empty(0, device="meta") for name in found.model.all_tied_weights_keys}
-    )
+    nothing = torch.empty(0, device="meta")
+    doubled = as_stored(found.model, dict.fromkeys(found.model.all_tied_weights_keys, nothing))
     rest = found.stored.keys() - found.trained.keys() - doubled.keys()
     whole = folder / WHOLE
     if whole.is_file():
@@ -99,7 +98,9 @@ def complete(folder: Path, base: Path) -> None:
     save_file(_picked(base, rest), folder / "model-untrained.safetensors", metadata={"format": "pt"})
     places |= dict.fromkeys(sorted(rest), "model-untrained.safetensors")
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2) + "\n", encoding="utf-8")
-    shutil.copy(base / "config.json", folder)
+    saved, said = (json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (folder, base))
+    said["dtype"] = said["text_config"]["dtype"] = saved.get("dtype")
+    (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
 def _picked(folder: Path, names: Set[str]) -> dict[str, Tensor]:
@@ -197,7 +198,11 @@ def _loaded(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers tells what is missing or left over in a table; here that is an error, or meant."""
+    """transformers tells what is missing or left over in a table; here that is an error, or meant.
+
+    Its progress bars are gone from then on.
+    """
+    disable_progress_bar()
     logger = get_logger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -65,6 +65,14 @@ class EngineKind(ABC):
         """
         return
 
+    def check_sync(self, folder: Path) -> None:
+        """Refuse a model of which engines of this kind do not take new weights: it can be sampled, but not trained.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        return
+
     def doctor(self) -> str:
         """What of it is installed, in a few words.
 

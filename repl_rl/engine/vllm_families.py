@@ -7,18 +7,22 @@ import transformers
 from vllm import ModelRegistry
 from vllm.platforms import current_platform
 
+from repl_rl.engine.names import causal_class, read_config
+from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError
 
 _REMEDY = "choose another model, or --engine transformers"
+_STUCK = frozenset({"GptOssForCausalLM"})
+"""Models whose loader in vLLM writes past the hooks of a reload, so that the old experts stay without a word."""
 
 
-def refuse_unserved(folder: Path) -> None:
-    """Refuse a model that vLLM has no class for, or whose class it cannot load here.
+def refuse_unserved(folder: Path, dtype: Dtype) -> None:
+    """Refuse a model that vLLM has no class for, or whose class it cannot load or run here in this number format.
 
     Raises:
         ConfigError: so it is.
     """
-    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    named = _architectures(folder)
     served = next((name for name in named if name in ModelRegistry.get_supported_archs()), None)
     if served is None:
         if not any(_driven(name) for name in named):
@@ -29,6 +33,42 @@ def refuse_unserved(folder: Path) -> None:
         except Exception as error:  # whatever a package that is missing here makes of it
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ConfigError("architecture", served, f"this vLLM cannot load it: {reason}; {_REMEDY}") from error
+        _refuse_on_cpu(folder, served, dtype)
+
+
+def _refuse_on_cpu(folder: Path, served: str, dtype: Dtype) -> None:
+    """Refuse layers that vLLM's CPU kernels compute otherwise, or not at all."""
+    kind, config = causal_class(read_config(folder))
+    text = config.get_text_config()
+    if hasattr(text, "linear_key_head_dim"):
+        if dtype != "bfloat16":
+            remedy = "vLLM computes its linear attention on a CPU in bfloat16 alone; use a GPU, or another model"
+            raise ConfigError(f"architecture {served} with dtype", dtype, remedy)
+    elif kind._is_stateful:
+        remedy = (
+            "vLLM loses its running state on a CPU when several rollouts are under way; use a GPU, or another model"
+        )
+        raise ConfigError("architecture", served, remedy)
+
+
+def refuse_stuck(folder: Path) -> None:
+    """Refuse a model that vLLM samples, but whose weights it does not replace, or which it computes too coarsely.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    stuck = _STUCK.intersection(_architectures(folder))
+    if stuck:
+        raise ConfigError("architecture", min(stuck), f"this vLLM does not take new weights of it; {_REMEDY}")
+    latent = getattr(read_config(folder).get_text_config(), "kv_lora_rank", None)
+    if latent and current_platform.is_cpu():
+        remedy = f"vLLM's latent attention on a CPU is tenths of a nat from the trainer's; {_REMEDY}"
+        raise ConfigError("kv_lora_rank", latent, remedy)
+
+
+def _architectures(folder: Path) -> list[str]:
+    named: list[str] | None = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
+    return named or []
 
 
 def _driven(name: str) -> bool:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import torch
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.platforms import current_platform
 
 from repl_rl.engine.forbidden import present, silence
 
@@ -76,8 +78,10 @@ class PolicyWorker:
         return runner.kv_cache_config.num_blocks - 1, groups  # vLLM keeps one block that stands for none
 
     def policy_reload(self, folder: str) -> None:
-        """Load `folder`/*.safetensors into the model, tied output layers included."""
+        """Load the checkpoint in `folder` into the model, packed experts and tied output layers included."""
         worker = cast(_Worker, self)
+        if current_platform.is_cpu():
+            forget_packing(worker.model_runner.model)
         worker.reload_weights(weights_path=folder)
         repack_tied(worker.model_runner.model)
 
@@ -100,6 +104,18 @@ def forbid_logits(model: _Model, ids: Sequence[int]) -> None:
         return silence(logits, index[logits.device])
 
     model.compute_logits = compute_logits
+
+
+def forget_packing(model: torch.nn.Module) -> None:
+    """Let every layer of experts pack the weights of the next reload as it did those of the first load.
+
+    vLLM's CPU kernels multiply by packed copies of experts. A layer that has its kernel already takes a reload for one
+    whose weights need no packing, and would multiply by the plain ones as if they were packed.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod):
+            method.moe_kernel = None
 
 
 def repack_tied(model: torch.nn.Module) -> None:

@@ -68,10 +68,7 @@ def fit(
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
     credit = credit_of(config)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
-    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
-    disable_progress_bar()
+    _silence()
     args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
@@ -96,6 +93,13 @@ def fit(
         sinks.join()
         trainer.train()
     return _save(trainer, out, config.lora_rank > 0, model if isinstance(model, Path) else None)
+
+
+def _silence() -> None:
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
+    disable_progress_bar()
 
 
 def _tell_router(policy: PreTrainedModel, config: TrainerConfig, tell: Tell) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
 from repl_rl.origin import Origin
 from repl_rl.record.trajectory import Trajectory
@@ -50,7 +51,7 @@ def train(
     chosen, rank = config or TrainerConfig(), int(os.environ.get("RANK", "0"))
     tasks = world.drawn(Split.TRAIN, train_tasks)
     _refuse_early(chosen, len(tasks))
-    refuse_model(world.model_folder, chosen, lambda: world.renderer().forbidden_ids)
+    refuse_model(world.model_folder, ENGINES.chosen(world.engine), chosen, lambda: world.renderer().forbidden_ids)
     folder = RunFolder(out, overwrite=rank > 0)
 
     def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:

@@ -24,7 +24,7 @@ class RolloutSource(Protocol):
         """
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Replace the policy by `folder/model.safetensors`. The folder is only valid during the call."""
+        """Replace the policy by the checkpoint in `folder`, which is only valid during the call."""
 
 
 @dataclass(frozen=True, slots=True)
