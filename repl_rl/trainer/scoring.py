@@ -115,6 +115,8 @@ def score_rows(
     end = whole.size(1) - whole.flip(1).int().argmax(dim=1)
     lengths = torch.where(whole.any(dim=1), end - first, 1)
     parts = buckets(rows, lengths, tokens_per_pass)
+    # Agreed on before the first pass: within one, the others may wait for this process already.
+    passes = most(max(len(parts), int(torch.is_grad_enabled())), input_ids.device)
     for bucket in parts:
         positions = torch.arange(int(lengths[bucket].max()), device=input_ids.device).expand(len(bucket), -1)
         inside = positions < lengths[bucket, None]
@@ -127,8 +129,7 @@ def score_rows(
         some_logprobs, some_entropies = model(input_ids=ids, sampled=marked, position_ids=positions if packed else None)
         logprobs = logprobs.index_copy(0, flat, some_logprobs.float())
         entropies = entropies.index_copy(0, flat, some_entropies.detach().float())
-    needed = max(len(parts), int(torch.is_grad_enabled()))
-    for _ in range(most(needed, input_ids.device) - len(parts)):
+    for _ in range(passes - len(parts)):
         logprobs = logprobs + _idle(model, input_ids, packed)
     return Scores(logprobs.view(size, width), entropies.view(size, width))
 
