@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.engine.seating import Place, Seating, undivided
+from repl_rl.engine.seating import Seating, undivided
 from repl_rl.engine.seats import Cache, Growth, Seats
 from repl_rl.rollout.limits import RolloutLimits
 
@@ -226,7 +226,7 @@ def test_a_cache_that_is_too_small_is_told_once_in_the_log_and_counted(caplog: p
 def test_sessions_are_admitted_in_the_order_in_which_they_ask_also_past_one_that_is_cancelled() -> None:
     order: list[int] = []
 
-    async def visit(seating: Seating, number: int, done: asyncio.Event) -> None:
+    async def enter(seating: Seating, number: int, done: asyncio.Event) -> None:
         async with seating.place(4):
             order.append(number)
             await done.wait()
@@ -234,7 +234,7 @@ def test_sessions_are_admitted_in_the_order_in_which_they_ask_also_past_one_that
     async def work() -> None:
         seating = Seating(seats_of(blocks=100), most=1)
         done = asyncio.Event()
-        tasks = [asyncio.create_task(visit(seating, number, done)) for number in range(4)]
+        tasks = [asyncio.create_task(enter(seating, number, done)) for number in range(4)]
         await asyncio.sleep(0)
         tasks[1].cancel()
         done.set()
@@ -244,22 +244,54 @@ def test_sessions_are_admitted_in_the_order_in_which_they_ask_also_past_one_that
     assert order == [0, 2, 3]
 
 
-def test_one_that_is_cancelled_at_the_moment_of_its_admission_leaves_the_place_to_the_next() -> None:
-    async def visit(seating: Seating, done: asyncio.Event) -> Place:
-        async with seating.place(4) as place:
-            await done.wait()
-            return place
+async def visit(seating: Seating, prompt: int, done: asyncio.Event) -> None:
+    async with seating.place(prompt):
+        await done.wait()
 
+
+def test_one_that_is_cancelled_at_the_moment_of_its_admission_leaves_the_place_to_the_next() -> None:
     async def work() -> None:
-        seating, done, other = Seating(seats_of(blocks=100), most=1), asyncio.Event(), asyncio.Event()
-        first = asyncio.create_task(visit(seating, done))
-        await asyncio.sleep(0)
-        second, third = asyncio.create_task(visit(seating, other)), asyncio.create_task(visit(seating, done))
-        await asyncio.sleep(0)
+        seating, done, never = Seating(seats_of(blocks=100), most=1), asyncio.Event(), asyncio.Event()
+        async with seating.place(4):
+            second, third = asyncio.create_task(visit(seating, 4, never)), asyncio.create_task(visit(seating, 4, done))
+            await asyncio.sleep(0)
+        second.cancel()  # it was admitted a moment ago, and does not know it yet
         done.set()
-        first.add_done_callback(lambda _: second.cancel())
         async with asyncio.timeout(10):
             await third
         assert second.cancelled()
+
+    asyncio.run(work())
+
+
+def test_when_one_that_asks_for_much_gives_up_those_behind_it_are_admitted_at_once() -> None:
+    async def work() -> None:
+        seating, done, never = Seating(seats_of(blocks=20, guess=4), most=9), asyncio.Event(), asyncio.Event()
+        async with seating.place(32):
+            much, little = asyncio.create_task(visit(seating, 60, never)), asyncio.create_task(visit(seating, 4, done))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            much.cancel()
+            done.set()
+            async with asyncio.timeout(10):
+                await little
+
+    asyncio.run(work())
+
+
+def test_when_one_that_waits_for_blocks_gives_up_those_behind_it_are_served_at_once() -> None:
+    async def work() -> None:
+        seating = Seating(seats_of(blocks=8, guess=1), most=9)
+        async with seating.place(1) as a, seating.place(1) as b, seating.place(1) as c:
+            await c.take(16)
+            waiting = asyncio.create_task(a.take(32))
+            await asyncio.sleep(0)
+            behind = asyncio.create_task(b.take(8))
+            for _ in range(9):
+                await asyncio.sleep(0)
+            assert not behind.done(), "it might go on for ever before the older one"
+            waiting.cancel()
+            async with asyncio.timeout(10):
+                await behind
 
     asyncio.run(work())
