@@ -398,7 +398,8 @@ def test_too_few_tasks_for_a_step_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("importance", get_args(Importance))
 def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: Importance, tmp_path: Path) -> None:
-    start, prompt, skeleton = tiny_model(), prompt_of("task 0"), [((9, 5, 2), None)]
+    start, prompt = tiny_model(), prompt_of("task 0")
+    skeleton: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [((9, 5, 2), None)]
     logprobs = [p - math.log(4) for p in logprobs_of(start, prompt, skeleton)]  # the sampler found all of it unlikely
     batch = [trajectory_of(prompt, skeleton, logprobs, number) for number in range(2)]
     used = []

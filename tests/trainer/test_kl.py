@@ -100,7 +100,7 @@ def test_gradients_are_those_of_the_formula_over_all_logits(kind: str, fast: boo
 
 
 def test_rollouts_without_an_advantage_are_held_to_the_reference_too(tmp_path: Path) -> None:
-    norms = []
+    norms: list[float] = []
     for kl in ("", "k3(beta=0.5)"):
         model = tiny_model()
         source = SampledSource(copy.deepcopy(model))

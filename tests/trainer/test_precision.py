@@ -41,7 +41,7 @@ def share_moved(dtype: str, folder: Path, out: Path) -> float:
     assert source.formats == {torch.float32}, "the engine is given float32"
     after = load_file(final / "model.safetensors")
     assert {weight.dtype for weight in after.values()} == {torch.float32}
-    moved = sum((after[name] != weight).sum().item() for name, weight in before.items())
+    moved = sum(int((after[name] != weight).sum()) for name, weight in before.items())
     return moved / sum(weight.numel() for weight in before.values())
 
 
