@@ -42,7 +42,7 @@ def share_moved(dtype: str, folder: Path, out: Path) -> float:
     after = load_file(final / "model.safetensors")
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     moved = sum(int((after[name] != weight).sum()) for name, weight in before.items())
-    return moved / sum(weight.numel() for weight in before.values())
+    return moved / sum(int(weight.numel()) for weight in before.values())
 
 
 def test_as_many_weights_move_in_bfloat16_as_in_float32(tmp_path: Path) -> None:
