@@ -114,9 +114,10 @@ def _with_its_head(folder: Path) -> None:
 
 
 def _with_consolidated(folder: Path) -> None:
-    """Lay the same weights beside under other names, as Mistral's published checkpoints do."""
+    """Lay the same weights beside the shards under other names, as Mistral's published checkpoints do."""
     weights = load_file(folder / "model.safetensors")
     renamed = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    _in_shards(folder)
     save_file(renamed, folder / "consolidated.safetensors", metadata={"format": "pt"})
 
 

@@ -7,6 +7,7 @@ import transformers
 from vllm import ModelRegistry
 from vllm.platforms import current_platform
 
+from repl_rl.engine.checkpoint import INDEX, WHOLE
 from repl_rl.engine.names import causal_class, read_config
 from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError
@@ -23,6 +24,10 @@ def refuse_unserved(folder: Path, dtype: Dtype) -> None:
         ConfigError: so it is.
     """
     named = _architectures(folder)
+    others = sorted({file.name for file in folder.glob("*.safetensors")} - {WHOLE})
+    if others and not (folder / INDEX).is_file():
+        remedy = f"vLLM would read it beside {WHOLE}, as no {INDEX} says what belongs together; move it away"
+        raise ConfigError(f"file in {folder}", others[0], remedy)
     served = next((name for name in named if name in ModelRegistry.get_supported_archs()), None)
     if served is None:
         if not any(_driven(name) for name in named):

@@ -43,6 +43,8 @@ def arguments(opening: Opening, facts: ModelFacts, options: Vllm) -> dict[str, o
     gib = options.kv_cache_gib or (1 if on_cpu else None)
     return {
         "model": str(opening.folder),
+        # what the index names, and not Mistral's consolidated files beside it, whose names no weight sync has
+        "load_format": "hf",
         "skip_tokenizer_init": True,
         "dtype": dtype,
         "seed": opening.seed,
