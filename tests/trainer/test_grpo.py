@@ -222,6 +222,20 @@ def test_the_gradient_is_exactly_zero_at_observed_tokens_and_reaches_the_end_tok
     assert ends > 0
 
 
+def test_a_rollout_that_teaches_nothing_is_held_to_its_sampler_all_the_same(tmp_path: Path) -> None:
+    model = tiny_model()
+    # The fourth rollout is alone in its group: it has no advantage.
+    source = SampledSource(copy.deepcopy(model), faulty=frozenset({0, 1, 2}))
+    trainer = make(model, source, replace(SMALL, steps=1, fast=True), tmp_path)
+    run(trainer)
+    alone = source.steps[0][3]
+    assert alone.trainable
+    assert not trainer.step_state.advantages[3].any()
+    sampled = [p for line in alone.lines for p in line.logprobs]
+    scored = trainer.scored.logprobs[3, : len(alone.completion_ids)][torch.tensor(alone.loss_mask)]
+    assert scored.tolist() == pytest.approx(sampled, abs=1e-4)
+
+
 def similar(ids: list[int], full: tuple[int, ...]) -> bool:
     while ids and ids[-1] == PAD:
         ids = ids[:-1]
