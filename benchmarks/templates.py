@@ -11,6 +11,7 @@ from importlib.resources import files
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import get_json_schema
 
 from benchmarks.pages import ROOT, Block
 from repl_rl.errors import ConfigError
@@ -31,21 +32,19 @@ ENDS = (
     "<|observation|>", "</s>",
 )  # fmt: skip
 """What the models of these templates end their turns with: those that a template writes are its end tokens."""
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "a": {"type": "integer", "description": "One of them."},
-                "b": {"type": "integer", "description": "The other."},
-            },
-            "required": ["a", "b"],
-        },
-    },
-}
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One of them.
+        b: The other.
+    """
+    return a + b
+
+
+SCHEMA = get_json_schema(add)
 CALL = calling([("add", {"a": 40, "b": 2})])
 QUESTION: Message = {"role": "user", "content": "How many?"}
 REPLY: Message = {"role": "user", "content": "And now?"}

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
 from repl_rl.origin import BUNDLED, Origin, resolve
-from repl_rl.rollout import Rollouts
+from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
@@ -138,6 +138,18 @@ class World:
         renderer.prompt("", self.prompt)
         return renderer
 
+    def fitting(self) -> tuple[RolloutSampler, Renderer]:
+        """The sampler, and the owner of the policy's tokenizer, tried with each other; nothing is opened.
+
+        Raises:
+            ConfigError: they do not fit, or the prompt or an option has no effect.
+        """
+        sampler = load_sampler(self.sampler)
+        sampler.check(self.rollout)
+        renderer = self.renderer()
+        sampler.check_policy(renderer, self.prompt)
+        return sampler, renderer
+
     def consoles(self, warm: int | None = None) -> AbstractAsyncContextManager[Sandbox]:
         """The sandbox with this world's limits and preloads, for the length of an `async with`.
 
@@ -164,10 +176,7 @@ class World:
             ConfigError: the policy, sampler, prompt or an option does not fit.
             SandboxUnavailable, EngineError: a part does not start.
         """
-        sampler = load_sampler(self.sampler)
-        sampler.check(self.rollout)
-        renderer = self.renderer()
-        sampler.check_policy(renderer, self.prompt)
+        sampler, renderer = self.fitting()
         opening = Opening(
             self.model_folder,
             self.context_tokens,

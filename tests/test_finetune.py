@@ -7,9 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -113,6 +115,22 @@ def test_fine_tuning_learns_the_lines_and_leaves_a_whole_policy(tmp_path: Path) 
     assert tuned.eos_ids == RENDERER.eos_ids
     assert AutoModelForCausalLM.from_pretrained(out).num_parameters() > 800_000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["policy"]
+
+
+def test_in_bfloat16_as_many_weights_move_as_in_float32(tmp_path: Path) -> None:
+    before = AutoModelForCausalLM.from_pretrained(POLICY).state_dict()
+
+    def moved(dtype: Literal["float32", "bfloat16"]) -> float:
+        """Share of the weights that three small steps change."""
+        config = FinetuneConfig(steps=3, batch_size=2, learning_rate=1e-6, warmup_steps=0, dtype=dtype)
+        finetune(POLICY, RENDERER, [labelled(RIGHT)] * 2, tmp_path / dtype, config)
+        after = load_file(tmp_path / dtype / "model.safetensors")
+        assert {weight.dtype for weight in after.values()} == {torch.float32}
+        count = sum(int(weight.numel()) for weight in after.values())
+        return float(sum(int((before[name] != weight).sum()) for name, weight in after.items()) / count)
+
+    assert moved("bfloat16") == pytest.approx(moved("float32"), rel=0.01)
+    assert moved("float32") > 0.5
 
 
 def test_nothing_to_learn_and_too_long_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.samplers import load_sampler
 from repl_rl.sandbox import Docker, Limits, Local, Unsafe
 from repl_rl.settings.toml import dump
+from repl_rl.trainer import TrainerConfig, train
 from repl_rl.world import OF_A_RUN, World, recorded_task
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "quickstart"
@@ -151,11 +152,29 @@ def test_what_a_person_can_mend_is_refused_before_anything_is_opened() -> None:
     for world, complaint in (
         (World(sampler="repl(give_up_after=9)"), "give_up_after is 9"),
         (World(model="/no/such"), "/no/such"),
+        (World(sampler="feedback"), "chat template"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             asyncio.run(opened(world))
     with pytest.raises(ConfigError, match="prompt is 'poem'"):
         World(prompt="poem")
+
+
+@pytest.mark.parametrize(
+    ("world", "config", "complaint"),
+    [
+        (World(sampler="feedback"), TrainerConfig(prompts_per_step=4), "chat template"),
+        (World(), TrainerConfig(prompts_per_step=4, estimator="outcom"), "outcom"),
+        (World(engine=Vllm(block_size=16)), TrainerConfig(prompts_per_step=4), r"block_size is 16"),
+        (World(), TrainerConfig(prompts_per_step=6), "training tasks is 5.*--trainer.prompts-per-step"),
+    ],
+)
+def test_a_run_from_python_is_refused_before_it_has_a_folder(
+    world: World, config: TrainerConfig, complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        train(world, config, out=tmp_path / "run", train_tasks=5)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_world_is_a_value() -> None:

@@ -29,7 +29,7 @@ from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split
-from repl_rl.trainer import StepRecord, TrainerConfig, credit_of, fit, refuse_model
+from repl_rl.trainer import StepRecord, TrainerConfig, fit, refuse_run
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -89,13 +89,7 @@ class Run:
         check_judges([*self.training, *self.held_out])
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
-        if len(self.training) < config.trainer.prompts_per_step:
-            remedy = f"a step takes {config.trainer.prompts_per_step} different ones; give more tasks, or lower it"
-            raise ConfigError("training tasks", len(self.training), f"{remedy} (--trainer.prompts-per-step)")
-        credit_of(config.trainer)
-        config.trainer.grpo_args(folder.checkpoints)
-        engine = ENGINES.chosen(config.engine)
-        refuse_model(config.model_folder, engine, config.trainer, lambda: config.renderer().forbidden_ids)
+        refuse_run(config, config.trainer, len(self.training))
 
     def execute(self) -> None:
         """Train and evaluate. A summary is written whatever happens after the run folder was made.

@@ -48,8 +48,9 @@ def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
     Raises:
         ConfigError: this machine cannot compute in `config.dtype`.
     """
-    if config.dtype == "bfloat16" and not is_torch_bf16_gpu_available():
-        raise ConfigError("dtype", config.dtype, "it needs a GPU that computes in it; leave it at float32")
+    low, on_cpu = config.dtype == "bfloat16", not torch.accelerator.is_available()
+    if low and not (on_cpu or is_torch_bf16_gpu_available()):
+        raise ConfigError("dtype", config.dtype, "this GPU does not compute in it; leave it at float32")
     micro_batch = config.micro_batch or config.batch_size
     return SFTConfig(
         output_dir=str(out),
@@ -65,7 +66,8 @@ def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
         max_grad_norm=1.0,
         max_length=None,  # cutting would leave half a line; what is too long was left out before
         loss_type="nll",
-        bf16=config.dtype == "bfloat16",
+        bf16=low,
+        use_cpu=low and on_cpu,
         gradient_checkpointing=False,
         seed=seed,
         save_strategy="no",
@@ -141,7 +143,7 @@ def finetune(
     disable_progress_bar()
     torch.manual_seed(seed)
     how = attention(read_config(base))
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=config.dtype, attn_implementation=how)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation=how)
     forbid(model, renderer.forbidden_ids)
     longest, room = max(len(example["input_ids"]) for example in examples), context_tokens(base)
     if longest > room:

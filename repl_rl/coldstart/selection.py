@@ -24,7 +24,7 @@ class FinetuneConfig:
     warmup_steps: int = 10
     """Steps over which the learning rate rises, >= 0."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights."""
+    """Number format of the computation. Weights and optimizer are float32: bfloat16 has no room for small steps."""
 
     def __post_init__(self) -> None:
         for name, floor in (("steps", 1), ("batch_size", 1), ("micro_batch", 0), ("warmup_steps", 0)):

@@ -40,8 +40,8 @@ class Vllm(EngineKind):
     kv_cache_gib: Annotated[int | None, AtLeast(1)] = None
     """Memory for keys and values, in GiB (>= 1). None: 1 on CPU, what vLLM takes by default on a GPU."""
     block_size: Annotated[int | None, PowerOfTwo(16)] = None
-    """Ids that share a block of keys and values, a power of two >= 16. None: 32 on CPU, where vLLM's own 128 is longer
-    than most prompts, so that nothing of them is shared; vLLM's choice on a GPU."""
+    """Ids that share a block of keys and values, a power of two >= 16, on CPU >= 32. None: 32 on CPU, where vLLM's own
+    128 is longer than most prompts, so that nothing of them is shared; vLLM's choice on a GPU."""
     threads: Annotated[int | None, AtLeast(1)] = None
     """On CPU: threads of the engine's process (>= 1). None: all cores but one, at least 1."""
     drive: Drive = Drive.SESSION
@@ -69,7 +69,9 @@ class Vllm(EngineKind):
         _import_vllm()
         # imported here: vllm takes seconds and is not always installed
         from repl_rl.engine.vllm_families import refuse_unserved
+        from repl_rl.engine.vllm_setup import refuse_unfit
 
+        refuse_unfit(self)
         refuse_unserved(opening.folder, opening.dtype)
 
     def check_sync(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who may have how much of an engine's cache of keys and values. Pure: `room.py` waits and hangs up.
+"""Who may have how much of an engine's cache of keys and values. Pure: `seating.py` waits and hangs up.
 
 Two rules that know nothing of each other:
 

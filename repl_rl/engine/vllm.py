@@ -25,7 +25,7 @@ from repl_rl.engine.seating import Seating
 from repl_rl.engine.seats import Cache, Growth, Seats
 from repl_rl.engine.variables import sockets
 from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
-from repl_rl.engine.vllm_setup import refuse_unfit, start, stop
+from repl_rl.engine.vllm_setup import start, stop
 from repl_rl.engine.vllm_sleep import Nap
 from repl_rl.errors import ConfigError, EngineDied, EngineError
 
@@ -217,11 +217,10 @@ async def open_vllm(opening: Opening, options: Vllm, cache_blocks: int | None = 
             memory for.
 
     Raises:
-        ConfigError: the folder holds no model, no context fits into the cache, or there is no GPU to sleep on.
+        ConfigError: the folder holds no model, or no context fits into the cache.
         EngineError: vLLM did not start.
     """
     facts = read_model_folder(opening)
-    refuse_unfit(options)
     with sockets() as variables:
         try:
             llm = await asyncio.to_thread(start, opening, facts, options, variables, cache_blocks)

@@ -19,6 +19,8 @@ from repl_rl.machine.cores import cores
 
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model inside the engine's process. Given as a path because vLLM replaces the short name `uni` on CPU."""
+CPU_BLOCK = 32
+"""Ids a block on CPU, and what other choices must be a multiple of there."""
 
 
 def core_environment(options: Vllm) -> Mapping[str, str]:
@@ -58,18 +60,21 @@ def arguments(opening: Opening, facts: ModelFacts, options: Vllm) -> dict[str, o
         "generation_config": "vllm",
         "worker_extension_cls": "repl_rl.engine.vllm_worker.PolicyWorker",
         "kv_cache_memory_bytes": None if gib is None else gib << 30,
-        "block_size": options.block_size or (32 if on_cpu else None),
+        "block_size": options.block_size or (CPU_BLOCK if on_cpu else None),
         "distributed_executor_backend": IN_CORE if on_cpu else None,
         "enable_sleep_mode": options.sleep,
     }
 
 
 def refuse_unfit(options: Vllm) -> None:
-    """Refuse options that have no effect on this machine.
+    """Refuse options that have no effect, or cannot be had, on this machine.
 
     Raises:
-        ConfigError: `sleep` without a GPU.
+        ConfigError: `sleep` without a GPU, or on CPU a `block_size` that its kernels do not take.
     """
+    if current_platform.is_cpu() and (options.block_size or CPU_BLOCK) % CPU_BLOCK:
+        remedy = f"vLLM's kernels for CPUs take multiples of {CPU_BLOCK}"
+        raise ConfigError("vllm.block_size", options.block_size, remedy)
     if options.sleep and not current_platform.is_sleep_mode_available():
         raise ConfigError(
             "vllm.sleep", options.sleep, "there is no GPU whose memory the update could use; leave it out"

@@ -3,7 +3,7 @@
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.loop import credit_of, fit
-from repl_rl.trainer.refusal import refuse_model
+from repl_rl.trainer.refusal import refuse_model, refuse_run
 from repl_rl.trainer.run import train
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
 
@@ -16,5 +16,6 @@ __all__ = [
     "credit_of",
     "fit",
     "refuse_model",
+    "refuse_run",
     "train",
 ]

@@ -133,6 +133,21 @@ class TrainerConfig:
         """Optimizer steps that are made of one batch of rollouts."""
         return self.updates * self.mini_batches
 
+    @property
+    def loaded_dtype(self) -> torch.dtype:
+        """Number format of the weights in memory: float32 where they are trained, `dtype` where adapters are."""
+        return torch.bfloat16 if self.lora_rank and self.dtype == "bfloat16" else torch.float32
+
+    def check_machine(self) -> None:
+        """Refuse what this machine cannot do.
+
+        Raises:
+            ConfigError: it cannot compute in `dtype`.
+        """
+        on_cpu = not torch.accelerator.is_available()
+        if self.dtype == "bfloat16" and not (on_cpu or is_torch_bf16_gpu_available()):
+            raise ConfigError("dtype", self.dtype, "this GPU does not compute in it; leave it at float32")
+
     def share(self, processes: int) -> tuple[int, int]:
         """Rollouts in one forward pass of one process, and passes that make an optimizer step.
 
@@ -174,9 +189,8 @@ class TrainerConfig:
         Raises:
             ConfigError: the rollouts of a step cannot be shared evenly, or this machine cannot compute in `dtype`.
         """
+        self.check_machine()
         low, on_cpu = self.dtype == "bfloat16", not torch.accelerator.is_available()
-        if low and not (on_cpu or is_torch_bf16_gpu_available()):
-            raise ConfigError("dtype", self.dtype, "this GPU does not compute in it; leave it at float32")
         micro_batch, passes = self.share(processes)
         a_step = self.optimizer_steps_per_step
         return GRPOConfig(

@@ -87,10 +87,7 @@ def fit(
             importance=config.importance,
             curriculum=curriculum,
         )
-        trainer.remove_callback(PrinterCallback)
-        sinks = Sinks(trainer, out.parent)
-        trainer.add_callback(Reporter(trainer, on_step, sinks))
-        sinks.join()
+        _report(trainer, on_step, out.parent)
         trainer.train()
     return _save(trainer, out, config.lora_rank > 0, model if isinstance(model, Path) else None)
 
@@ -100,6 +97,13 @@ def _silence() -> None:
     # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
     disable_progress_bar()
+
+
+def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path) -> None:
+    trainer.remove_callback(PrinterCallback)
+    sinks = Sinks(trainer, run)
+    trainer.add_callback(Reporter(trainer, on_step, sinks))
+    sinks.join()
 
 
 def _tell_router(policy: PreTrainedModel, config: TrainerConfig, tell: Tell) -> None:
@@ -153,10 +157,9 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
     """
     if not folder.is_dir():
         raise ConfigError("model folder", str(folder), "there is no such folder")
-    kept = getattr(torch, config.dtype) if config.lora_rank else torch.float32
-    how = attention(read_config(folder))
+    dtype, how = config.loaded_dtype, attention(read_config(folder))
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=kept, attn_implementation=how)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=how)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError("model folder", str(folder), f"it cannot be loaded: {error}") from error
     head, words = model.get_output_embeddings(), model.get_input_embeddings()

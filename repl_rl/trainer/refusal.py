@@ -1,18 +1,41 @@
-"""What a model cannot do in training, known before an engine starts and before anything is written."""
+"""What cannot be trained, known before an engine starts and before anything is written."""
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from repl_rl.engine import EngineKind
+from repl_rl.engine import ENGINES, EngineKind
 from repl_rl.engine.forbidden import refuse_unforbiddable
 from repl_rl.engine.logits import Logits
 from repl_rl.engine.names import outline
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import credit_of
 from repl_rl.trainer.weights import room_for
+from repl_rl.world import World
+
+
+def refuse_run(world: World, config: TrainerConfig, tasks: int) -> None:
+    """Refuse a run that could not be trained.
+
+    Args:
+        world: the policy and what it acts in.
+        config: settings of the update.
+        tasks: how many there are to draw from.
+
+    Raises:
+        ConfigError: there are too few tasks; sampler, prompt and policy do not fit each other; a setting of the update
+            cannot be had, or not on this machine; or as `refuse_model`.
+    """
+    if tasks < config.prompts_per_step:
+        remedy = f"a step takes {config.prompts_per_step} different ones; give more tasks, or lower it"
+        raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
+    config.check_machine()
+    config.share(int(os.environ.get("WORLD_SIZE", "1")))
+    credit_of(config)
+    _, renderer = world.fitting()
+    refuse_model(world.model_folder, ENGINES.chosen(world.engine), config, lambda: renderer.forbidden_ids)
 
 
 def refuse_model(
@@ -43,5 +66,4 @@ def refuse_model(
     except ConfigError:
         if forbidden_ids():
             raise
-    width = torch.finfo(getattr(torch, config.dtype)).bits // 8
-    room_for(width * sum(map(math.prod, found.trained.values())))
+    room_for(config.loaded_dtype.itemsize * sum(map(math.prod, found.trained.values())))

@@ -1,13 +1,12 @@
 """Training from Python: a world and the settings of the update in, a run folder with a trained policy out."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from repl_rl.engine import ENGINES
-from repl_rl.errors import ConfigError
 from repl_rl.origin import Origin
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Rollouts, RolloutThread
@@ -15,10 +14,12 @@ from repl_rl.runs.folder import RunFolder
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
-from repl_rl.trainer.loop import credit_of, fit
-from repl_rl.trainer.refusal import refuse_model
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.refusal import refuse_run
 from repl_rl.trainer.source import OnStep, StepRecord
 from repl_rl.world import World
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -50,8 +51,7 @@ def train(
     """
     chosen, rank = config or TrainerConfig(), int(os.environ.get("RANK", "0"))
     tasks = world.drawn(Split.TRAIN, train_tasks)
-    _refuse_early(chosen, len(tasks))
-    refuse_model(world.model_folder, ENGINES.chosen(world.engine), chosen, lambda: world.renderer().forbidden_ids)
+    refuse_run(world, chosen, len(tasks))
     folder = RunFolder(out, overwrite=rank > 0)
 
     def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
@@ -60,6 +60,12 @@ def train(
         if on_step is not None:
             on_step(record, trajectories)
 
+    fallbacks: list[str] = []
+
+    def fell_back(what: str) -> None:
+        log.warning(what)
+        fallbacks.append(what)
+
     with RolloutThread(partial(world.rollouts, rank), {task.id: task for task in tasks}) as source:
         rollouts = source.rollouts
         if rank == 0:
@@ -67,25 +73,27 @@ def train(
             folder.name_tokens([rollouts.renderer.decode((i,)) for i in range(len(rollouts.renderer.tokenizer))])
         ids = [task.id for task in tasks]
         tokenizer = rollouts.renderer.tokenizer
-        final = fit(world.model_folder, tokenizer, ids, source, chosen, folder.checkpoints, step, seed=world.seed)
+        final = fit(
+            world.model_folder,
+            tokenizer,
+            ids,
+            source,
+            chosen,
+            folder.checkpoints,
+            step,
+            seed=world.seed,
+            tell=fell_back,
+        )
         if rank == 0:
-            _conclude(folder, rollouts, world.policy, chosen.steps)
+            _conclude(folder, rollouts, world.policy, chosen.steps, fallbacks)
     return final
 
 
-def _refuse_early(config: TrainerConfig, tasks: int) -> None:
-    """Refuse what would be refused when training begins, before an engine is opened."""
-    config.share(int(os.environ.get("WORLD_SIZE", "1")))
-    credit_of(config)
-    if tasks < config.prompts_per_step:
-        remedy = f"a step takes {config.prompts_per_step} different ones; give more tasks, or lower it"
-        raise ConfigError("training tasks", tasks, remedy)
-
-
-def _conclude(folder: RunFolder, rollouts: Rollouts, policy: Origin, steps: int) -> None:
-    engine = rollouts.engine
+def _conclude(folder: RunFolder, rollouts: Rollouts, policy: Origin, steps: int, fallbacks: Sequence[str]) -> None:
+    engine, sampler = rollouts.engine, rollouts.sampler.fallback(rollouts.renderer)
+    told = {"update_fallbacks": list(fallbacks), "sampler_fallback": sampler}
     opened = {"engine": engine.name, "engine_fallback": engine.fallback_reason, "sandbox": rollouts.sandbox.name}
     pressed = asdict(rollouts.pressure) if rollouts.pressure is not None else None
     model = {"model": policy.reference, "model_fallback": policy.fallback}
-    folder.summarise({"status": "finished", **model, "steps": steps, "preemptions": pressed, **opened})
+    folder.summarise({"status": "finished", **model, "steps": steps, "preemptions": pressed, **opened, **told})
     folder.report()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine import Vllm, open_engine
+from repl_rl.engine import Opening, Vllm, open_engine
 from repl_rl.engine.vllm_sleep import Nap
 from repl_rl.errors import ConfigError
 
@@ -57,3 +57,8 @@ def test_on_cpu_it_is_refused_before_anything_starts(policy_folder: Path) -> Non
 
     with pytest.raises(ConfigError, match="sleep is True; there is no GPU"):
         asyncio.run(opened())
+
+
+def test_a_block_size_that_kernels_for_cpus_do_not_take_is_refused_before_anything_starts(policy_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"vllm\.block_size is 16; .*multiples of 32"):
+        Vllm(block_size=16).check(Opening(policy_folder))

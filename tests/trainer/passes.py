@@ -103,6 +103,9 @@ def main(kind: str, steps: int, out: Path) -> None:
     if rank == 0:
         save_file(state, out / "weights.safetensors")
     if kind != "one":
+        # Whoever leaves first takes its sockets along, and the other one's threads may wait for them as they end.
+        distributed.barrier()
+        del policy, fast, optimizer
         distributed.destroy_process_group()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, play, rows_of
+from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, play, rows_of, trained
 from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO
 from repl_rl.cli import main
 from repl_rl.engine.decoder import Decoder, refuse_undecodable
@@ -72,6 +72,13 @@ def test_the_command_refuses_before_an_engine_starts_and_before_a_run_folder_is_
     assert "Qwen3_5ForCausalLM" in told[-1]
     assert "--engine vllm" in told[-1]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_from_python_says_in_its_summary_what_its_update_fell_back_to(made: Made, tmp_path: Path) -> None:
+    trained(made("Qwen3-MoE"), "transformers", tmp_path / "run", steps=1)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert any("router_aux_loss_coef" in told for told in summary["update_fallbacks"])
+    assert summary["sampler_fallback"] is None
 
 
 DECODABLE = [name for (name, engine), row in ROWS.items() if engine == "transformers" and row.outcome == "trained"]
