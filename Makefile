@@ -21,7 +21,7 @@ test:
 
 test-heavy:
 	scripts/setup test
-	.venv/bin/python -m pytest -m "heavy and not alone" -n 2 --dist loadfile
+	.venv/bin/python -m pytest -m "heavy and not alone" -n 2 --dist loadfile --no-loadscope-reorder
 	.venv/bin/python -m pytest -m alone
 
 test-soak:
