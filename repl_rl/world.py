@@ -9,8 +9,8 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Annotated
 from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.host import HostFunction
+from repl_rl.rollout.host_session import Model
 from repl_rl.rollout.host_shipped import host_functions, nested_sessions
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import template
@@ -197,6 +199,7 @@ class World:
         async with (
             self.consoles() as sandbox,
             engine_kind.open(opening) as engine,
+            self._asked(host) as models,
         ):
             yield Rollouts(
                 engine,
@@ -209,7 +212,23 @@ class World:
                 replica=replica,
                 concurrency=self.concurrency,
                 host=host,
+                host_models=models,
             )
+
+    @asynccontextmanager
+    async def _asked(self, host: Sequence[HostFunction]) -> AsyncIterator[Mapping[str, Model]]:
+        """The models that host functions ask in place of the policy."""
+        async with AsyncExitStack() as stack:
+            found = {}
+            for function in host:
+                if function.model and function.model not in found:
+                    folder = resolve(function.model, self.models, lambda line: print(line, file=sys.stderr)).folder
+                    renderer = Renderer.from_folder(folder, self.overshoot)
+                    most, ids = function.limits.at_once_in_all, renderer.forbidden_ids
+                    opening = Opening(folder, None, self.dtype, max_sessions=most, seed=self.seed, forbidden_ids=ids)
+                    engine = await stack.enter_async_context(ENGINES.chosen("transformers").open(opening))
+                    found[function.model] = Model(engine, renderer)
+            yield found
 
     def drawn(self, split: Split | str = Split.TRAIN, count: int | None = None) -> tuple[Task, ...]:
         """The world's tasks of a split; see `load_tasks`."""

@@ -16,7 +16,7 @@ from repl_rl.record.trajectory import HostCall, Observed, Sampled, Stop, Traject
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.host import HostFunction, HostLimits, fits, host_function, split_names
 from repl_rl.rollout.host_record import SPENT, Recall
-from repl_rl.rollout.host_session import HostSession
+from repl_rl.rollout.host_session import HostSession, Model
 from repl_rl.rollout.host_shipped import host_functions
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.runs.replay import Cause, branch, open_replay, start_at, verify_all
@@ -148,6 +148,7 @@ def test_functions_are_named_with_options() -> None:
         ("llm_query,llm_query", "that name is taken"), ("tests.test_host:ask", "write type hints, and a docstring"),
         ("tests.test_host:double(calls=0)", "give at least 1"), ("tests.test_host:TASK", "name a function"),
         ("llm_query(max_tokens=0)", "give at least 1"),
+        ("llm_query(train=True,model='x')", "only the policy is trained"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_offered_is_refused_by_name(text: str, said: str) -> None:
@@ -213,7 +214,7 @@ async def _branches(t: Trajectory, sandbox: Sandbox) -> None:
     absent = await branch(rollouts(sandbox, lines), start_at(t, 1), TASK, 1)
     shown = [segment.text for b in (known, absent) if isinstance(segment := b.trajectories[0].segments[3], Observed)]
     assert shown[0] == "12\n>>> "
-    assert "HostError: double() was recorded and is not there" in shown[1]
+    assert ": double() was recorded and is not there" in shown[1]
     assert [b.trajectories[0].answer for b in (known, absent)] == ["6", "6"]
 
 
@@ -249,6 +250,18 @@ def test_the_policy_is_asked_by_a_line_and_what_it_says_is_recorded_and_masked()
             (call,) = (call for e in t.executions for call in e.calls)
             assert (call.child, call.trained) == (child.id, False)
             assert parse(dump(Credited(t)), "here").trajectory == t
+
+    asyncio.run(main())
+
+
+def test_another_model_is_asked_where_one_is_named() -> None:
+    async def main() -> None:
+        async with open_sandbox("unsafe", warm=0) as sandbox:
+            lines = ["submit_final_answer(llm_query('hm'))\n"]
+            world = rollouts(sandbox, lines, *host_functions("llm_query(model='other')"))
+            other = Model(ScriptedEngine.from_text(["hello\n"], RENDERER.written), RENDERER)
+            t = (await replace(world, host_models={"other": other}).collect([TASK]))[0]
+            assert t.answer == "hello"
 
     asyncio.run(main())
 

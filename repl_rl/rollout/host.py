@@ -70,6 +70,8 @@ class HostFunction:
     staged: bool = False
     depth: int = 0
     """Rollouts of this depth are offered it no more; 0: all are."""
+    model: str = ""
+    """The model that it asks in place of the policy, as `World.model` names one; "": none."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

@@ -34,14 +34,19 @@ class Played:
     trained: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that can be asked."""
+
+    engine: Engine
+    renderer: Renderer
+
+
 class Player(Protocol):
     """What plays a rollout within another one."""
 
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def renderer(self) -> Renderer: ...
+    def asked(self, model: str) -> Model:
+        """A model that was opened for host functions; "": the policy."""
 
     def begin(self, task: Task, id: str, asked_by: Origin, depth: int) -> Origin:
         """What a rollout of that id starts from that a call of the rollout `asked_by` asks for."""

@@ -10,7 +10,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import LineEnd, Prompt, Sampled, Stop, Trajectory
 from repl_rl.rollout.host import HostFunction, HostLimits, host_function, own_function, refuse_twins, split_names
 from repl_rl.rollout.host_record import Refused
-from repl_rl.rollout.host_session import Played, Stage
+from repl_rl.rollout.host_session import Model, Played, Stage
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.settings.named import Named
@@ -23,6 +23,7 @@ _STOPS = {LineEnd.EOS: Stop.EOS, LineEnd.LENGTH: Stop.LINE_TOO_LONG}
 def llm_query(
     *,
     train: bool = False,
+    model: str = "",
     max_tokens: Annotated[int, AtLeast(1)] = 256,
     calls: Annotated[int, AtLeast(1)] = 64,
     seconds: Annotated[float, Above(0)] = 60.0,
@@ -33,20 +34,26 @@ def llm_query(
 
     Args:
         train: its tokens are trained, each with the advantage of the line that called; otherwise they are masked.
+        model: another model is asked, a folder or owner/name, on the transformers engine; "": the policy.
         max_tokens: budget of an answer (>= 1); a longer one is cut.
         calls: of a rollout (>= 1).
         seconds: wall clock of a call (> 0).
         at_once: calls of a rollout that run at the same time (>= 1).
         at_once_in_all: the same over all rollouts (>= 1).
+
+    Raises:
+        ConfigError: another model is to be trained.
     """
+    if train and model:
+        raise ConfigError("train of llm_query", True, f"only the policy is trained, and {model} is asked; leave it out")
 
     async def query(stage: Stage, prompt: str) -> Played:
-        child = await _queried(stage, prompt, max_tokens)
+        child = await _queried(stage, stage.player.asked(model), prompt, max_tokens)
         return Played("".join(line.text for line in child.lines).removesuffix("\n"), child, train)
 
     limits = HostLimits(seconds=seconds, calls=calls, at_once=at_once, at_once_in_all=at_once_in_all)
     described = host_function(_ask, limits, "llm_query")
-    return replace(described, run=query, staged=True)
+    return replace(described, run=query, staged=True, model=model)
 
 
 def _ask(prompt: str) -> str:
@@ -58,8 +65,8 @@ def _ask(prompt: str) -> str:
     raise NotImplementedError
 
 
-async def _queried(stage: Stage, text: str, max_tokens: int) -> Trajectory:
-    engine, renderer, origin = stage.player.engine, stage.player.renderer, stage.origin
+async def _queried(stage: Stage, model: Model, text: str, max_tokens: int) -> Trajectory:
+    engine, renderer, origin = model.engine, model.renderer, stage.origin
     prompt = _prompt(renderer, text)
     left = engine.context_tokens - len(prompt.token_ids)
     if left < 1:
@@ -115,8 +122,8 @@ def child_rollout(
         name = f"rollout-{stage.number}"
         task = Task(f"{stage.origin.task.id}/{name}", question, "")
         origin = stage.player.begin(task, f"{stage.origin.id}/{name}", stage.origin, within)
-        if len(origin.prompt.token_ids) >= stage.player.engine.context_tokens:
-            held = stage.player.engine.context_tokens
+        held = stage.player.asked("").engine.context_tokens
+        if len(origin.prompt.token_ids) >= held:
             raise Refused(
                 f"the question makes a prompt of {len(origin.prompt.token_ids)} tokens; the context has {held}"
             )
@@ -167,4 +174,4 @@ def host_functions(text: str) -> tuple[HostFunction, ...]:
 def nested_sessions(functions: tuple[HostFunction, ...]) -> int:
     """Sessions of the engine that calls may need beside those of the rollouts that make them, at most."""
     levels = 1 + max((f.depth for f in functions), default=0)
-    return sum(f.limits.at_once_in_all * (f.depth or levels) for f in functions if f.staged)
+    return sum(f.limits.at_once_in_all * (f.depth or levels) for f in functions if f.staged and not f.model)

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +17,7 @@ from repl_rl.rollout.doomed import lines_saved
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.host import HostFunction
 from repl_rl.rollout.host_record import called
-from repl_rl.rollout.host_session import HostSession, Places, Stage
+from repl_rl.rollout.host_session import HostSession, Model, Places, Stage
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import declaring
@@ -66,6 +66,8 @@ class Rollouts:
     """Figures only."""
     host: Sequence[HostFunction] = ()
     """Functions of the host that lines may call."""
+    host_models: Mapping[str, Model] = field(default_factory=dict)
+    """Models that they ask in place of the policy, by name."""
     host_places: Places = field(default_factory=Places, compare=False)
     """Of their calls that run at the same time."""
 
@@ -153,6 +155,10 @@ class Rollouts:
             raise
         except Exception as error:
             raise UserCodeError(f"{type(self.sampler).__name__}.prompt raised {error!r} on task {task.id}") from error
+
+    def asked(self, model: str) -> Model:
+        """See `Player.asked`."""
+        return self.host_models[model] if model else Model(self.engine, self.renderer)
 
     def begin(self, task: Task, id: str, asked_by: Origin, depth: int) -> Origin:
         """See `Player.begin`."""
