@@ -25,6 +25,7 @@ from repl_rl.judges import graded as graded
 from repl_rl.machine.assets import asset as asset
 from repl_rl.record.trajectory import Execution as Execution
 from repl_rl.record.trajectory import Group as Group
+from repl_rl.record.trajectory import HostCall as HostCall
 from repl_rl.record.trajectory import Line as Line
 from repl_rl.record.trajectory import LineEnd as LineEnd
 from repl_rl.record.trajectory import LineStatus as LineStatus
@@ -39,6 +40,9 @@ from repl_rl.rollout import Rollouts as Rollouts
 from repl_rl.rollout import RolloutSampler as RolloutSampler
 from repl_rl.rollout import RolloutThread as RolloutThread
 from repl_rl.rollout.episode import Episode as Episode
+from repl_rl.rollout.host import HostFunction as HostFunction
+from repl_rl.rollout.host import HostLimits as HostLimits
+from repl_rl.rollout.host import host_function as host_function
 from repl_rl.rollout.limits import RolloutLimits as RolloutLimits
 from repl_rl.rollout.renderer import Renderer as Renderer
 from repl_rl.runs.player import TrajectoryPlayer as TrajectoryPlayer
@@ -97,6 +101,9 @@ __all__ = [
     "FollowUp",
     "Group",
     "GroupRewards",
+    "HostCall",
+    "HostFunction",
+    "HostLimits",
     "InlineCallSampler",
     "JudgeToolSampler",
     "Limits",
@@ -139,6 +146,7 @@ __all__ = [
     "estimator",
     "generate",
     "graded",
+    "host_function",
     "line_rewards",
     "line_states",
     "load_sampler",

@@ -9,8 +9,8 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,9 @@ from typing import Annotated
 from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.host import HostFunction
+from repl_rl.rollout.host_session import Model
+from repl_rl.rollout.host_shipped import host_functions, nested_sessions
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
@@ -55,6 +58,9 @@ class World:
     sampler: str = "repl"
     """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments;
     options in parentheses, such as "repl(give_up_after=3)"."""
+    host_functions: str = ""
+    """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between;
+    options in parentheses, such as "llm_query(train=True),my_tools:search(calls=8)"."""
     prompt: str = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file; config.toml has the file's text."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
@@ -145,6 +151,7 @@ class World:
             ConfigError: they do not fit, or the prompt or an option has no effect.
         """
         sampler = load_sampler(self.sampler)
+        host_functions(self.host_functions)
         sampler.check(self.rollout)
         renderer = self.renderer()
         sampler.check_policy(renderer, self.prompt)
@@ -177,11 +184,12 @@ class World:
             SandboxUnavailable, EngineError: a part does not start.
         """
         sampler, renderer = self.fitting()
+        host = host_functions(self.host_functions)
         opening = Opening(
             self.model_folder,
             self.context_tokens,
             self.dtype,
-            max_sessions=self.concurrency,
+            max_sessions=self.concurrency + nested_sessions(host),
             seed=self.seed + replica,
             forbidden_ids=renderer.forbidden_ids,
             growth_tokens=self.rollout.most_tokens,
@@ -191,6 +199,7 @@ class World:
         async with (
             self.consoles() as sandbox,
             engine_kind.open(opening) as engine,
+            self._asked(host) as models,
         ):
             yield Rollouts(
                 engine,
@@ -202,7 +211,24 @@ class World:
                 seed=self.seed,
                 replica=replica,
                 concurrency=self.concurrency,
+                host=host,
+                host_models=models,
             )
+
+    @asynccontextmanager
+    async def _asked(self, host: Sequence[HostFunction]) -> AsyncIterator[Mapping[str, Model]]:
+        """The models that host functions ask in place of the policy."""
+        async with AsyncExitStack() as stack:
+            found = {}
+            for function in host:
+                if function.model and function.model not in found:
+                    folder = resolve(function.model, self.models, lambda line: print(line, file=sys.stderr)).folder
+                    renderer = Renderer.from_folder(folder, self.overshoot)
+                    most, ids = function.limits.at_once_in_all, renderer.forbidden_ids
+                    opening = Opening(folder, None, self.dtype, max_sessions=most, seed=self.seed, forbidden_ids=ids)
+                    engine = await stack.enter_async_context(ENGINES.chosen("transformers").open(opening))
+                    found[function.model] = Model(engine, renderer)
+            yield found
 
     def drawn(self, split: Split | str = Split.TRAIN, count: int | None = None) -> tuple[Task, ...]:
         """The world's tasks of a split; see `load_tasks`."""

@@ -65,6 +65,8 @@ class Sampling:
     temperature: float = 1.0
     seed: int | None = None
     """Seeds this session's draws if the engine `seeds_sessions`; None: the engine's own random stream."""
+    nested: bool = False
+    """Somebody waits for this session who has one open: it is not kept waiting until the cache has room for it."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:

@@ -41,9 +41,13 @@ class Seating:
         self._granting = asyncio.Lock()
 
     @asynccontextmanager
-    async def place(self, prompt: int) -> AsyncIterator["Place"]:
-        """A place for a session that begins with `prompt` ids; it waits until one is free."""
-        seat = await self._admitted(prompt)
+    async def place(self, prompt: int, nested: bool = False) -> AsyncIterator["Place"]:
+        """A place for a session that begins with `prompt` ids; it waits until one is free.
+
+        `nested`: it does not wait, since those whose end it would wait for may wait for it. Blocks it is given as
+        everybody is, at the cost of sessions that do not sample.
+        """
+        seat = self._seats.enter(prompt) if nested else await self._admitted(prompt)
         self._places[seat] = place = Place(self, seat)
         try:
             yield place

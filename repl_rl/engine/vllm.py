@@ -97,7 +97,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
-        async with self._seating.place(len(ids)) as place:
+        async with self._seating.place(len(ids), sampling.nested) as place:
             await self._nap.end()
             session = VllmSession(self._llm, str(next(self._names)), ids, sampling, self._shared, place)
             self._open.add(session)

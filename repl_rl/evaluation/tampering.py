@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from repl_rl.record.trajectory import LineStatus, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
-from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.rollout.console import offered
+from repl_rl.sandbox.base import Host, PushResult, Sandbox, SandboxSession
 from repl_rl.tasks import Task
 
 _CLASSES = ("123456789", "aeiou", "bcdfghklmnprstvz", "jqwxy")
@@ -45,12 +46,17 @@ class TamperedSandbox:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[SandboxSession]:
         async with self._inner.session() as session:
-            yield _TamperedSession(session)
+            yield _TamperedSession(session, self.name)
 
 
 class _TamperedSession:
-    def __init__(self, inner: SandboxSession) -> None:
+    def __init__(self, inner: SandboxSession, name: str) -> None:
         self._inner = inner
+        self._name = name
+
+    def offer(self, host: Host) -> None:
+        """As `Calling.offer`; what the host answers is not altered."""
+        offered(self._inner, host, self._name)
 
     @property
     def ended(self) -> bool:

@@ -1,8 +1,10 @@
 """Calls that may never return: each in a daemon thread, which does not keep the process alive."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -26,3 +28,26 @@ class InThread(threading.Thread, Generic[T]):
             self.outcome.set_exception(error)
         else:
             self.outcome.set_result(value)
+
+
+async def in_thread(function: Callable[[], object], name: str) -> object:
+    """What `function` returns in a daemon thread, which is left behind when the wait for it is cancelled."""
+    return await settled(InThread(function, name))
+
+
+async def settled(thread: InThread[object]) -> object:
+    """What the thread's function returned or raised, as far as an event loop bears it; the wait can be cancelled."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wake(_: Future[object]) -> None:
+        with suppress(RuntimeError):  # the loop may be closed by now: then nobody waits
+            loop.call_soon_threadsafe(done.set)
+
+    thread.outcome.add_done_callback(wake)
+    await done.wait()
+    error = thread.outcome.exception()
+    # StopIteration is none for a coroutine to raise, and SystemExit would end the event loop.
+    if isinstance(error, StopIteration) or not isinstance(error, Exception | None):
+        raise RuntimeError(repr(error)) from error
+    return thread.outcome.result()

@@ -94,6 +94,32 @@ class NamedReward:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCall:
+    """A call of a function of the host that a line made, and what the console was told."""
+
+    name: str
+    arguments: str
+    """JSON: `{"args": [...], "kwargs": {...}}`, as the console sent them."""
+    answer: str | None
+    """JSON; None: there is an error."""
+    error: str | None = None
+    """What `HostError` said; None: there is an answer."""
+    elapsed_s: float = 0.0
+    """Wall clock on the host, seconds."""
+    child: str = ""
+    """Id of the trajectory that was sampled for it, see `Trajectory.children`; "": none was."""
+    trained: bool = False
+    """The child's sampled tokens are trained, with the advantage of this line."""
+
+    def __post_init__(self) -> None:
+        refuse_unless_duration("HostCall.elapsed_s", self.elapsed_s)
+        if (self.answer is None) == (self.error is None):
+            refuse("HostCall.answer", self.answer, "a call has an answer or an error, and not both")
+        if self.trained and not self.child:
+            refuse("HostCall.trained", True, "only what was sampled can be trained; name the child")
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """What the console made of a line."""
 
@@ -104,10 +130,13 @@ class Execution:
     ran: tuple[str, ...] = ()
     """The physical lines that the console was given, in order, without newlines; (): no console ran anything, as for a
     tool call, or for an answer that was written in text."""
+    calls: tuple[HostCall, ...] = ()
+    """Calls of host functions that it made, in the order in which they reached the host."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("Execution.elapsed_s", self.elapsed_s)
         refuse_unless_tuple("Execution.ran", self.ran)
+        refuse_unless_tuple("Execution.calls", self.calls)
         for physical in self.ran:
             if "\n" in physical:
                 refuse("Execution.ran", physical, "give physical lines, each without its newline")

@@ -56,6 +56,12 @@ class Record:
         newest = self._items[-1] if self._items else None
         return newest if isinstance(newest, Line) else None
 
+    @property
+    def executions(self) -> Iterator[Execution]:
+        """What became of lines so far, in order."""
+        lines = (item for item in self._items if isinstance(item, Line))
+        return (line.execution for line in lines if line.execution is not None)
+
     def sampled(self, line: Line) -> None:
         """Append a line of the policy."""
         self._at.append(len(self._items))
@@ -83,8 +89,11 @@ class Record:
             ConfigError: there is no line.
         """
         at, line = self._find(-1, "episode.execute()")
-        before = line.execution.ran if line.execution is not None else ()
-        self._items[at] = replace(line, execution=replace(execution, ran=(*before, *execution.ran)))
+        before = line.execution or execution
+        if before is not execution:
+            ran, calls = (*before.ran, *execution.ran), (*before.calls, *execution.calls)
+            execution = replace(execution, ran=ran, calls=calls)
+        self._items[at] = replace(line, execution=execution)
 
     def reward(self, value: float, name: str, number: int) -> None:
         """Add a reward to a line, found by its number as in a list.

@@ -11,7 +11,7 @@ The invariants I1 to I12 are listed in docs/specification.md.
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
@@ -20,6 +20,7 @@ from repl_rl.errors import InvariantError
 from repl_rl.record.failure import Failure, FailureKind
 from repl_rl.record.line import (
     Execution,
+    HostCall,
     Line,
     LineEnd,
     LineStatus,
@@ -31,8 +32,8 @@ from repl_rl.record.line import (
 )  # fmt: skip
 
 __all__ = [
-    "Execution", "Failure", "FailureKind", "Group", "Line", "LineEnd", "LineStatus", "Member", "NamedReward",
-    "Observed", "Prompt", "Sampled", "Segment", "Stop", "Trajectory", "spread",
+    "Execution", "Failure", "FailureKind", "Group", "HostCall", "Line", "LineEnd", "LineStatus", "Member",
+    "NamedReward", "Observed", "Prompt", "Sampled", "Segment", "Stop", "Trajectory", "spread",
 ]  # fmt: skip
 
 
@@ -127,6 +128,12 @@ class Trajectory:
     """The outcome reward of its judge; None: no judge graded it."""
     failure: Failure | None = None
     """Set exactly when `stop` is `fault`."""
+    host_functions: tuple[str, ...] = ()
+    """Functions of the host that its lines could call."""
+    children: tuple["Trajectory", ...] = ()
+    """What was sampled for its calls of host functions: queries of a model, and rollouts within this one."""
+    parent: str = ""
+    """Id of the trajectory whose call this one was sampled for; "": it stands for itself."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("Trajectory.wall_s", self.wall_s)
@@ -139,6 +146,9 @@ class Trajectory:
             refuse("Trajectory.policy_step", self.policy_step, "count optimizer steps from 0")
         if (self.failure is not None) != (self.stop is Stop.FAULT):
             refuse("Trajectory.failure", self.failure, f"a failure goes with stop='fault', stop is {self.stop!s}")
+        for child in self.children:
+            if child.parent != self.id:
+                refuse("Trajectory.children", child.id, f"its parent is {child.parent!r}; give it {self.id!r}")
         if self.outcome is not None and not math.isfinite(self.outcome):
             refuse("Trajectory.outcome", self.outcome, "an outcome reward is a finite number")
         if self.failure is not None and self.outcome is not None:
@@ -172,6 +182,11 @@ class Trajectory:
             refuse("Trajectory.stop", self.stop, "the end token belongs to the last line; its end is 'eos'")
         if self.stop is Stop.LINE_TOO_LONG and (last is None or last.end is not LineEnd.LENGTH):
             refuse("Trajectory.stop", self.stop, "the last line is the one that was cut; its end is 'length'")
+
+    def renamed(self, id: str, children: Sequence["Trajectory"] = ()) -> "Trajectory":
+        """Under another id, and with `children` of another record before its own."""
+        own = tuple(replace(child, parent=id) for child in (*children, *self.children))
+        return replace(self, id=id, children=own)
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:

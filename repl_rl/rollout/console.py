@@ -3,18 +3,22 @@
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from repl_rl.errors import SandboxFault
+from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.record.console import LineBuffer, likely_silent
-from repl_rl.record.trajectory import Line, LineEnd
-from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.record.trajectory import HostCall, Line, LineEnd
+from repl_rl.rollout.host_session import HostSession
+from repl_rl.sandbox.base import Calling, Host, PushResult, Sandbox, SandboxSession
 from repl_rl.sandbox.lines import push_each
 
 
 class Console:
     """A session of the sandbox, opened at the first line that runs, and the text that is still to be typed into it."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, host: HostSession) -> None:
+        """`host`: the functions that lines may call."""
         self._sandbox = sandbox
+        self.host = host
+        """What answers the calls of its lines."""
         self._resources = AsyncExitStack()
         self._session: SandboxSession | None = None
         self._buffer = LineBuffer()
@@ -59,19 +63,39 @@ class Console:
         self.more = results[-1].more
         return results
 
-    async def restore(self, ran: Sequence[str], carry: str) -> None:
+    async def restore(self, ran: Sequence[str], carry: str, calls: Sequence[HostCall] = ()) -> None:
         """Give it physical lines to have its state back; `carry` begins the next line.
 
+        `calls`: what they called when they were recorded. They are answered from there; no function is called.
+
         Raises:
-            SandboxFault: there is no console, or it ended meanwhile.
+            SandboxFault: there is no console, or it ended meanwhile, or called otherwise than recorded.
         """
         self._buffer = LineBuffer(carry)
+        self.host.recall(calls)
         if ran:
             await self.run(ran)
+        difference = self.host.resume()
+        if difference:
+            raise SandboxFault(f"the console called the host otherwise than recorded: {difference}")
         if self.ended:
             raise SandboxFault("the console ended while its state was rebuilt")
 
     async def _open(self) -> SandboxSession:
         if self._session is None:
             self._session = await self._resources.enter_async_context(self._sandbox.session())
+            if self.host.functions:
+                offered(self._session, self.host, self._sandbox.name)
         return self._session
+
+
+def offered(session: SandboxSession, host: Host, sandbox: str) -> None:
+    """Offer functions of the host to a fresh console.
+
+    Raises:
+        ConfigError: it has no way to call them.
+    """
+    if not isinstance(session, Calling):
+        remedy = "its consoles have no way to call the host; use local, docker or unsafe"
+        raise ConfigError("sandbox, with host functions", sandbox, remedy)
+    session.offer(host)

@@ -16,6 +16,7 @@ from repl_rl.record.console import prompt
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
 from repl_rl.rollout.console import Console
+from repl_rl.rollout.host_session import HostSession
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox.base import PushResult, Sandbox
@@ -38,6 +39,7 @@ class Episode:
         renderer: Renderer,
         limits: RolloutLimits,
         context_tokens: int,
+        host: HostSession | None = None,
     ) -> None:
         self.renderer = renderer
         """Owner of the tokenizer, for samplers that splice a model's chat format."""
@@ -48,7 +50,7 @@ class Episode:
         self._record = Record(origin)
         self._pending: list[int] = []  # observed ids that the engine has not seen yet
         self._sampling: int | None = None  # how many ids the engine had before the call that is under way
-        self._console = Console(sandbox)
+        self._console = Console(sandbox, host or HostSession())
         self._stop: Stop | None = None
         self._failure: Failure | None = None
         self._started = time.monotonic()
@@ -75,10 +77,8 @@ class Episode:
         return self._stop is not None
 
     async def lines(self) -> AsyncIterator[Line]:
-        """Sample line after line until the rollout ends. Lines that were cut are recorded but not yielded.
-
-        The last line may end in an end token: it is yielded where it leaves something to run, then nothing follows.
-        """
+        """Sample line after line until the rollout ends; one that was cut is not yielded, nor one that an end token
+        closes with nothing to run."""
         while not self.ended:
             line = await self.sample()
             if line.end is LineEnd.NEWLINE or self._console.awaits(line):
@@ -159,8 +159,7 @@ class Episode:
         """Execute the last sampled line in this rollout's console, and splice what it printed and the next prompt.
 
         A token may close several physical lines: they run in order, and their outputs are spliced together after it.
-        A line that ends in the end token is closed by it, and so is a cell that is open then, as by a blank line. What
-        it printed is recorded, without a next prompt: no policy reads it.
+        An end token closes the line, and an open cell as by a blank line; then no next prompt is recorded.
 
         Raises:
             ConfigError: `line` is not the last sampled line, was executed already, or closes no physical line.
@@ -194,7 +193,8 @@ class Episode:
     async def _run(self, lines: Sequence[str], closing: bool = False) -> PushResult:
         results = await self._console.run(lines, closing)
         result = combined(results)
-        self.executed(Execution(result.status, result.elapsed_s, result.answer, (*lines, "")[: len(results)]))
+        ran, calls = (*lines, "")[: len(results)], self._console.host.take()
+        self.executed(Execution(result.status, result.elapsed_s, result.answer, ran, calls))
         if result.status is LineStatus.SANDBOX_FAULT:
             self.fail(fault := SandboxFault(result.text or "the console did not answer"))  # even if it is swallowed
             raise fault
@@ -207,8 +207,8 @@ class Episode:
     async def restore(self, segments: Sequence[Segment], ran: Sequence[str], carry: str = "") -> None:
         """Begin in the middle: take over recorded segments, and give the console physical lines to have its state back.
 
-        The record keeps its ids, log probabilities and outputs; what the console prints now is spliced nowhere. Lines
-        taken over count towards the limits. `carry`, written after the last newline, begins the next physical line.
+        The record keeps its ids, log probabilities, outputs and answers of the host; what the console prints now is
+        spliced nowhere. Lines taken over count towards the limits. `carry` begins the next physical line.
 
         Raises:
             ConfigError: something was sampled already.
@@ -224,7 +224,7 @@ class Episode:
                 self._record.sampled(line)
             self._pending.extend(segment.token_ids)
             self._context_left -= len(segment.token_ids)
-        await self._console.restore(ran, carry)
+        await self._console.restore(ran, carry, [call for run in self._record.executions for call in run.calls])
 
     def executed(self, execution: Execution) -> None:
         """Say what became of the line sampled last, where something other than the console ran it.
@@ -287,8 +287,8 @@ class Episode:
         """
         # What a call sampled that never returned is nobody's: it is not recorded, and not trained on.
         seen = None if self._failure else self._engine.ids[: self._sampling]
-        spent_s = time.monotonic() - self._started
-        return self._record.trajectory(self._stop or Stop.FINISHED, spent_s, self._failure, seen)
+        stop, spent_s = self._stop or Stop.FINISHED, time.monotonic() - self._started
+        return self._console.host.completed(self._record.trajectory(stop, spent_s, self._failure, seen))
 
     def _sample_ahead(self, closed: Sequence[str]) -> None:
         """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""

@@ -1,5 +1,6 @@
 """What a rollout starts from: the prompt templates that are shipped, and text files of a user's own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def template(wanted: str) -> str:
     if not text.strip():
         raise ConfigError("prompt file", wanted, "it is empty; write what the policy is told")
     return OWN + text.removesuffix("\n")
+
+
+def declaring(question: str, functions: Sequence[str]) -> str:
+    """A question with what the policy is told of the functions of the host; () leaves it as it is."""
+    if not functions:
+        return question
+    told = asset("prompts/host.txt").read_text().removesuffix("\n")
+    listed = "\n".join(f"#   {function}" for function in functions)
+    return told.replace("{functions}", listed).replace(_QUESTION, question)
 
 
 def start(wanted: str, question: str, version: str) -> Start:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -12,11 +12,15 @@ from repl_rl.engine.base import Engine, Pressure, Sampling, Seated
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
 from repl_rl.judges import graded
 from repl_rl.record.record import Origin, Record
-from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
+from repl_rl.record.trajectory import Failure, FailureKind, Prompt, Stop, Trajectory
 from repl_rl.rollout.doomed import lines_saved
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.host import HostFunction
+from repl_rl.rollout.host_record import called
+from repl_rl.rollout.host_session import HostSession, Model, Places, Stage
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.prompts import declaring
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.sandbox.base import Sandbox
@@ -60,6 +64,12 @@ class Rollouts:
     """Of rollouts so far, by family of tasks: the longest begin first."""
     pressed: Pressed = field(default_factory=Pressed, compare=False)
     """Figures only."""
+    host: Sequence[HostFunction] = ()
+    """Functions of the host that lines may call."""
+    host_models: Mapping[str, Model] = field(default_factory=dict)
+    """Models that they ask in place of the policy, by name."""
+    host_places: Places = field(default_factory=Places, compare=False)
+    """Of their calls that run at the same time."""
 
     def __post_init__(self) -> None:
         theirs, ours = self.engine.forbidden_ids, self.renderer.forbidden_ids
@@ -115,12 +125,15 @@ class Rollouts:
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, the last that were collected; what giving up early saved, where
-        that is on; and how often a session lost its place in the engine's cache meanwhile, where there is one."""
+        that is on; what lines called, where there are host functions; and how often a session lost its place in the
+        engine's cache meanwhile, where there is one."""
         counted = dict(self.sampler.metrics(trajectories))
         if self.pressure is not None:
             counted["preemptions"] = self.pressed.latest.preempted
         if isinstance(self.sampler, ReplSampler) and self.sampler.give_up_after:
             counted["lines_saved"] = lines_saved(trajectories, self.limits.max_lines)
+        if self.host:
+            counted |= called(trajectories)
         return counted
 
     def _origin(self, task: Task, index: int) -> Origin:
@@ -128,14 +141,29 @@ class Rollouts:
         number = f"{self.replica}.{index}" if self.replica else str(index)
         key = f"{self.seed}/{step}/{task.id}/{number}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
+        return Origin(f"{step}-{task.id}-{number}", task, self._prompt(task, 0), seed, step)
+
+    def _offered(self, depth: int) -> Sequence[HostFunction]:
+        return [function for function in self.host if not function.depth or depth < function.depth]
+
+    def _prompt(self, task: Task, depth: int) -> Prompt:
         version = ".".join(map(str, self.sandbox.python_version))
+        told = replace(task, question=declaring(task.question, [f.declared for f in self._offered(depth)]))
         try:
-            prompt = self.sampler.prompt(task, self.renderer, self.template, version)
+            return self.sampler.prompt(told, self.renderer, self.template, version)
         except ReplRLError:
             raise
         except Exception as error:
             raise UserCodeError(f"{type(self.sampler).__name__}.prompt raised {error!r} on task {task.id}") from error
-        return Origin(f"{step}-{task.id}-{number}", task, prompt, seed, step)
+
+    def asked(self, model: str) -> Model:
+        """See `Player.asked`."""
+        return self.host_models[model] if model else Model(self.engine, self.renderer)
+
+    def begin(self, task: Task, id: str, asked_by: Origin, depth: int) -> Origin:
+        """See `Player.begin`."""
+        seed = int.from_bytes(hashlib.blake2b(f"{asked_by.seed}/{id}".encode(), digest_size=4).digest(), "big") >> 1
+        return Origin(id, task, self._prompt(task, depth), seed, asked_by.policy_step)
 
     async def _one(
         self, origin: Origin, temperature: float, places: asyncio.Semaphore, errors: list[ReplRLError]
@@ -144,11 +172,30 @@ class Rollouts:
             errors.append(_too_long(origin, self.engine.context_tokens))
             failure = Failure(FailureKind.PROMPT_TOO_LONG, str(errors[-1]))
             return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
+        async with places:
+            trajectory = await self._played(origin, temperature, 0, errors)
+        if trajectory.failure is not None:
+            return trajectory
+        try:
+            outcome = await graded(origin.task, trajectory.answer, self.sandbox)
+        except SandboxFault as fault:
+            return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
+        return replace(trajectory, outcome=outcome)
+
+    async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
+        """See `Player.play`. An error of the sampler there is a failure of that rollout alone."""
+        return await self._played(origin, temperature, depth, [])
+
+    async def _played(self, origin: Origin, temperature: float, depth: int, errors: list[ReplRLError]) -> Trajectory:
+        """A rollout, ungraded, at a depth: 0 stands for itself."""
+        sampling = Sampling(temperature, origin.seed, nested=depth > 0)
+        stage, offered = Stage(self, origin, temperature, depth, 0), self._offered(depth)
+        host = HostSession(offered, self.host_places, stage)
+        size = self.engine.context_tokens
         async with (
-            places,
-            self.engine.session(origin.prompt.token_ids, Sampling(temperature, origin.seed)) as plain,
+            self.engine.session(origin.prompt.token_ids, sampling) as plain,
             ahead(plain, self.tally) if self.sampler.optimistic else nullcontext(plain) as session,
-            Episode(origin, session, self.sandbox, self.renderer, self.limits, self.engine.context_tokens) as episode,
+            Episode(origin, session, self.sandbox, self.renderer, self.limits, size, host) as episode,
         ):
             try:
                 await self._drive(episode)
@@ -158,14 +205,7 @@ class Rollouts:
                 errors.append(error)
                 episode.fail(error)
             episode.finish()
-            trajectory = episode.trajectory()
-        if trajectory.failure is not None:
-            return trajectory
-        try:
-            outcome = await graded(origin.task, trajectory.answer, self.sandbox)
-        except SandboxFault as fault:
-            return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
-        return replace(trajectory, outcome=outcome)
+            return episode.trajectory()
 
     async def _drive(self, episode: Episode) -> None:
         """Run the sampler until it returns or its time is over.

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Protocol
 
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.machine.threads import in_thread
 from repl_rl.record.trajectory import LineEnd, Prompt
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, opening
-from repl_rl.samplers.tools import in_thread
 from repl_rl.tasks import Task
 
 SOLVED, NOT_SOLVED = "solved", "not solved"

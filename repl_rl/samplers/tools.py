@@ -8,13 +8,11 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.threads import InThread
+from repl_rl.machine.threads import InThread, settled
 from repl_rl.record.trajectory import LineStatus
 
 Function = Callable[..., object]
@@ -132,7 +130,7 @@ class Toolbox:
             return await self._wait(function(*call.args, **call.kwargs), call.name)
         thread = InThread(partial(function, *call.args, **call.kwargs), f"tool {call.name}")
         try:
-            return await self._wait(_settled(thread), call.name)
+            return await self._wait(settled(thread), call.name)
         finally:
             if thread.is_alive():
                 left_behind.add(thread)
@@ -154,29 +152,6 @@ class Toolbox:
         if error is not None:
             return LineStatus.EXCEPTION, f"{type(error).__name__}: {error}"
         return LineStatus.OK, task.result()
-
-
-async def in_thread(function: Callable[[], object], name: str) -> object:
-    """What `function` returns in a daemon thread, which is left behind when the wait for it is cancelled."""
-    return await _settled(InThread(function, name))
-
-
-async def _settled(thread: InThread[object]) -> object:
-    """What the thread's function returned or raised, as far as an event loop bears it."""
-    done = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def wake(_: Future[object]) -> None:
-        with suppress(RuntimeError):  # the loop may be closed by now: then nobody waits
-            loop.call_soon_threadsafe(done.set)
-
-    thread.outcome.add_done_callback(wake)
-    await done.wait()
-    error = thread.outcome.exception()
-    # StopIteration is none for a coroutine to raise, and SystemExit would end the event loop.
-    if isinstance(error, StopIteration) or not isinstance(error, Exception | None):
-        raise RuntimeError(repr(error)) from error
-    return thread.outcome.result()
 
 
 async def _text(work: Awaitable[object]) -> str:

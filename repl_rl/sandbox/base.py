@@ -2,11 +2,11 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.line import LineStatus, refuse, refuse_unless_duration
@@ -76,6 +76,33 @@ class SandboxSession(Protocol):
         Raises:
             ConfigError: `line` contains a newline, or the session has ended.
         """
+
+
+class Host(Protocol):
+    """What answers the calls of host functions that lines of one console make. Both are JSON, as bytes."""
+
+    @property
+    def functions(self) -> Mapping[str, str]:
+        """Each function that lines may call, with its documentation."""
+
+    @property
+    def argument_bytes(self) -> int:
+        """Most bytes of a call."""
+
+    async def answer(self, call: bytes) -> bytes:
+        """`{"answer": value}` or `{"error": text}` for `{"name": ..., "args": [...], "kwargs": {...}}`.
+
+        A call is untrusted bytes; whatever is wrong with it, or in the function, is an error in the reply. It is
+        cancelled where its line ends before.
+        """
+
+
+@runtime_checkable
+class Calling(Protocol):
+    """A console whose lines can call functions of the host."""
+
+    def offer(self, host: Host) -> None:
+        """Lines may call these functions, from the first one on; say it before that."""
 
 
 def refuse_unfit(line: str, *, ended: bool) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import zmq
 
+from repl_rl.errors import ConfigError
 from repl_rl.record.clip import clip
 from repl_rl.record.console import CellBuffer, Verdict
 from repl_rl.record.trajectory import LineStatus
-from repl_rl.sandbox.base import Limits, PushResult, refuse_unfit
+from repl_rl.sandbox.base import Host, Limits, PushResult, refuse_unfit
+from repl_rl.sandbox.calls import Calls, LineClock
 from repl_rl.sandbox.keeper import Death, KeeperLink
 from repl_rl.sandbox.wire import MalformedReply, Reply, Wire
 
@@ -46,6 +48,9 @@ class ConsoleSession:
         self._pending: asyncio.Future[Reply | Death | None] | None = None
         self._header = b""
         self._timer: asyncio.TimerHandle | None = None
+        self._clock = LineClock(self._interrupt)
+        self._calls = Calls(self._wire, self._send, self._clock, self._fail)
+        self._told = False
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -63,8 +68,14 @@ class ConsoleSession:
         """True once no further line can be pushed."""
         return self._ended
 
+    def offer(self, host: Host) -> None:
+        """As `Calling.offer`."""
+        if self._told:
+            raise ConfigError("session.offer()", "after a line ran", "offer host functions before the first line")
+        self._calls.host = host
+
     async def push(self, line: str) -> PushResult:
-        """As `SandboxSession.push`."""
+        """As `SandboxSession.push`. The deadline of a line stands still while the host works for it."""
         refuse_unfit(line, ended=self._ended)
         started = time.perf_counter()
         verdict = self._cell.add(line)
@@ -84,9 +95,10 @@ class ConsoleSession:
         self._unsent.clear()
         self._ended = True  # until the line is back: a cancelled push leaves a console that nobody can follow
         self._interrupting = None
-        self._header, frames = self._wire.request(code)
+        self._header, frames = self._wire.request(code, self._offer())
         self._pending = self._loop.create_future()
-        self._timer = self._loop.call_later(self._limits.line_timeout_s, self._interrupt)
+        self._calls.begin(self._header)
+        self._clock.start(self._limits.line_timeout_s)
         try:
             self._send(frames)
             if self._link.death is not None:
@@ -94,9 +106,19 @@ class ConsoleSession:
             outcome = await self._pending
             await self._signal_is_out()
         finally:
-            self._timer.cancel()
+            self._clock.stop()
+            if self._timer is not None:
+                self._timer.cancel()
             self._pending = None
+            await self._calls.end()
         return outcome
+
+    def _offer(self) -> dict[str, object] | None:
+        """What the first request says of the host's functions."""
+        host, told, self._told = self._calls.host, self._told, True
+        if host is None or told:
+            return None
+        return {"functions": dict(host.functions), "argument_bytes": host.argument_bytes}
 
     async def _signal_is_out(self) -> None:
         """An interrupt must have been delivered before the next line starts, or it would hit that one."""
@@ -113,6 +135,7 @@ class ConsoleSession:
         self._drain()  # the descriptor tells of changes only, and sending swallows them
 
     def _interrupt(self) -> None:
+        self._calls.refuse()
         self._interrupting = self._link.interrupt()
         self._timer = self._loop.call_later(self._limits.interrupt_grace_s, self._kill)
 
@@ -137,8 +160,12 @@ class ConsoleSession:
         if self._pending is not None and not self._pending.done():
             self._pending.set_result(outcome)
 
+    def _fail(self, error: BaseException) -> None:
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_exception(error)
+
     def _drain(self) -> None:
-        """Take every message that has arrived; all but the reply to the line that runs now are dropped."""
+        """Take every message that has arrived; all but what the line that runs now says are dropped."""
         if self._socket.closed:
             return
         for _ in range(_MESSAGES_A_WAKE):
@@ -146,6 +173,10 @@ class ConsoleSession:
                 return
             frames = self._socket.recv_multipart(_DONTWAIT)
             if self._pending is None or self._pending.done():
+                continue
+            call = self._wire.call(frames, self._header)
+            if call is not None:
+                self._calls.take(call)
                 continue
             try:
                 reply = self._wire.reply(frames, self._header)

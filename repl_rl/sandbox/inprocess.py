@@ -32,8 +32,8 @@ class _Console(code.InteractiveConsole):
             sys.stdout.write(repr(value) + "\n")
             self.builtins["_"] = value
 
-    def _submit(self, answer: object) -> None:
-        text = str(answer)
+    def _submit(self, answer: object, *more: object) -> None:
+        text = ", ".join(map(str, (answer, *more)))
         if self.answer is None:
             self.answer = text
 

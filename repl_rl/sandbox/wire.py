@@ -8,10 +8,13 @@ import hashlib
 import hmac
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 DELIMITER = b"<IDS|MSG>"
 _LINE_METADATA = b'{"repl_line":true}'
+_CALL_HEADER = b'{"msg_type":"repl_host_call"}'
+_NUMBER_DIGITS = 18
 _OUTCOMES = frozenset({"incomplete", "ok", "syntax_error", "exception", "memory_limit", "exited"})
 
 
@@ -31,21 +34,49 @@ class Reply:
     answer: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of one of the host's functions, as a console claims it; its content is unread."""
+
+    line: bytes
+    """Header of the request of the line that makes it."""
+    number: bytes
+    """Tells it from others of the line."""
+    content: bytes
+
+
 class Wire:
     """Signs requests and recognises their replies, for one console."""
 
     def __init__(self, key: str) -> None:
         self._empty = hmac.HMAC(key.encode(), digestmod=hashlib.sha256)
 
-    def request(self, code: str) -> tuple[bytes, list[bytes]]:
-        """The header (with a message id that nobody can guess) and all frames of a request to run `code`."""
+    def request(self, code: str, offer: Mapping[str, object] | None = None) -> tuple[bytes, list[bytes]]:
+        """The header (with a message id that nobody can guess) and all frames of a request to run `code`.
+
+        `offer`: what the console is told of the host's functions; None: nothing.
+        """
         header = (
             b'{"msg_id":"' + os.urandom(16).hex().encode() + b'","session":"host","username":"host","date":"",'
             b'"msg_type":"execute_request","version":"5.3"}'
         )
-        content = json.dumps({"code": code, "silent": True, "store_history": False, "allow_stdin": False}).encode()
+        said: dict[str, object] = {"code": code, "silent": True, "store_history": False, "allow_stdin": False}
+        content = json.dumps(said if offer is None else {**said, "host": offer}).encode()
         body = [header, b"{}", _LINE_METADATA, content]
         return header, [DELIMITER, self._sign(body), *body]
+
+    def call(self, frames: list[bytes], line: bytes) -> Call | None:
+        """The call that the line with that request makes; None when `frames` are anything else."""
+        if len(frames) != 6 or frames[0] != DELIMITER or frames[2] != _CALL_HEADER or frames[3] != line:
+            return None
+        if not frames[4].isdigit() or len(frames[4]) > _NUMBER_DIGITS:
+            return None
+        return Call(line, frames[4], frames[5]) if hmac.compare_digest(self._sign(frames[2:]), frames[1]) else None
+
+    def host_reply(self, call: Call, content: bytes) -> list[bytes]:
+        """The frames of the answer to a call."""
+        body = [_CALL_HEADER, call.line, call.number, content]
+        return [DELIMITER, self._sign(body), *body]
 
     def reply(self, frames: list[bytes], header: bytes) -> Reply | None:
         """The reply to the request with `header`; None when `frames` are anything else.
@@ -53,7 +84,7 @@ class Wire:
         Raises:
             MalformedReply: it answers that request, but is not what a console sends.
         """
-        if len(frames) != 6 or frames[0] != DELIMITER or frames[3] != header:
+        if len(frames) != 6 or frames[0] != DELIMITER or frames[2] == _CALL_HEADER or frames[3] != header:
             return None
         if not hmac.compare_digest(self._sign(frames[2:]), frames[1]):
             return None

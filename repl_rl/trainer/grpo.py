@@ -15,6 +15,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from repl_rl.credit.children import idle_row, with_children
 from repl_rl.credit.credited import LineCredit
 from repl_rl.credit.figures import length_metrics, shaping_metrics
 from repl_rl.credit.group import Credit, Earned, earned_by, group_advantages, line_credit
@@ -40,6 +41,9 @@ class StepState:
     """As they were played."""
     learned: tuple[Trajectory, ...]
     """The same, as training sees them: see `StopPolicy`."""
+    rows: tuple[Trajectory, ...]
+    """Those of the update, B of them: `learned`, then what was sampled for host functions and is trained, then idle
+    ones that fill it up."""
     advantages: Tensor
     """Of each token, float32, shape (B, T)."""
     credit: tuple[tuple[Sequence[float], Sequence[float]], ...]
@@ -150,7 +154,7 @@ class ReplGRPOTrainer(GRPOTrainer):
         check_rollouts(trajectories, task_ids, step)
         learned = tuple(map(self.credit.stops.learned, trajectories))
         self.step_state = self._credited(trajectories, learned)
-        rows = columns(learned, self._tokenizer.pad_token_id)
+        rows = columns(self.step_state.rows, self._tokenizer.pad_token_id)
         return {
             "prompt_ids": rows.prompt_ids,
             "completion_ids": rows.completion_ids,
@@ -176,18 +180,29 @@ class ReplGRPOTrainer(GRPOTrainer):
         here = slice(first, first + len(learned))
         mine = [row for rows in advantages for row in rows][here]
         values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, learned, strict=True)]
-        width = max(len(t.completion_ids) if t.trainable else 1 for t in learned)
+        rows, advantages_B_L = with_children(learned, values)
+        rows += [idle_row(learned[0])] * (self._row_count(len(rows)) - len(rows))
+        advantages_B_L += [()] * (len(rows) - len(advantages_B_L))
+        width = max(len(t.completion_ids) if t.trainable else 1 for t in rows)
         return StepState(
             trajectories,
             learned,
-            widen(values, learned, width).to(self.accelerator.device),
+            tuple(rows),
+            widen(advantages_B_L, rows, width).to(self.accelerator.device),
             tuple(zip([e.rewards_L for e in earned[here]], mine, strict=True)),
             metrics,
         )
 
+    def _row_count(self, mine: int) -> int:
+        """Rows that every process has: those of the one with the most, in as many parts as TRL cuts them into."""
+        counts: list[int] = gather_object([mine])
+        parts: int = self.args.steps_per_generation
+        return -(-max(counts) // parts) * parts
+
     def line_credit(self) -> list[tuple[LineCredit, ...]]:
         """What each line of this process's rollouts was worth in the step at hand."""
-        rows = zip(self.step_state.learned, self.step_state.credit, self.scored.logprobs.tolist(), strict=True)
+        learned = self.step_state.learned
+        rows = zip(learned, self.step_state.credit, self.scored.logprobs[: len(learned)].tolist(), strict=True)
         return [line_credit(t, *credit, logprobs[: len(t.completion_ids)]) for t, credit, logprobs in rows]
 
     def _generate(self, prompts: list[str]) -> tuple[object, ...]:
@@ -221,13 +236,13 @@ class ReplGRPOTrainer(GRPOTrainer):
                 "weights (tied embeddings, a failed load), or at another temperature"
             )
         batch["advantages"] = self.step_state.advantages
-        batch["rows"] = torch.arange(len(self.step_state.trajectories), device=batch["advantages"].device)
+        batch["rows"] = torch.arange(len(self.step_state.rows), device=batch["advantages"].device)
         return batch
 
     def _corrected(self, batch: dict[str, Tensor]) -> Scored:
         """Measure the gap, and put ratios of lines or sequences in the place of TRL's ratios of tokens if asked to."""
         trained = batch["old_per_token_logps"].float()
-        lines = line_numbers(self.step_state.learned, batch["completion_ids"].size(1)).to(trained.device)
+        lines = line_numbers(self.step_state.rows, batch["completion_ids"].size(1)).to(trained.device)
         delta = (trained - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
         level, _, how = self.importance.partition("_")
         raw = raw_ratios(delta, lines, level)
@@ -259,7 +274,7 @@ class ReplGRPOTrainer(GRPOTrainer):
             )
             return result
         advantages = self.step_state.advantages
-        sampled = (line_numbers(self.step_state.learned, advantages.size(1)) >= 0).to(input_ids.device)
+        sampled = (line_numbers(self.step_state.rows, advantages.size(1)) >= 0).to(input_ids.device)
         # Every sampled token is held to the reference, also where there is no advantage.
         batch = Batch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
         if self._rows is not None:

@@ -3,6 +3,7 @@
 import builtins
 import code
 import contextlib
+import os
 import sys
 import traceback
 import types
@@ -24,7 +25,7 @@ def fresh_main() -> types.ModuleType:
 class Console(code.InteractiveConsole):
     """The reference console. `outcome` says how the last cell went; `answer` is the first final answer, once given."""
 
-    own_files: tuple[str, ...] = (__file__,)
+    own_files: tuple[str, ...] = (os.path.dirname(__file__) + os.sep,)
     """What the paths of files begin with whose frames no traceback shows."""
 
     def __init__(self, before_traceback: Callable[[], None] = lambda: None) -> None:
@@ -57,9 +58,12 @@ class Console(code.InteractiveConsole):
         """Put `submit_final_answer` among the builtins, where `dir()` does not show it."""
         console = self
 
-        def submit_final_answer(answer: object) -> None:
-            """Give the final answer of this task; its `str()` is graded. Only the first call counts."""
-            text = str.__str__(str(answer))
+        def submit_final_answer(answer: object, *more: object) -> None:
+            """Give the final answer of this task; its `str()` is graded. Only the first call counts.
+
+            Several values are one answer, with ", " between them.
+            """
+            text = ", ".join(str.__str__(str(value)) for value in (answer, *more))
             if len(text) > MAX_ANSWER_CHARS:
                 raise ValueError(f"the answer has {len(text)} characters; at most {MAX_ANSWER_CHARS} are allowed")
             if console.answer is None:

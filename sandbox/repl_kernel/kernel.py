@@ -15,6 +15,7 @@ from jupyter_client.session import Session
 
 from repl_kernel.capture import Capture
 from repl_kernel.console import Console
+from repl_kernel.host import HostChannel
 from repl_kernel.wire import LineRequest, Signer, line_reply, read_line_request
 
 Socket = zmq.Socket[bytes]
@@ -40,6 +41,7 @@ class ReplKernel(Kernel):
         self._signer = Signer(key)
         self._console = console
         self._capture = capture
+        self._host: HostChannel | None = None
 
     def serve(self) -> None:
         """Answer messages for ever. User code runs exactly three frames below this one."""
@@ -55,6 +57,7 @@ class ReplKernel(Kernel):
                 if request is None:
                     continue
                 console.outcome, more = "ok", False
+                self._open_host(request)
                 try:
                     more = console.push(request.code)
                 except SystemExit:
@@ -87,10 +90,19 @@ class ReplKernel(Kernel):
             self._route(frames)
         return None
 
+    def _open_host(self, request: LineRequest) -> None:
+        if request.offer is not None and self._host is None:
+            self._host = HostChannel(self.shell_stream, self._signer, request.offer)
+            self._host.install()
+        if self._host is not None:
+            self._host.open(request)
+
     def _answer(self, request: LineRequest, more: bool) -> None:
         """Send the one reply of a line; a late interrupt must not swallow it."""
         while True:
             try:
+                if self._host is not None:
+                    self._host.close()
                 reply = line_reply(request, self._outcome(more), self._signer)
                 self.shell_stream.send_multipart(reply)
                 return

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 DELIMITER = b"<IDS|MSG>"
 LINE_METADATA = b'{"repl_line":true}'
 """Metadata of a request that asks for the fast path: one reply, nothing on iopub."""
+CALL_HEADER = b'{"msg_type":"repl_host_call"}'
+"""Header of a call of one of the host's functions; its parent is the request of the line, its metadata a number."""
 
 
 class Signer:
@@ -25,12 +27,24 @@ class Signer:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """Functions of the host that lines may call."""
+
+    functions: dict[str, str]
+    """Name -> documentation."""
+    argument_bytes: int
+    """Most bytes of a call, as JSON."""
+
+
+@dataclass(frozen=True)
 class LineRequest:
     """A request for the fast path."""
 
     identities: list[bytes]
     header: bytes
     code: str
+    offer: Offer | None
+    """Comes with the first line, where there are such functions."""
 
 
 def read_line_request(frames: list[bytes], signer: Signer) -> LineRequest | None:
@@ -43,7 +57,9 @@ def read_line_request(frames: list[bytes], signer: Signer) -> LineRequest | None
         return None
     if not hmac.compare_digest(signer.sign(body), frames[at + 1]):
         return None
-    return LineRequest(frames[:at], body[0], json.loads(body[3])["code"])
+    content = json.loads(body[3])
+    offer = content.get("host")
+    return LineRequest(frames[:at], body[0], content["code"], Offer(**offer) if offer else None)
 
 
 _REPLY_HEADER = json.dumps(
@@ -55,3 +71,20 @@ def line_reply(request: LineRequest, content: dict[str, object], signer: Signer)
     """The frames of the one reply; the request's own header bytes say what it answers."""
     body = [_REPLY_HEADER, request.header, b"{}", json.dumps(content).encode()]
     return [*request.identities, DELIMITER, signer.sign(body), *body]
+
+
+def host_call(line: LineRequest, number: int, content: bytes, signer: Signer) -> list[bytes]:
+    """The frames of a call that `line` makes; `number` tells it from others of the line."""
+    body = [CALL_HEADER, line.header, str(number).encode(), content]
+    return [*line.identities, DELIMITER, signer.sign(body), *body]
+
+
+def read_host_reply(frames: list[bytes], line_header: bytes, signer: Signer) -> tuple[int, bytes] | None:
+    """The number and content of an answer to a call of that line; None: `frames` are something else."""
+    if DELIMITER not in frames:
+        return None
+    at = frames.index(DELIMITER)
+    body = frames[at + 2 :]
+    if len(body) != 4 or body[0] != CALL_HEADER or body[1] != line_header:
+        return None
+    return (int(body[2]), body[3]) if hmac.compare_digest(signer.sign(body), frames[at + 1]) else None

@@ -18,6 +18,7 @@ from repl_rl.sandbox.conformance import (
     doctest_transcripts,
     edge_transcripts,
     fidelity,
+    host_calls,
     isolation,
     limits,
 )
@@ -92,7 +93,7 @@ def test_inspect_shows_every_hardening(nothing_left: None) -> None:
 def test_a_docker_console_is_isolated_and_limited(nothing_left: None) -> None:
     async def main() -> list[Row]:
         async with open_sandbox("docker", limits=CHECK_LIMITS, warm=1) as sandbox:
-            return [*await isolation(sandbox), *await limits(sandbox)]
+            return [*await isolation(sandbox), *await limits(sandbox), *await host_calls(sandbox)]
 
     assert not _failed(asyncio.run(main()))
 

@@ -84,6 +84,15 @@ def test_the_first_answer_wins_and_ends_the_session(kind: str) -> None:
 
 
 @every_kind
+def test_several_values_are_one_answer(kind: str) -> None:
+    async def body(session: SandboxSession) -> None:
+        result = await session.push("submit_final_answer(1, 'b', [2.5])")
+        assert (result.status, result.answer) == (LineStatus.ANSWERED, "1, b, [2.5]")
+
+    _in_session(kind, body)
+
+
+@every_kind
 def test_exit_ends_the_session_and_a_line_with_a_newline_is_refused(kind: str) -> None:
     async def body(session: SandboxSession) -> None:
         with pytest.raises(ConfigError, match="newline"):

@@ -10,6 +10,7 @@ from repl_rl.record.console import PS1, PS2, Typist
 from repl_rl.record.trajectory import LineEnd, Observed, Prompt, Sampled, Segment, Stop, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.host import of_record
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.replay.session import Replay, Step, check
 from repl_rl.tasks import Task
@@ -136,7 +137,9 @@ class Continue(RolloutSampler):
 async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int, temperature: float = 1.0) -> Branches:
     """Sample `count` (>= 1) continuations of `start` with the policy and the sampler of `rollouts`.
 
-    Every continuation begins with exactly the ids of `start`. `task` grades them; None: they stay ungraded.
+    Every continuation begins with exactly the ids of `start`. `task` grades them; None: they stay ungraded. Calls of
+    host functions before `start` are answered from the record; those after it are refused where `rollouts` has no such
+    function.
 
     Raises:
         EngineError, UserCodeError, InvariantError: as `Rollouts.collect`.
@@ -144,7 +147,11 @@ async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int
     origin = start.trajectory
     graded = task or Task(origin.task_id, origin.prompt.text, "")
     seed = rollouts.seed + zlib.crc32(f"{origin.id}/{start.line}".encode())
-    world = replace(rollouts, sampler=Continue(rollouts.sampler, start), seed=seed)
+    known = {function.name for function in rollouts.host}
+    host = (*rollouts.host, *(of_record(name) for name in origin.host_functions if name not in known))
+    world = replace(rollouts, sampler=Continue(rollouts.sampler, start), seed=seed, host=host)
     found = await world.collect([graded] * count, temperature)
-    named = (replace(t, id=f"{origin.id}+{start.line}.{i}") for i, t in enumerate(found))
+    taken_over = {c.child for line in origin.lines[: start.line] if line.execution for c in line.execution.calls}
+    before = [child for child in origin.children if child.id in taken_over]
+    named = (t.renamed(f"{origin.id}+{start.line}.{i}", before) for i, t in enumerate(found))
     return Branches(start, tuple(t if task else replace(t, outcome=None) for t in named))

@@ -21,6 +21,8 @@ class Cause(StrEnum):
     """The line depends on a random source, or two runs of today differ."""
     ENVIRONMENT = "environment"
     """Runs of today agree with each other: what is around the console is not what it was."""
+    HOST = "host"
+    """The line calls functions of the host otherwise than it did; answers come from the record."""
     EDIT = "edit"
     """A line was typed before it."""
 

@@ -8,6 +8,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.record.console import LineBuffer, prompt
 from repl_rl.record.trajectory import LineEnd, Trajectory
 from repl_rl.rollout.blocks import as_block
+from repl_rl.rollout.console import offered
+from repl_rl.rollout.host_record import Recall
 from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, held, same
 from repl_rl.runs.store import Transition, transitions
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
@@ -43,10 +45,15 @@ class Step:
 
 
 class Replay:
-    """A trajectory and a console in which the first `position` of its lines have run. See `open_replay`."""
+    """A trajectory and a console in which the first `position` of its lines have run. See `open_replay`.
 
-    def __init__(self, trajectory: Trajectory, console: SandboxSession) -> None:
+    Calls of host functions are answered from the record; a call that it does not have is refused with a `HostError`.
+    """
+
+    def __init__(self, trajectory: Trajectory, console: SandboxSession, recall: Recall) -> None:
+        """`recall` is what the console was offered as its host."""
         self.trajectory = trajectory
+        self._recall = recall
         self.position = 0
         """The recorded line that is next, from 0."""
         self.steps: list[Step] = []
@@ -131,6 +138,8 @@ class Replay:
         return await self._run(closed, self._buffer.feed(closed), line, None)
 
     async def _run(self, text: str, lines: tuple[str, ...], line: int | None, recorded: Transition | None) -> Step:
+        run = recorded.line.execution if recorded is not None else None
+        self._recall.expect(run.calls if run is not None else ())
         results = await push_each(self._open(), lines)
         result = combined(results)
         self._more = result.more
@@ -155,10 +164,11 @@ class Replay:
             agrees = same(before, step.shown)
         else:
             agrees = held(before, step.result) or held(before, as_block(step.result))
-        if agrees:
+        if agrees and not self._recall.differs:
             return None
         sources = [each.text for each in (*self.steps, step)]
-        why = Cause.EDIT if self.edited else cause(sources, before, step.shown, None)
+        why = Cause.HOST if self._recall.differs else cause(sources, before, step.shown, None)
+        why = Cause.EDIT if self.edited else why
         return Difference(self.position, before, step.shown, why)
 
     def _open(self) -> SandboxSession:
@@ -172,12 +182,16 @@ async def open_replay(trajectory: Trajectory, sandbox: Sandbox, to_line: int = 0
     """A fresh console in which the first `to_line` lines of `trajectory` have run.
 
     Raises:
-        ConfigError: the trajectory cannot be typed into a console, or there is no such line.
+        ConfigError: the trajectory cannot be typed into a console, or there is no such line; or lines could call host
+            functions, and the sandbox has no way to.
         SandboxFault: no console could be had.
     """
     check(trajectory)
     async with sandbox.session() as console:
-        replay = Replay(trajectory, console)
+        recall = Recall(dict.fromkeys(trajectory.host_functions, "known from a record alone"))
+        if trajectory.host_functions:
+            offered(console, recall, sandbox.name)
+        replay = Replay(trajectory, console, recall)
         await replay.to_line(to_line)
         yield replay
 

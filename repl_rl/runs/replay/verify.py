@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.record.trajectory import LineStatus, Trajectory
-from repl_rl.runs.replay.compare import Difference, Shown, cause
+from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause
 from repl_rl.runs.replay.session import Step, open_replay
 from repl_rl.sandbox.base import Sandbox
 
@@ -70,6 +70,8 @@ async def verify(trajectory: Trajectory, sandbox: Sandbox) -> Verification:
 
 def _judged(steps: Sequence[Step], difference: Difference, again: Shown | None) -> Difference:
     sources = [step.text for step in steps]
+    if difference.cause is Cause.HOST:
+        return difference
     return replace(difference, cause=cause(sources, difference.recorded, difference.now, again))
 
 

@@ -8,6 +8,7 @@ from repl_rl.record.trajectory import (
     Execution,
     Failure,
     FailureKind,
+    HostCall,
     Line,
     LineEnd,
     LineStatus,
@@ -20,7 +21,14 @@ from repl_rl.record.trajectory import (
     Trajectory,
 )
 from repl_rl.runs.store.older import upgraded
-from repl_rl.runs.store.schema import SCHEMA_VERSION, CreditRecord, LineRecord, SegmentRecord, TrajectoryRecord
+from repl_rl.runs.store.schema import (
+    SCHEMA_VERSION,
+    CallRecord,
+    CreditRecord,
+    LineRecord,
+    SegmentRecord,
+    TrajectoryRecord,
+)
 
 READABLE = (1, 2, SCHEMA_VERSION)
 """Schema versions that this release reads. It writes the last one."""
@@ -49,7 +57,7 @@ def to_record(entry: Credited) -> TrajectoryRecord:
     """The JSON form of a trajectory and its credit."""
     trajectory = entry.trajectory
     failure = trajectory.failure
-    return TrajectoryRecord(
+    record = TrajectoryRecord(
         schema_version=SCHEMA_VERSION,
         policy_step=trajectory.policy_step,
         id=trajectory.id,
@@ -65,6 +73,13 @@ def to_record(entry: Credited) -> TrajectoryRecord:
             CreditRecord(reward=c.reward, advantage=c.advantage, logprobs=list(c.logprobs)) for c in entry.credit_L
         ],
     )
+    if trajectory.host_functions:
+        record["host_functions"] = list(trajectory.host_functions)
+    if trajectory.parent:
+        record["parent"] = trajectory.parent
+    if trajectory.children:
+        record["children"] = [to_record(Credited(child)) for child in trajectory.children]
+    return record
 
 
 def from_record(record: TrajectoryRecord) -> Credited:
@@ -98,6 +113,9 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         wall_s=record["wall_s"],
         outcome=record["outcome"],
         failure=Failure(FailureKind(failure[0]), failure[1]) if failure else None,
+        host_functions=tuple(record.get("host_functions", ())),
+        children=tuple(map(_trajectory, record.get("children", ()))),
+        parent=record.get("parent", ""),
     )
 
 
@@ -119,7 +137,21 @@ def _line_record(line: Line) -> LineRecord:
     )
     if run is not None:
         record["ran"] = list(run.ran)
+        if run.calls:
+            record["calls"] = [_call_record(call) for call in run.calls]
     return record
+
+
+def _call_record(call: HostCall) -> CallRecord:
+    return CallRecord(
+        name=call.name,
+        arguments=call.arguments,
+        answer=call.answer,
+        error=call.error,
+        elapsed_s=call.elapsed_s,
+        child=call.child,
+        trained=call.trained,
+    )
 
 
 def _segment(record: SegmentRecord) -> Segment:
@@ -130,11 +162,12 @@ def _segment(record: SegmentRecord) -> Segment:
 
 def _line(record: LineRecord) -> Line:
     run = record["execution"]
+    calls = tuple(HostCall(**call) for call in record.get("calls", ()))
     return Line(
         token_ids=tuple(record["token_ids"]),
         logprobs=tuple(record["logprobs"]),
         text=record["text"],
         end=LineEnd(record["end"]),
-        execution=Execution(LineStatus(run[0]), run[1], run[2], tuple(record["ran"])) if run else None,
+        execution=Execution(LineStatus(run[0]), run[1], run[2], tuple(record["ran"]), calls) if run else None,
         rewards=tuple(NamedReward(name, value) for name, value in record["rewards"]),
     )

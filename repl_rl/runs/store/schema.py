@@ -6,6 +6,16 @@ SCHEMA_VERSION = 3
 """Version 1 had no credit. Versions 1 and 2 had neither `ran` nor `cut`, and named the class of a failure."""
 
 
+class CallRecord(TypedDict):
+    name: str
+    arguments: str
+    answer: str | None
+    error: str | None
+    elapsed_s: float
+    child: str
+    trained: bool
+
+
 class LineRecord(TypedDict):
     text: str
     token_ids: list[int]
@@ -14,6 +24,8 @@ class LineRecord(TypedDict):
     execution: tuple[str, float, str | None] | None
     ran: NotRequired[list[str]]
     """What the console was given; there where `execution` is."""
+    calls: NotRequired[list[CallRecord]]
+    """Calls of host functions; there where it made some."""
     rewards: list[tuple[str, float]]
 
 
@@ -43,3 +55,7 @@ class TrajectoryRecord(TypedDict):
     outcome: float | None
     failure: tuple[str, str] | None
     credit: list[CreditRecord]
+    host_functions: NotRequired[list[str]]
+    parent: NotRequired[str]
+    children: NotRequired[list["TrajectoryRecord"]]
+    """Trajectories that were sampled for host functions, without credit of their own."""

@@ -1,4 +1,7 @@
-"""One suite for every sandbox: fidelity, isolation seen from inside, limits, latency. `run(kind)` gives a table."""
+"""One suite for every sandbox: fidelity, isolation seen from inside, limits, host functions, latency.
+
+`run(kind)` gives a table.
+"""
 
 import statistics
 import sysconfig
@@ -10,6 +13,7 @@ from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import SANDBOXES, open_sandbox
 from repl_rl.sandbox.base import Sandbox, SandboxKind
 from repl_rl.sandbox.conformance.harvest import Transcript, edge_transcripts, in_blocks, joined, transcripts
+from repl_rl.sandbox.conformance.host import HOST_CHECKS, run_host_check
 from repl_rl.sandbox.conformance.isolation import probes, run_probe, shared, spaces, world
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
 from repl_rl.sandbox.conformance.reference import SCRIPT, compare, reference_texts, reproducible
@@ -19,6 +23,7 @@ __all__ = [
     "doctest_transcripts",
     "edge_transcripts",
     "fidelity",
+    "host_calls",
     "isolation",
     "latency",
     "limits",
@@ -102,6 +107,15 @@ async def limits(sandbox: Sandbox) -> list[Row]:
     return rows
 
 
+async def host_calls(sandbox: Sandbox) -> list[Row]:
+    """Functions of the host, called from lines."""
+    rows = []
+    for check in HOST_CHECKS:
+        problem = await run_host_check(sandbox, check)
+        rows.append(Row("host functions", check.name, not problem, problem))
+    return rows
+
+
 async def latency(sandbox: Sandbox) -> list[Row]:
     """Median round trip of a few lines, milliseconds. It passes when every line came back as it should."""
     rows = []
@@ -126,6 +140,7 @@ async def run(kind: SandboxKind | str, *, doctests: int | None = 60) -> list[Row
     async with open_sandbox(chosen, limits=CHECK_LIMITS) as sandbox:
         checked = await isolation(sandbox) if chosen.isolates else []
         checked += await limits(sandbox)
+        checked += await host_calls(sandbox)
         checked += await latency(sandbox)
     async with open_sandbox(chosen) as sandbox:
         command = chosen.reference(SCRIPT)

@@ -1,0 +1,44 @@
+"""What calls of host functions add to an update: the trajectories that were sampled for them, as rows of their own.
+
+A child is credited as the line that asked for it: each of its sampled tokens gets that line's advantage. So it is in no
+baseline of its own, and the group's is formed of the rollouts alone. A child within a child has the same advantage.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from repl_rl.record.failure import Failure, FailureKind
+from repl_rl.record.trajectory import Stop, Trajectory
+
+Row = tuple[Trajectory, tuple[float, ...]]
+"""A trajectory, and an advantage for each of its lines."""
+
+
+def trained_children(trajectory: Trajectory, advantages_L: Sequence[float]) -> Iterator[Row]:
+    """The children of a trajectory that are trained, each with an advantage for its lines; `advantages_L`: its own."""
+    by_id = {child.id: child for child in trajectory.children}
+    for line, advantage in zip(trajectory.lines, advantages_L, strict=True):
+        for call in line.execution.calls if line.execution is not None else ():
+            if call.trained and call.child in by_id and by_id[call.child].trainable:
+                child = by_id[call.child]
+                row = (advantage,) * len(child.lines)
+                yield child, row
+                yield from trained_children(child, row)
+
+
+def with_children(
+    rollouts: Sequence[Trajectory], advantages_B_L: Sequence[Sequence[float]]
+) -> tuple[list[Trajectory], list[Sequence[float]]]:
+    """The rows of an update: the rollouts, then the children of each in order; and an advantage for each line."""
+    rows, values = list(rollouts), list(advantages_B_L)
+    for rollout, advantages_L in zip(rollouts, advantages_B_L, strict=True):
+        if rollout.trainable:
+            for child, row in trained_children(rollout, advantages_L):
+                rows.append(child)
+                values.append(row)
+    return rows, values
+
+
+def idle_row(like: Trajectory) -> Trajectory:
+    """A row that teaches nothing, where a batch needs one more: its prompt is that of `like`."""
+    nothing = Failure(FailureKind.OTHER, "no rollout: it fills up a batch")
+    return Trajectory("idle", like.task_id, like.prompt, (), Stop.FAULT, like.policy_step, 0, 0.0, failure=nothing)

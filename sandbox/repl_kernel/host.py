@@ -1,0 +1,178 @@
+"""Functions of the host, called from lines: each waits until the host's answer has come.
+
+Calls travel over the socket on which lines come, which nobody reads while a line runs. Whoever waits for an answer
+drives it, one thread at a time, for all: it sends what the others ask and hands out what arrives. An interrupt, which
+hits the main thread, waits until no message is half sent.
+"""
+
+import builtins
+import itertools
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+
+import zmq
+
+from repl_kernel.wire import LineRequest, Offer, Signer, host_call, read_host_reply
+
+Socket = zmq.Socket[bytes]
+_LOOK_S = 0.01
+"""How soon a thread that waits beside the driving one notices that nobody drives any more."""
+
+
+class HostError(Exception):
+    """The host refused a call of one of its functions, or the function failed there."""
+
+
+HostError.__module__ = "builtins"
+
+
+class _Slot:
+    """One call that waits for its answer."""
+
+    def __init__(self) -> None:
+        self.reply: bytes | None = None
+        self.settled = threading.Event()
+
+
+class HostChannel:
+    """This console's way to the functions of the host."""
+
+    def __init__(self, shell: Socket, signer: Signer, offer: Offer) -> None:
+        self._shell, self._signer, self._offer = shell, signer, offer
+        self._line: LineRequest | None = None
+        self._slots: dict[int, _Slot] = {}
+        self._numbers = itertools.count()
+        self._outbox: SimpleQueue[list[bytes]] = SimpleQueue()
+        self._turn = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller = zmq.Poller()
+        self._poller.register(shell, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Put the functions and `HostError` among the builtins, where `dir()` does not show them."""
+        builtins.HostError = HostError  # type: ignore[attr-defined]
+        for name, about in self._offer.functions.items():
+            setattr(builtins, name, self._function(name, about))
+
+    def open(self, line: LineRequest) -> None:
+        """Calls belong to `line` from now on."""
+        self._line = line
+
+    def close(self) -> None:
+        """The line is over: the socket is the kernel's again, and whoever still waits is told so."""
+        with self._whole():
+            self._line = None
+            os.eventfd_write(self._wake, 1)
+            with self._turn, suppress(Empty):
+                for slot in list(self._slots.values()):
+                    slot.settled.set()
+                while True:
+                    self._outbox.get_nowait()
+
+    def _function(self, name: str, about: str) -> Callable[..., object]:
+        def function(*args: object, **kwargs: object) -> object:
+            return self._call(name, args, kwargs)
+
+        function.__name__ = function.__qualname__ = name
+        function.__module__, function.__doc__ = "builtins", about
+        return function
+
+    def _call(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if os.getpid() != self._pid:
+            raise HostError(f"{name}() cannot be called from a child process; call it in the console's own")
+        line = self._line
+        if line is None:
+            raise HostError(f"{name}() can be called only while a line runs")
+        content = self._content(name, args, kwargs)
+        number, slot = next(self._numbers), _Slot()
+        self._slots[number] = slot
+        try:
+            self._outbox.put(host_call(line, number, content, self._signer))
+            os.eventfd_write(self._wake, 1)
+            while slot.reply is None and self._line is line:  # again, after an interrupt that the program ignores
+                with self._whole() as struck:
+                    self._wait(slot, line, struck)
+        finally:
+            del self._slots[number]
+        return _value(name, slot.reply)
+
+    def _content(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
+        most = self._offer.argument_bytes
+        long = [len(value) for value in (*args, *kwargs.values()) if isinstance(value, str) and len(value) > most]
+        if not long:
+            try:
+                text = json.dumps({"name": name, "args": args, "kwargs": kwargs}, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise HostError(f"arguments of {name}() must be JSON values: {error}") from None
+            if len(text) <= most:
+                return text.encode()
+            long = [len(text)]
+        raise HostError(f"arguments of {name}() have {max(long)} bytes as JSON; at most {most} are allowed")
+
+    def _wait(self, slot: _Slot, line: LineRequest, struck: list[int]) -> None:
+        while not slot.settled.is_set() and self._line is line and not struck:
+            if not self._turn.acquire(blocking=False):
+                slot.settled.wait(_LOOK_S)
+                continue
+            try:
+                while slot.reply is None and self._line is line and not struck:
+                    self._drive(line)
+            finally:
+                self._turn.release()
+
+    def _drive(self, line: LineRequest) -> None:
+        """Send what waits to be sent, then take what has arrived, at least one thing."""
+        with suppress(Empty):
+            while True:
+                self._shell.send_multipart(self._outbox.get_nowait())
+        self._poller.poll()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        with suppress(zmq.Again):
+            while True:
+                reply = read_host_reply(self._shell.recv_multipart(zmq.DONTWAIT), line.header, self._signer)
+                slot = self._slots.get(reply[0]) if reply is not None else None
+                if reply is not None and slot is not None:
+                    slot.reply = reply[1]
+                    slot.settled.set()
+
+    @contextmanager
+    def _whole(self) -> Iterator[list[int]]:
+        """Signals of interruption wait for the end of the block, and are noted in the list; in the main thread only."""
+        struck: list[int] = []
+        if threading.current_thread() is not threading.main_thread():
+            yield struck
+            return
+
+        def note(number: int, _: object) -> None:
+            struck.append(number)
+            os.eventfd_write(self._wake, 1)
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield struck
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if struck:
+                signal.raise_signal(signal.SIGINT)
+
+
+def _value(name: str, reply: bytes | None) -> object:
+    """What the host answered.
+
+    Raises:
+        HostError: it refused, the function failed, or the line ended before.
+    """
+    if reply is None:
+        raise HostError(f"the line ended before {name}() was answered")
+    content = json.loads(reply)
+    if "error" in content:
+        raise HostError(content["error"])
+    return content["answer"]

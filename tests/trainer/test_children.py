@@ -1,0 +1,101 @@
+"""What was sampled for a call of a host function: a row of the update, credited as the line that called, or none."""
+
+import copy
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from repl_rl.errors import WeightSyncError
+from repl_rl.record.trajectory import HostCall, Sampled, Trajectory, spread
+from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model
+from tests.trainer.test_grpo import SMALL, TASKS, make, run
+
+CONFIG = replace(SMALL, steps=1, estimator="two_stream", micro_batch=4)
+
+
+def calling(parent: Trajectory, child: Trajectory, trained: bool) -> Trajectory:
+    """`parent`, whose first line made one more call, for which `child` was sampled."""
+    first = parent.segments[0]
+    assert isinstance(first, Sampled)
+    line = first.lines[0]
+    assert line.execution is not None
+    call = HostCall("rollout", json.dumps({"args": ["?"], "kwargs": {}}), "null", None, 0.0, child.id, trained)
+    run = replace(line.execution, calls=(*line.execution.calls, call))
+    head = Sampled((replace(line, execution=run), *first.lines[1:]))
+    children = (*parent.children, replace(child, parent=parent.id))
+    return replace(parent, segments=(head, *parent.segments[1:]), children=children)
+
+
+class CallingSource(SampledSource):
+    """Its second rollout made a call that is trained, one that is masked, and one whose child made a call in turn."""
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
+        rollouts = super().collect(task_ids, policy_step)
+        rng = random.Random(7)
+        one, two, three, four = (
+            replace(self.rollout(f"child {i}", i, policy_step, rng), outcome=None) for i in range(4)
+        )
+        caller = calling(calling(rollouts[1], one, True), two, False)
+        rollouts[1] = calling(caller, calling(three, four, True), True)
+        return rollouts
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_trained_child_is_a_row_with_the_advantage_of_the_line_that_called_and_a_masked_one_is_none(
+    fast: bool, tmp_path: Path
+) -> None:
+    model = tiny_model()
+    source = CallingSource(copy.deepcopy(model))
+    trainer = make(model, source, replace(CONFIG, fast=fast), tmp_path)
+    run(trainer)
+    played, rows = source.steps[0], trainer.step_state.rows
+    asked = played[1].lines[0].execution
+    assert asked is not None
+    one, two, three = played[1].children
+    (four,) = three.children
+    assert [row.id for row in rows[:15]] == [*(t.id for t in played), one.id, three.id, four.id]
+    assert two.id not in {row.id for row in rows}
+    assert len(rows) % trainer.args.steps_per_generation == 0
+    assert not any(row.trainable for row in rows[15:])
+    _, advantages_L = trainer.step_state.credit[1]
+    assert advantages_L[0] != 0
+    for number, child in ((12, one), (13, three), (14, four)):
+        expected = spread((advantages_L[0],) * len(child.lines), child)
+        got = trainer.step_state.advantages[number]
+        assert got[: len(expected)].tolist() == pytest.approx(list(expected))
+        assert not got[len(expected) :].any()
+        assert [bool(x) for x in got[: len(expected)]] == list(child.loss_mask)
+        sampled = [p for line in child.lines for p in line.logprobs]
+        scored = trainer.scored.logprobs[number, : len(child.completion_ids)][torch.tensor(child.loss_mask)]
+        assert scored.tolist() == pytest.approx(sampled, abs=1e-3)
+    assert [len(credit) for credit in trainer.line_credit()] == [len(t.lines) for t in played]
+
+
+def test_the_fast_path_and_trls_own_pass_give_children_the_same_gradients(tmp_path: Path) -> None:
+    start = tiny_model()
+    source = CallingSource(copy.deepcopy(start))
+    slow = run(make(copy.deepcopy(start), source, CONFIG, tmp_path / "slow"))
+    config = replace(CONFIG, fast=True)
+    fast = run(make(copy.deepcopy(start), ReplayedSource(source.steps), config, tmp_path / "fast"))
+    without = [[replace(t, children=()) for t in source.steps[0]]]
+    alone = run(make(copy.deepcopy(start), ReplayedSource(without), config, tmp_path / "alone"))
+    for name, gradient in slow.steps[0].items():
+        torch.testing.assert_close(fast.steps[0][name], gradient, rtol=1e-4, atol=1e-6)
+    assert any(not torch.equal(alone.steps[0][name], gradient) for name, gradient in fast.steps[0].items())
+
+
+def test_a_child_is_held_to_its_sampler_as_its_rollout_is(tmp_path: Path) -> None:
+    model = tiny_model()
+    source = CallingSource(copy.deepcopy(model))
+    task_ids = [task for task in TASKS[:3] for _ in range(4)]
+    rollouts = source.collect(task_ids, 0)
+    wrong = SampledSource(tiny_model(seed=5)).rollout("child", 9, 0, random.Random(1))
+    rollouts[0] = calling(rollouts[0], replace(wrong, outcome=None), True)
+    trainer = make(model, ReplayedSource([rollouts]), CONFIG, tmp_path)
+    with pytest.raises(WeightSyncError, match="nats from the"):
+        trainer._prepare_inputs([{"prompt": task} for task in task_ids])
