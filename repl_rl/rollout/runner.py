@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from repl_rl.engine.ahead import Tally, ahead
 from repl_rl.engine.base import Engine, Pressure, Sampling, Seated
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
-from repl_rl.judges import graded
+from repl_rl.judges import GroupJudge, judged_together, settled
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
 from repl_rl.rollout.doomed import lines_saved
@@ -52,6 +52,8 @@ class Rollouts:
     seed: int = 0
     replica: int = 0
     """Which of several processes this is (>= 0): part of ids and seeds, so that none plays another's rollouts."""
+    group_judges: tuple[GroupJudge, ...] = ()
+    """They see all rollouts of a task that were collected in one call, and add to their outcomes."""
     concurrency: int = 64
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
     tally: Tally = field(default_factory=Tally, compare=False)
@@ -111,7 +113,7 @@ class Rollouts:
         played = [running[index].result() for index in range(len(tasks))]
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
-        return played
+        return await judged_together(self.group_judges, tasks, played)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, the last that were collected; what giving up early saved, where
@@ -162,10 +164,9 @@ class Rollouts:
         if trajectory.failure is not None:
             return trajectory
         try:
-            outcome = await graded(origin.task, trajectory.answer, self.sandbox)
+            return await settled(origin.task, trajectory, episode.claims, self.sandbox)
         except SandboxFault as fault:
             return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
-        return replace(trajectory, outcome=outcome)
 
     async def _drive(self, episode: Episode) -> None:
         """Run the sampler until it returns or its time is over.

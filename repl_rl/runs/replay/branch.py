@@ -147,4 +147,4 @@ async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int
     world = replace(rollouts, sampler=Continue(rollouts.sampler, start), seed=seed)
     found = await world.collect([graded] * count, temperature)
     named = (replace(t, id=f"{origin.id}+{start.line}.{i}") for i, t in enumerate(found))
-    return Branches(start, tuple(t if task else replace(t, outcome=None) for t in named))
+    return Branches(start, tuple(t if task else t.ungraded() for t in named))

@@ -49,7 +49,7 @@ def to_record(entry: Credited) -> TrajectoryRecord:
     """The JSON form of a trajectory and its credit."""
     trajectory = entry.trajectory
     failure = trajectory.failure
-    return TrajectoryRecord(
+    record = TrajectoryRecord(
         schema_version=SCHEMA_VERSION,
         policy_step=trajectory.policy_step,
         id=trajectory.id,
@@ -65,6 +65,10 @@ def to_record(entry: Credited) -> TrajectoryRecord:
             CreditRecord(reward=c.reward, advantage=c.advantage, logprobs=list(c.logprobs)) for c in entry.credit_L
         ],
     )
+    if trajectory.outcomes:
+        record["outcomes"] = [(part.name, part.value) for part in trajectory.outcomes]
+        record["grade"] = trajectory.grade
+    return record
 
 
 def from_record(record: TrajectoryRecord) -> Credited:
@@ -98,6 +102,8 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         wall_s=record["wall_s"],
         outcome=record["outcome"],
         failure=Failure(FailureKind(failure[0]), failure[1]) if failure else None,
+        outcomes=tuple(NamedReward(name, value) for name, value in record.get("outcomes", ())),
+        grade=record.get("grade"),
     )
 
 
