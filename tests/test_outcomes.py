@@ -23,6 +23,8 @@ from repl_rl.rollout.episode import Episode
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.tasks import Task, judged_by
 from repl_rl.tasks.weights import Weighed, weighed
+from repl_rl.trainer import TrainerConfig, refuse_run
+from repl_rl.world import World
 from tests.worlds import TASK, world
 
 RIGHT, WRONG = ["submit_final_answer(42)\n"], ["1 / 0\n", "submit_final_answer(41)\n"]
@@ -247,6 +249,13 @@ def test_a_group_judge_that_hangs_is_named() -> None:
             GroupJudge("mine", hangs, time_limit_s=0.05)(TASK, [played(RIGHT)])
     finally:
         release.set()
+
+
+def test_processes_that_would_share_a_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    asked = World(group_judge=f"{__name__}:shortest")
+    with pytest.raises(ConfigError, match="each of 8 processes must play whole groups"):
+        refuse_run(asked, TrainerConfig(prompts_per_step=12, group_size=8), 5000)
 
 
 # Figures by name.

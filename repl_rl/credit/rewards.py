@@ -43,7 +43,7 @@ class RewardTable:
     answered: float = 0.0
     """The cell submitted an answer; whether it is right is the outcome's business."""
     gated: bool = False
-    """True: rewards above 0, whoever gave them, count only in a rollout whose outcome is at least 1."""
+    """True: rewards above 0, whoever gave them, count only in a rollout that is solved."""
     bound: float = 0.5
     """Most that the entries of this table can move the return of a line, > 0: an estimator that adds rewards up counts
     no more than that of what a line and those after it have in the table. No entry is larger."""

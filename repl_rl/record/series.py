@@ -75,14 +75,16 @@ class Series:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self._followed: dict[str, dict[str, str]] = {}
+        self._told: dict[str, None] = {}
 
     def figures(self, kind: str, values: Mapping[str, float]) -> dict[str, float]:
         """`kind/NAME` -> its value; 0 for a name that came before and did not now. Values of one kind can be added."""
         followed = self._followed.setdefault(kind, {})
-        figures = {f"{kind}/{shown}": 0.0 for shown in followed.values()}
+        figures = {key: 0.0 for key in self._told if key.startswith(f"{kind}/")}
         for name, value in values.items():
             if name not in followed and len(followed) < self.limit:
                 followed[name] = _SHOWN.sub("_", name)[:60] or OTHER
             key = f"{kind}/{followed.get(name, OTHER)}"
             figures[key] = figures.get(key, 0.0) + value
+        self._told |= dict.fromkeys(figures)
         return figures
