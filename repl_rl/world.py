@@ -18,7 +18,7 @@ from typing import Annotated
 
 from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
 from repl_rl.origin import BUNDLED, Origin, resolve
-from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
 from repl_rl.rollout.host import HostFunction
 from repl_rl.rollout.host_session import Model
 from repl_rl.rollout.host_shipped import host_functions, nested_sessions
@@ -32,7 +32,7 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.legacy import modern
 from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.toml import load
-from repl_rl.tasks import Split, Task, load_tasks
+from repl_rl.tasks import Split, Task, judged_by, load_tasks
 
 QUICKSTART = "builtin:quickstart"
 """The bundled tasks."""
@@ -49,6 +49,12 @@ class World:
     the hub; builtin:quickstart is the bundled tiny one."""
     tasks: str = QUICKSTART
     """Where tasks come from: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE or math:FILE."""
+    judge: str = ""
+    """What grades answers: judges with weights, such as "task + 0.2*my_judges:format"; the first says whether a task is
+    solved, and task is the judge that each task names. "": that one alone."""
+    group_judge: str = ""
+    """Functions of yours, module:function or weight*module:function with + between, from a task and all of its rollouts
+    to what each gets on top of its outcome, such as a ranking. "": none."""
     engine: Annotated[EngineKind | str, ENGINES] = "vllm"
     """What samples."""
     sandbox: Annotated[SandboxKind | str, SANDBOXES] = "local"
@@ -150,6 +156,7 @@ class World:
         Raises:
             ConfigError: they do not fit, or the prompt or an option has no effect.
         """
+        group_judges(self.group_judge)
         sampler = load_sampler(self.sampler)
         host_functions(self.host_functions)
         sampler.check(self.rollout)
@@ -213,6 +220,7 @@ class World:
                 concurrency=self.concurrency,
                 host=host,
                 host_models=models,
+                group_judges=group_judges(self.group_judge),
             )
 
     @asynccontextmanager
@@ -231,8 +239,8 @@ class World:
             yield found
 
     def drawn(self, split: Split | str = Split.TRAIN, count: int | None = None) -> tuple[Task, ...]:
-        """The world's tasks of a split; see `load_tasks`."""
-        return load_tasks(self.tasks, split=split, count=count, seed=self.seed)
+        """The world's tasks of a split, with its judges; see `load_tasks`."""
+        return judged_by(self.judge, load_tasks(self.tasks, split=split, count=count, seed=self.seed))
 
 
 def folder_of(run: Path) -> Path | None:

@@ -10,7 +10,7 @@ from repl_rl.tasks import Task
 from tests.documents import blocks
 from tests.worlds import world
 
-PAGES = ("tasks", "judges", "evaluation", "coldstart", "training")
+PAGES = ("tasks", "judges", "rewards", "evaluation", "coldstart", "training")
 
 
 @pytest.mark.parametrize("page", PAGES)

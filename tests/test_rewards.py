@@ -18,6 +18,7 @@ from repl_rl.credit.rewards import (
     broken,
     line_reward,
     line_rewards,
+    shaping,
 )
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import (
@@ -80,15 +81,30 @@ def test_rewards_of_the_sampler_add_to_the_table_on_their_own_line() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(RAN), st.lists(st.floats(-1e6, 1e6), max_size=2)), max_size=6))
-def test_a_rollout_cannot_earn_or_lose_more_than_the_bound(lines: list[tuple[LineStatus, list[float]]]) -> None:
+def test_whatever_was_given_arrives_as_it_was_given_and_an_error_costs_what_the_table_says(
+    lines: list[tuple[LineStatus, list[float]]],
+) -> None:
     t = rollout(*(ran(status, *extra) for status, extra in lines))
-    bounded = line_rewards(t, RewardTable(bound=0.5))
-    free = line_rewards(t, RewardTable(bound=1e12))
-    assert len(bounded) == len(t.lines)
-    assert math.fsum(map(abs, bounded)) <= 0.5 * (1 + 1e-12)
-    total = math.fsum(map(abs, free))
-    scale = min(1.0, 0.5 / total) if total else 1.0
-    assert bounded == pytest.approx([reward * scale for reward in free], rel=1e-9, abs=1e-300)
+    table = RewardTable(bound=0.1)
+    assert shaping(t, table) == tuple(table.of(status) for status, _ in lines)
+    expected = [math.fsum((table.of(status), math.fsum(extra))) for status, extra in lines]
+    assert line_rewards(t, table) == tuple(expected)
+
+
+@given(st.lists(st.sampled_from(RAN), max_size=12), st.sampled_from([0.1, 0.25, 0.5]))
+def test_what_is_left_of_the_table_from_a_line_on_is_never_more_than_the_bound(
+    statuses: list[LineStatus], bound: float
+) -> None:
+    row = shaping(rollout(*map(ran, statuses)), RewardTable(bound=bound))
+    (sums_L,) = GroupRewards((None,), (row,), (), (row,), bound).shaping_to_go()
+    assert all(abs(value) <= bound for value in sums_L)
+    assert sums_L == pytest.approx([max(-bound, math.fsum(row[at:])) for at in range(len(row))])
+
+
+def test_an_entry_above_the_bound_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rewards.timeout is -0.6; rewards.bound is 0.5, and no entry may be larger"):
+        RewardTable(timeout=-0.6)
+    assert RewardTable(timeout=-0.6, bound=1.0).timeout == -0.6
 
 
 @pytest.mark.parametrize(
@@ -139,6 +155,18 @@ def test_a_reward_function_that_breaks_its_contract_is_named(name: str, message:
     t = rollout(ran(LineStatus.OK), ran(LineStatus.OK))
     with pytest.raises(UserCodeError, match=message):
         line_rewards(t, RewardTable(), [line_reward(f"{__name__}:{name}")])
+
+
+def per_row(t: Trajectory, task: object) -> list[float]:
+    return [float(str(task))] * len(t.lines)
+
+
+def test_a_function_with_a_second_parameter_is_given_the_task() -> None:
+    t = rollout(ran(LineStatus.OK), ran(LineStatus.OK))
+    known = line_reward(f"{__name__}:per_row", {"task": 0.25})
+    assert line_rewards(t, RewardTable(), [known]) == (0.25, 0.25)
+    with pytest.raises(UserCodeError, match="per_row raised KeyError: 'task'"):
+        line_rewards(t, RewardTable(), [line_reward(f"{__name__}:per_row")])
 
 
 def test_a_reward_function_that_hangs_is_named() -> None:
@@ -217,13 +245,11 @@ def test_under_returns_a_potential_moves_no_first_line(data: st.DataObject) -> N
     assert [row[0] for row in shaped] == pytest.approx([row[0] for row in plain], abs=1e-9)
 
 
-def test_a_potential_is_neither_gated_nor_scaled_but_held_within_the_bound() -> None:
+def test_a_potential_is_neither_gated_nor_bounded() -> None:
     t = rollout(*(ran(LineStatus.EXCEPTION) for _ in range(6)))
     table = RewardTable(exception=-0.2, bound=0.5, gated=True)
-    plain, shaped = line_rewards(t, table), line_rewards(t, table, potential=fixed([0.0, 0.5, 0, 0, 0, 0]))
-    assert [b - a for a, b in zip(plain, shaped, strict=True)] == pytest.approx([0.5, -0.5, 0, 0, 0, 0])
-    with pytest.raises(UserCodeError, match=r"a potential is 0.6; give it a weight that keeps it within 0.5"):
-        line_rewards(t, table, potential=fixed([0.6] * 6))
+    plain, shaped = line_rewards(t, table), line_rewards(t, table, potential=fixed([0.0, 2.5, 0, 0, 0, 0]))
+    assert [b - a for a, b in zip(plain, shaped, strict=True)] == pytest.approx([2.5, -2.5, 0, 0, 0, 0])
 
 
 def test_the_shipped_potential_is_low_while_the_last_cell_went_wrong() -> None:

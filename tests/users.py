@@ -3,6 +3,7 @@
 import os
 import time
 
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 
 
@@ -26,3 +27,11 @@ def eats_memory(task: Task, answer: str) -> float:
 
 def dies(task: Task, answer: str) -> float:
     os._exit(1)
+
+
+def length(task: Task, answer: str) -> float:
+    return float(len(answer))
+
+
+def lines(task: Task, answer: str | None, rollout: Trajectory) -> float:
+    return len(rollout.lines) * float(str(task.fields.get("each", 1)))

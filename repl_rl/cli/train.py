@@ -151,9 +151,8 @@ class Run:
         with Progress(self.console, config.trainer.steps) as progress:
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-                metrics = {**record.metrics, **source.rollouts.metrics(trajectories)}
-                self.folder.step(record.step, metrics, trajectories, record.credit)
-                progress.advance(metrics)
+                self.folder.step(record.step, record.metrics, trajectories, record.credit)
+                progress.advance(record.metrics)
 
             final = fit(
                 config.model_folder,

@@ -115,7 +115,7 @@ async def played(task: Task, planned: Plan, course: Course, sandbox: Sandbox, re
     (trajectory,) = await rollouts.collect([task])
     if writer.strayed or trajectory.stop is not (Stop.EOS if planned.end_token else Stop.ANSWERED):
         return None
-    return _given(replace(trajectory, outcome=None), planned.given)
+    return _given(trajectory.ungraded(), planned.given)
 
 
 class _Writer:

@@ -69,7 +69,7 @@ def select(
             left_out["writes an id that the policy never samples (--overshoot forbid)"] += 1
         elif trajectory.outcome is None:
             kept.append((number, trajectory))
-        elif trajectory.outcome < 1.0:
+        elif not trajectory.solved:
             left_out["did not solve its task"] += 1
         else:
             solved.setdefault(trajectory.task_id, []).append((number, trajectory))

@@ -4,26 +4,40 @@ An estimator is a function `GroupRewards -> advantages_G_L`, chosen by name or a
 Everything is float32, in the order of operations of TRL 1.16, so that `outcome` equals TRL's advantage bit for bit.
 
 Rules that hold for each of them: a rollout that may not be trained on has no line here and a nan outcome, so it takes
-no part in any baseline; a group of one, or without variance, gives zeros. (Where a mean of equal outcomes is not
-exact in float32, as for three outcomes of 0.1, `outcome` gives TRL's rounding error in place of 0; 0 and 1 are exact.)
+no part in any baseline; outcomes and given rewards of a group of one, or without variance, give zeros. (Where a mean of
+equal outcomes is not exact in float32, as for three outcomes of 0.1, `outcome` gives TRL's rounding error in place of
+0; 0 and 1 are exact.)
+
+Shaping, what the status table gives, is never compared with the shaping of others, and never divided by a deviation:
+either would make an error cheaper where there are more of them. It is added to an advantage on a fixed scale, and what
+is normalised holds nothing that an additional error line could change: lines count where they were given something.
 """
 
 import inspect
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
+from repl_rl.credit.earnings import EPSILON, Advantages, GroupRewards, normalise, scores_of, to_go
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.settings.named import Named, found
 
-EPSILON = 1e-4
-"""Added to a standard deviation before dividing by it; reward units. TRL's value."""
+__all__ = [
+    "EPSILON", "ESTIMATORS", "Advantages", "Estimator", "GroupRewards", "adds_up", "checked", "discount_of",
+    "estimator", "faded", "normalise", "outcome", "process", "return_to_go", "state_anchor", "two_stream",
+    "uses_line_rewards",
+]  # fmt: skip
+
+LINE_DEVIATION = 0.05
+"""What shaping of single lines is divided by, reward units: the largest deviation of lines worth 0 or -0.1."""
+OUTCOME_DEVIATION = 0.5
+"""What shaping that was added up is divided by beside normalised outcomes: the largest deviation of 0 and 1."""
 
 LineWeight = Annotated[float, AtLeast(0)]
 """Weight of line credit beside the outcome."""
@@ -31,51 +45,7 @@ LineWeight = Annotated[float, AtLeast(0)]
 Discount = Annotated[float, Above(0, at_most=1)]
 """Worth of a reward one line later."""
 
-Advantages = tuple[tuple[float, ...], ...]
-"""One number a line, shape (G, L) with L of each rollout; dimensionless."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRewards:
-    """What the rollouts of one group earned, in reward units."""
-
-    outcomes_G: tuple[float | None, ...]
-    """The outcome of each rollout; None: not graded, so it is in no baseline of outcomes and adds nothing to a sum."""
-    rewards_G_L: tuple[tuple[float, ...], ...]
-    """One reward a line; empty for a rollout that may not be trained on."""
-    states_G_L: tuple[tuple[str, ...], ...] = ()
-    """A name of the console state that each line started from, equal for equal states; (): not known."""
-
-    def __post_init__(self) -> None:
-        if self.states_G_L and [len(row) for row in self.states_G_L] != [len(row) for row in self.rewards_G_L]:
-            raise UserCodeError("a group has other numbers of states than of line rewards; give one of each per line")
-        if len(self.outcomes_G) != len(self.rewards_G_L):
-            raise UserCodeError(
-                f"a group has {len(self.outcomes_G)} outcomes and {len(self.rewards_G_L)} rows of line rewards; "
-                "give one of each per rollout"
-            )
-        for outcome in self.outcomes_G:
-            if outcome is not None and not math.isfinite(outcome):
-                raise UserCodeError(f"an outcome is {outcome!r}; give a finite number, or None where none was graded")
-        for reward in (r for rewards_L in self.rewards_G_L for r in rewards_L):
-            if not math.isfinite(reward):
-                raise UserCodeError(f"a line reward is {reward!r}; a reward is a finite number")
-
-
 Estimator = Callable[[GroupRewards], Advantages]
-
-
-def normalise(values: Tensor) -> Tensor:
-    """(x - mean) / (std + EPSILON) of a 1-D float32 tensor; nan entries are left out of both and become 0.
-
-    The standard deviation is the unbiased one. One value, or none, gives zeros. The operations and their order are
-    those of TRL 1.16.
-    """
-    mean = torch.nanmean(values, dim=0, keepdim=True)
-    variance = torch.nanmean((values - mean) ** 2, dim=0, keepdim=True)
-    count = (~torch.isnan(values)).sum(dim=0, keepdim=True)
-    variance *= torch.where(count > 1, count / (count - 1), torch.nan)
-    return torch.nan_to_num((values - mean) / (torch.sqrt(variance) + EPSILON), nan=0.0)
 
 
 def outcome(group: GroupRewards) -> Advantages:
@@ -88,91 +58,111 @@ def outcome(group: GroupRewards) -> Advantages:
 
 
 def two_stream(group: GroupRewards, *, line_weight: LineWeight = 0.3) -> Advantages:
-    """A(i, l) = A_outcome(i) + line_weight * A_line(i, l): outcome and line credit, normalised separately.
+    """A(i, l) = A_outcome(i) + line_weight * (A_given(i, l) + s(i, l) / LINE_DEVIATION): outcome, rewards and shaping.
 
-    A_line(i, l) = (r(i, l) - mean r) / (std r + EPSILON), mean and deviation over all lines of the group, and 0 where
-    r(i, l) = 0: if a line that earned nothing were above the mean of the penalties, every harmless line would pay, and
-    a policy could farm by writing more of them.
+    s(i, l) is the line's own shaping. A_given(i, l) = (g(i, l) - mean g) / (std g + EPSILON) for the reward g(i, l)
+    that the line was given, and 0 where that is 0: if a line that earned nothing were above a mean of penalties, every
+    harmless line would pay, and a policy could farm by writing more of them. For the same reason mean and deviation are
+    over all rewards that were given in the group, and one 0 a rollout, however many lines were given nothing.
     """
-    scores_G = _outcome_scores(group)
-    lines = iter(_line_scores(group.rewards_G_L))
+    given_G_L = group.given_G_L
+    zeros = [0.0 for rewards_L in given_G_L if rewards_L]
+    given = iter(scores_of([g for given_L in given_G_L for g in given_L if g], zeros) if len(zeros) > 1 else ())
+    shaping_G_L = group.shaping_G_L or group.plain().rewards_G_L
     return tuple(
-        tuple(score + line_weight * bool(reward) * next(lines) for reward in rewards_L)
-        for score, rewards_L in zip(scores_G, group.rewards_G_L, strict=True)
+        tuple(
+            score + line_weight * ((next(given, 0.0) if g else 0.0) + s / LINE_DEVIATION)
+            for g, s in zip(given_L, shaping_L, strict=True)
+        )
+        for score, given_L, shaping_L in zip(_outcome_scores(group), given_G_L, shaping_G_L, strict=True)
     )
 
 
 def process(group: GroupRewards) -> Advantages:
-    """A(i, l) = sum over k >= l of (r'(i, k) - mean r') / (std r' + EPSILON).
+    """A(i, l) = sum over steps k >= l of (r(i, k) - mean r) / (std r + EPSILON), + S(i, l) / OUTCOME_DEVIATION.
 
-    r' are the line rewards with the rollout's outcome added to its last line; mean and deviation are over all lines of
-    the group. Source: DeepSeekMath (arXiv 2402.03300) section 4.1.3, process supervision, a step being a line.
+    The steps of a rollout are its lines that were given a reward, and its outcome, which comes last; mean and deviation
+    are over all steps of the group. Source: DeepSeekMath (arXiv 2402.03300) section 4.1.3, process supervision. S(i, l)
+    is the bounded sum of shaping from the line on. Without given rewards and shaping, this is `outcome`.
     """
-    rewards_G_L = _with_outcome(group)
-    scores = iter(_line_scores(rewards_G_L))
-    return tuple(_to_go([next(scores) for _ in rewards_L], 1.0) for rewards_L in rewards_G_L)
+    given_G_L = group.given_G_L
+    graded = [r for r, row in zip(group.outcomes_G, given_G_L, strict=True) if row and r is not None]
+    steps = [g for given_L in given_G_L for g in given_L if g] + graded
+    scores = iter(scores_of(steps) if sum(map(bool, given_G_L)) > 1 else [0.0] * len(steps))
+    steps_G_L = [[next(scores) if g else 0.0 for g in given_L] for given_L in given_G_L]
+    for steps_L, outcome in zip(steps_G_L, group.outcomes_G, strict=True):
+        if steps_L and outcome is not None:
+            steps_L[-1] += next(scores)
+    return tuple(
+        tuple(a + s / OUTCOME_DEVIATION for a, s in zip(to_go(steps_L, 1.0), shaped_L, strict=True))
+        for steps_L, shaped_L in zip(steps_G_L, group.shaping_to_go(), strict=True)
+    )
 
 
 def return_to_go(group: GroupRewards, *, discount: Discount = 1.0) -> Advantages:
-    """A(i, l) = G(i, l) - mean over j != i of G(j, min(l, L(j))).
+    """A(i, l) = G(i, l) - mean over j != i of G(j, at the same step) + S(i, l).
 
-    G(i, l) = sum over k >= l of discount^(k - l) r'(i, k); r' are the line rewards with the outcome added to the last
-    line; L(j) is the last line of rollout j, so a rollout that is over counts with what its last line returned. The
-    baseline never holds the rollout itself, so the gradient is unbiased; nothing is divided by a deviation. Source:
-    RLOO (arXiv 2402.14740), with the reward to go of REINFORCE.
+    G(i, l) = sum over k >= l of discount^(k - l) g(i, k); g are the rewards that lines were given, the outcome added to
+    the last line's. A rollout is at step n on lines before which n lines were given a reward, and G(j, at step n) is
+    that of the first of them; a rollout that never got so far counts with what its last line returned. S(i, l) is the
+    bounded sum of shaping from the line on, which is not discounted. The baseline never holds the rollout itself, so
+    the gradient is unbiased; nothing is divided by a deviation. Source: RLOO (arXiv 2402.14740), with the reward to go
+    of REINFORCE.
     """
-    returns_G_L = [_to_go(rewards_L, discount) for rewards_L in _with_outcome(group)]
+    returns_G_L = _returns(group, discount)
+    steps_G_L = [list(accumulate((bool(g) for g in given_L[:-1]), initial=0)) for given_L in group.given_G_L]
     return tuple(
-        tuple(value - _others_mean(returns_G_L, i, at) for at, value in enumerate(returns_L))
-        for i, returns_L in enumerate(returns_G_L)
+        tuple(
+            value - _others_mean(returns_G_L, steps_G_L, i, at) + shaped
+            for at, (value, shaped) in enumerate(zip(returns_L, shaped_L, strict=True))
+        )
+        for i, (returns_L, shaped_L) in enumerate(zip(returns_G_L, group.shaping_to_go(), strict=True))
     )
 
 
 def state_anchor(group: GroupRewards, *, line_weight: LineWeight = 1.0, discount: Discount = 0.95) -> Advantages:
-    """A(i, l) = A_outcome(i) + line_weight * A_state(i, l).
+    """A(i, l) = A_outcome(i) + line_weight * A_state(i, l) + S(i, l) / OUTCOME_DEVIATION.
 
-    Lines of the group that start from the same console state form an anchor group; A_state is the discounted return
-    from the line, normalised within that anchor group, and 0 for a state that only one line started from or where all
-    returned the same. Source: GiGPO (arXiv 2505.10978), a step being a line.
+    A_state(i, l) = (G(i, l) - mean of G over the other rollouts that came by the state that line l started from) / c:
+    each counts once, with its first line there, and c is the largest absolute outcome of the group (1, if all are 0); 0
+    for a state that only one rollout came by. G is the discounted return of outcome and given rewards, S(i, l) the
+    bounded sum of shaping from the line on. Source: GiGPO (arXiv 2505.10978), a step being a line, with its
+    normalisation without a deviation, so that a rollout cannot move its own baseline by coming back.
     """
-    returns_G_L = [_to_go(rewards_L, discount) for rewards_L in _with_outcome(group)]
-    anchors: dict[str, list[tuple[int, int]]] = {}
+    returns_G_L = _returns(group, discount)
+    scale = max((abs(r or 0.0) for r in group.outcomes_G), default=0.0) or 1.0
+    anchors: dict[str, dict[int, float]] = {}
     for i, states_L in enumerate(group.states_G_L):
         for at, state in enumerate(states_L):
-            anchors.setdefault(state, []).append((i, at))
+            anchors.setdefault(state, {}).setdefault(i, returns_G_L[i][at])
     local = [[0.0] * len(returns_L) for returns_L in returns_G_L]
-    for places in anchors.values():
-        scores = _line_scores([[returns_G_L[i][at] for i, at in places]])
-        for (i, at), score in zip(places, scores, strict=True):
-            local[i][at] = score
+    for i, states_L in enumerate(group.states_G_L):
+        for at, state in enumerate(states_L):
+            others = [value for j, value in anchors[state].items() if j != i]
+            local[i][at] = (returns_G_L[i][at] - math.fsum(others) / len(others)) / scale if others else 0.0
     return tuple(
-        tuple(score + line_weight * value for value in values)
-        for score, values in zip(_outcome_scores(group), local, strict=True)
+        tuple(score + line_weight * a + s / OUTCOME_DEVIATION for a, s in zip(values_L, shaped_L, strict=True))
+        for score, values_L, shaped_L in zip(_outcome_scores(group), local, group.shaping_to_go(), strict=True)
     )
 
 
-def _with_outcome(group: GroupRewards) -> list[list[float]]:
-    """Line rewards with the outcome added to the last line: it belongs to the last token that the policy wrote."""
-    rows = [list(rewards_L) for rewards_L in group.rewards_G_L]
+def _returns(group: GroupRewards, discount: float) -> list[tuple[float, ...]]:
+    """Discounted sums of what was given, the outcome added to the last line: it belongs to the last sampled token."""
+    rows = [list(given_L) for given_L in group.given_G_L]
     for row, outcome in zip(rows, group.outcomes_G, strict=True):
         if row and outcome is not None:
             row[-1] += outcome
-    return rows
+    return [to_go(row, discount) for row in rows]
 
 
-def _to_go(rewards_L: Sequence[float], discount: float) -> tuple[float, ...]:
-    """Discounted sums from each line to the end."""
-    returns: list[float] = []
-    after = 0.0
-    for reward in reversed(rewards_L):
-        after = reward + discount * after
-        returns.append(after)
-    return tuple(reversed(returns))
-
-
-def _others_mean(returns_G_L: Sequence[Sequence[float]], i: int, at: int) -> float:
-    """Mean of the other rollouts' returns at line `at`, or at their last line; the rollout's own if it is alone."""
-    others = [row[min(at, len(row) - 1)] for j, row in enumerate(returns_G_L) if j != i and row]
+def _others_mean(returns_G_L: Sequence[Sequence[float]], steps_G_L: Sequence[Sequence[int]], i: int, at: int) -> float:
+    """Mean of the other rollouts' returns at the step of line `at` of rollout i; its own return if it is alone."""
+    step = steps_G_L[i][at]
+    others = [
+        returns_L[min(bisect_left(steps_L, step), len(returns_L) - 1)]
+        for j, (returns_L, steps_L) in enumerate(zip(returns_G_L, steps_G_L, strict=True))
+        if j != i and returns_L
+    ]
     return math.fsum(others) / len(others) if others else returns_G_L[i][at]
 
 
@@ -180,16 +170,6 @@ def _outcome_scores(group: GroupRewards) -> list[float]:
     outcomes_G = torch.tensor([math.nan if r is None else r for r in group.outcomes_G], dtype=torch.float32)
     scores_G: list[float] = normalise(outcomes_G).tolist()
     return scores_G
-
-
-def _line_scores(rewards_G_L: Sequence[Sequence[float]]) -> list[float]:
-    """All line rewards of the group, normalised together, in order. Equal rewards give exact zeros."""
-    flat = [reward for rewards_L in rewards_G_L for reward in rewards_L]
-    if len(set(flat)) < 2:
-        # Their mean may differ from them in the last bit, and EPSILON would blow that up.
-        return [0.0] * len(flat)
-    scores: list[float] = normalise(torch.tensor(flat, dtype=torch.float32)).tolist()
-    return scores
 
 
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {
@@ -204,8 +184,7 @@ def faded(function: Estimator, group: GroupRewards, share: float) -> Advantages:
     """
     if share >= 1.0:
         return function(group)
-    blank = tuple((0.0,) * len(rewards_L) for rewards_L in group.rewards_G_L)
-    plain = function(GroupRewards(group.outcomes_G, blank, group.states_G_L))
+    plain = function(group.plain())
     if share <= 0.0:
         return plain
     return tuple(
@@ -241,6 +220,11 @@ def discount_of(text: str) -> float:
 def uses_line_rewards(text: str) -> bool:
     """False for the one estimator that looks at outcomes alone."""
     return Named.read("estimator", text).name != outcome.__name__
+
+
+def adds_up(text: str) -> bool:
+    """False for the estimators that look at the shaping of single lines, or at none: nothing there can be bounded."""
+    return Named.read("estimator", text).name not in (outcome.__name__, two_stream.__name__)
 
 
 def _named(text: str) -> tuple[Named, Callable[..., Advantages]]:

@@ -3,9 +3,17 @@
 from collections.abc import Sequence
 from statistics import correlation, fmean
 
-from repl_rl.credit.advantages import Advantages
-from repl_rl.credit.group import Earned
+from repl_rl.credit.earnings import Advantages, to_go
+from repl_rl.credit.group import Credit, Earned
 from repl_rl.record.trajectory import Group
+
+
+def earned_metrics(earned: Sequence[Earned], credit: Credit) -> dict[str, float]:
+    """`shaping_metrics`, and `bound_rate`: the share of rollouts in which the bound took something off the shaping that
+    the estimator adds up; 0 for an estimator that adds none up."""
+    sums = [to_go(e.shaping_L, 1.0) for e in earned if e.shaping_L]
+    bitten = sum(any(abs(s) > credit.table.bound * (1 + 1e-9) for s in sums_L) for sums_L in sums) * credit.sums
+    return {**shaping_metrics(earned), "bound_rate": bitten / max(len(sums), 1)}
 
 
 def shaping_metrics(earned: Sequence[Earned]) -> dict[str, float]:

@@ -1,16 +1,17 @@
 """What each rollout of a group earned, and the advantages that follow from it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from repl_rl.credit.advantages import Advantages, Estimator, GroupRewards, faded
 from repl_rl.credit.credited import LineCredit
-from repl_rl.credit.rewards import Potential, RewardTable, Weighted, line_rewards
+from repl_rl.credit.rewards import TABLE, Potential, RewardTable, Weighted, given, shaping
 from repl_rl.credit.states import line_states
 from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import InvariantError
-from repl_rl.record.trajectory import Group, Trajectory
+from repl_rl.record.trajectory import Group, NamedReward, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Credit:
     """Steps over which line rewards fade to nothing; 0: they stay."""
     stops: StopPolicy = field(default_factory=StopPolicy)
     """Which stops are masked or penalised."""
+    sums: bool = True
+    """The estimator adds shaping up, within `table.bound`; False: it looks at single lines, or at none."""
 
     def share(self, step: int) -> float:
         """How much of the line rewards counts after so many steps, in [0, 1]."""
@@ -45,10 +48,15 @@ class Earned:
     """(): not known."""
     tokens_L: tuple[int, ...] = ()
     """Sampled tokens of each line."""
+    shaping_L: tuple[float, ...] = ()
+    """How much of each line's reward the status table gave; (): nothing."""
+    solved: bool = False
+    named: tuple[NamedReward, ...] = ()
+    """What all lines earned together, by who gave it: the table, the sampler's names, functions, a potential."""
 
     def __post_init__(self) -> None:
-        lengths = {len(values_L) for values_L in (self.rewards_L, self.states_L or self.rewards_L, self.tokens_L)}
-        if len(lengths) > 1:
+        rows = (self.rewards_L, self.states_L or self.rewards_L, self.tokens_L, self.shaping_L or self.rewards_L)
+        if len({len(values_L) for values_L in rows}) > 1:
             counts = f"{len(self.rewards_L)} rewards, {len(self.states_L)} states and {len(self.tokens_L)} token counts"
             raise InvariantError(f"a rollout of task {self.task_id} has {counts}; give one of each per line")
 
@@ -61,13 +69,18 @@ def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
     """
     if not trajectory.trainable:
         return Earned(trajectory.task_id, trajectory.prompt_key)
+    shaping_L = shaping(trajectory, credit.table)
+    parts = given(trajectory, credit.table.gated, credit.extras, credit.potential)
     return Earned(
         trajectory.task_id,
         trajectory.prompt_key,
         trajectory.outcome,
-        line_rewards(trajectory, credit.table, credit.extras, credit.potential),
+        tuple(map(math.fsum, zip(shaping_L, *parts.values(), strict=True))),
         line_states(trajectory),
         tuple(len(line.token_ids) for line in trajectory.lines),
+        shaping_L,
+        trajectory.solved,
+        tuple(NamedReward(name, math.fsum(values_L)) for name, values_L in ((TABLE, shaping_L), *parts.items())),
     )
 
 
@@ -77,6 +90,8 @@ def group_advantages(group: Group[Earned], credit: Credit, step: int) -> Advanta
         tuple(m.outcome for m in group.members),
         tuple(m.rewards_L for m in group.members),
         tuple(m.states_L for m in group.members),
+        tuple(m.shaping_L or (0.0,) * len(m.rewards_L) for m in group.members),
+        credit.table.bound,
     )
     return faded(credit.estimator, rewards, credit.share(step))
 

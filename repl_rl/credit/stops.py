@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Stop, Trajectory
+from repl_rl.record.outcome import increased
+from repl_rl.record.trajectory import NamedReward, Stop, Trajectory
 
 Name = Literal["eos", "finished", "max_lines", "max_tokens", "line_too_long", "exited", "doomed", "wall_clock"]
 """Values of `Stop`, without `answered`, which is always trained on, and `fault`, which never is."""
@@ -43,9 +44,9 @@ class StopPolicy:
         on, from masks to baselines, then holds for it too.
         """
         if trajectory.stop.value in self.mask:
-            return replace(trajectory, segments=(), stop=Stop.FINISHED, outcome=None)
+            return replace(trajectory.ungraded(), segments=(), stop=Stop.FINISHED)
         if trajectory.stop.value in self.penalise and trajectory.outcome is not None:
-            return replace(trajectory, outcome=trajectory.outcome - self.penalty)
+            return increased(trajectory, NamedReward(trajectory.stop.value, -self.penalty))
         return trajectory
 
     def rates(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:

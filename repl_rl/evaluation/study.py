@@ -57,7 +57,7 @@ def result(task: Task, sampled: Sequence[Trajectory], greedy: Sequence[Trajector
 
 
 def _solved(trajectory: Trajectory) -> bool:
-    return (trajectory.outcome or 0.0) >= 1.0
+    return trajectory.solved
 
 
 @dataclass(frozen=True)

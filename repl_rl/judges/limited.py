@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pickle
 import queue
 import signal
 import socket
@@ -15,7 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.judges.worker import Reply, Request, Texts
+from repl_rl.judges.worker import Reply, Request
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 
 _LOGGER = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ class _Process:
 
     def __init__(self, memory_mb: int) -> None:
         self.alive = True
-        self.loaded: set[str] = set()
+        self.loaded: dict[str, bool] = {}
         ours, theirs = socket.socketpair()
         with theirs:
             path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -73,7 +75,7 @@ class _Process:
             ConfigError, UserCodeError: what it replied.
         """
         try:
-            self._channel.send_bytes(json.dumps(request).encode())
+            self._channel.send_bytes(pickle.dumps(request))
             if not self._channel.poll(timeout_s):
                 raise _Overrun(f"it took longer than {timeout_s:g} s")
             reply: Reply = json.loads(self._channel.recv_bytes())
@@ -111,17 +113,17 @@ class JudgeProcesses:
         for _ in range(self.limits.processes):
             self._places.put(None)
 
-    def load(self, judge: str) -> None:
-        """Import a judge, so that a bad name is refused before a run.
+    def load(self, judge: str) -> bool:
+        """Import a judge, so that a bad name is refused before a run. True: it looks at rollouts.
 
         Raises:
             ConfigError: it cannot be imported within `import_s`, or it is no function.
             UserCodeError: its module raised.
         """
-        with self._leased(judge):
-            pass
+        with self._leased(judge) as process:
+            return process.loaded[judge]
 
-    def grade(self, judge: str, task: Task, answer: str) -> float:
+    def grade(self, judge: str, task: Task, answer: str | None, trajectory: Trajectory | None = None) -> float:
         """The outcome reward. An answer that the judge cannot grade within its limits is worth 0.0.
 
         Raises:
@@ -130,7 +132,9 @@ class JudgeProcesses:
         """
         with self._leased(judge) as process:
             try:
-                return process.ask(_request(judge, task, answer, self.limits.timeout_s), self.limits.timeout_s)
+                return process.ask(
+                    _request(judge, self.limits.timeout_s, task, answer, trajectory), self.limits.timeout_s
+                )
             except _Overrun as overrun:
                 _LOGGER.warning("judge %s on task %s: %s; the answer counts as wrong", judge, task.id, overrun)
                 return 0.0
@@ -149,8 +153,8 @@ class JudgeProcesses:
         try:
             process = process or _Process(self.limits.memory_mb)
             if judge not in process.loaded:
-                process.ask(_request(judge, None, "", self.limits.import_s), self.limits.import_s)
-                process.loaded.add(judge)
+                more = process.ask(_request(judge, self.limits.import_s), self.limits.import_s)
+                process.loaded[judge] = bool(more)
             yield process
         except _Overrun as overrun:
             raise ConfigError("judge", judge, f"it cannot be imported: {overrun}") from overrun
@@ -158,9 +162,12 @@ class JudgeProcesses:
             self._places.put(process if process is not None and process.alive else None)
 
 
-def _request(judge: str, task: Task | None, answer: str, cpu_s: float) -> Request:
+def _request(
+    judge: str,
+    cpu_s: float,
+    task: Task | None = None,
+    answer: str | None = None,
+    trajectory: Trajectory | None = None,
+) -> Request:
     path = [folder or os.getcwd() for folder in sys.path]
-    texts = None
-    if task is not None:
-        texts = Texts(id=task.id, question=task.question, answer=task.answer, judge=task.judge, family=task.family)
-    return Request(judge=judge, task=texts, answer=answer, path=path, cpu_s=cpu_s)
+    return Request(judge=judge, task=task, answer=answer, trajectory=trajectory, path=path, cpu_s=cpu_s)

@@ -2,16 +2,22 @@
 
 import asyncio
 import atexit
+import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from repl_rl.errors import ConfigError
 from repl_rl.judges.limited import JudgeProcesses
 from repl_rl.judges.plain import MAX_ANSWER_CHARS, exact, numeric
 from repl_rl.judges.unit_tests import run_tests, run_tests_in
+from repl_rl.record.line import NamedReward
+from repl_rl.record.outcome import Claims, with_parts
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
+from repl_rl.tasks.weights import Weighed, weighed
 
 Judge = Callable[[Task, str], float]
 """Takes a task and a submitted answer, returns an outcome reward: finite, 1.0 for right and 0.0 for wrong."""
@@ -73,36 +79,84 @@ def find_judge(name: str) -> Judge:
     return _limited(name, _MAX_PROGRAM_CHARS)
 
 
+@lru_cache(maxsize=64)
+def _looks_at_rollouts(name: str) -> bool:
+    """True for a judge of the user that takes the rollout as its third argument; it is asked without an answer too."""
+    return name not in JUDGES and _processes().load(name)
+
+
 def check_judges(tasks: Iterable[Task]) -> None:
     """Refuse a judge that does not exist or cannot be imported before a run begins.
 
     Raises:
-        ConfigError, UserCodeError: as `find_judge`.
+        ConfigError, UserCodeError: as `find_judge`; weights that are written in another way than `weighed` reads.
     """
-    for name in {task.judge: None for task in tasks}:
+    for name in {judge.name: None for text in {task.judge: None for task in tasks} for judge in weighed(text)}:
         find_judge(name)
         if name == "math":
             _processes().load(name)
 
 
-def grade(task: Task, answer: str | None) -> float:
-    """The outcome reward of `answer` under the task's judge. None: nothing was submitted, which is worth 0.0.
+def grade(task: Task, answer: str | None, trajectory: Trajectory | None = None) -> float:
+    """The outcome reward of `answer` under the task's judges. None: nothing was submitted, which is worth 0.0.
 
-    It may block for seconds where the judge is not `exact` or `numeric`: in an event loop use `graded`.
+    It may block for seconds where a judge is not `exact` or `numeric`: in an event loop use `graded`.
+
+    Args:
+        task: says what the judges are.
+        answer: what was submitted.
+        trajectory: the rollout, for judges that look at it.
 
     Raises:
-        ConfigError: there is no such judge, or it cannot read the task's reference answer.
+        ConfigError: there is no such judge, it cannot read the task's reference answer, or it needs the rollout.
         UserCodeError: a judge of the user raised, or returned something that is not a finite number.
         SandboxFault: judge `tests`, and our console failed twice.
     """
-    judge = find_judge(task.judge)
+    return math.fsum(j.weight * _value(j.name, task, answer, trajectory) for j in weighed(task.judge))
+
+
+def _value(name: str, task: Task, answer: str | None, trajectory: Trajectory | None) -> float:
+    """What one judge says."""
+    judge = find_judge(name)
+    if _looks_at_rollouts(name):
+        if trajectory is None:
+            raise ConfigError("judge", name, "it looks at the rollout, which is not there; give one")
+        return _processes().grade(name, task, answer, trajectory)
     return 0.0 if answer is None else judge(task, answer)
 
 
-async def graded(task: Task, answer: str | None, sandbox: Sandbox | None = None) -> float:
+async def graded(
+    task: Task, answer: str | None, sandbox: Sandbox | None = None, trajectory: Trajectory | None = None
+) -> float:
     """`grade` without blocking the event loop. Judge `tests` takes a fresh console of `sandbox` where one is given."""
-    if answer is None or task.judge in _IN_PROCESS:
-        return grade(task, answer)
-    if task.judge == _TESTS and sandbox is not None:
+    return math.fsum([j.weight * await _valued(j.name, task, answer, sandbox, trajectory) for j in weighed(task.judge)])
+
+
+async def _valued(
+    name: str, task: Task, answer: str | None, sandbox: Sandbox | None, trajectory: Trajectory | None
+) -> float:
+    if name in _IN_PROCESS:
+        return _value(name, task, answer, trajectory)
+    if name == _TESTS and sandbox is not None and answer is not None:
         return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else await run_tests_in(sandbox, task, answer)
-    return await asyncio.to_thread(partial(grade, task, answer))
+    if name in JUDGES and answer is None:
+        return 0.0
+    return await asyncio.to_thread(_value, name, task, answer, trajectory)
+
+
+async def settled(task: Task, trajectory: Trajectory, claims: Claims, sandbox: Sandbox) -> Trajectory:
+    """The rollout with its outcome: what the task's judges give its answer, or what the sampler claims, and additions.
+
+    Judges are not asked where the sampler set the outcome and no answer was submitted.
+
+    Raises:
+        As `grade`.
+    """
+    judges, answer = weighed(task.judge), trajectory.answer
+    if claims.value is not None and answer is None:
+        return with_parts(trajectory, claims.parts(()), None)
+    values = [await _valued(j.name, task, answer, sandbox, trajectory) for j in judges]
+    if claims == Claims() and judges == (Weighed(judges[0].name),):
+        return replace(trajectory, outcome=values[0])
+    parts = [NamedReward(j.name, j.weight * value) for j, value in zip(judges, values, strict=True)]
+    return with_parts(trajectory, claims.parts(parts), values[0])

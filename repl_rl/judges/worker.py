@@ -1,13 +1,17 @@
 """What runs in a judge's limited process.
 
-One request at a time over a socket, one reply each, both JSON. What a judge prints goes to standard error. The process
-ends when the other side closes the socket, when a judge runs out of memory, or when its CPU time is over.
+One request at a time over a socket, one reply each. A request is pickled, since it brings a task and a rollout, and
+this side trusts the other; a reply is JSON, since the other side does not trust this one. What a judge prints goes to
+standard error. The process ends when the other side closes the socket, when a judge runs out of memory, or when its CPU
+time is over.
 """
 
 import importlib
+import inspect
 import json
 import logging
 import math
+import pickle
 import re
 import resource
 import sys
@@ -18,28 +22,21 @@ from types import ModuleType
 from typing import TypedDict
 
 from repl_rl.errors import ConfigError, UserCodeError
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.settings.named import imported
 from repl_rl.tasks import Task
 
-Inner = Callable[[Task, str], object]
-
-
-class Texts(TypedDict):
-    """What a judge may know of a task."""
-
-    id: str
-    question: str
-    answer: str
-    judge: str
-    family: str
+Inner = Callable[..., object]
+"""Takes a task and an answer, and a rollout too where it has a third parameter; its answer is None then if none is."""
 
 
 class Request(TypedDict):
-    """`task` None: import the judge and do nothing else."""
+    """`task` None: import the judge, and reply 1 if it looks at rollouts, else 0."""
 
     judge: str
-    task: Texts | None
-    answer: str
+    task: Task | None
+    answer: str | None
+    trajectory: Trajectory | None
     path: list[str]
     """`sys.path` of the asking process."""
     cpu_s: float
@@ -126,15 +123,26 @@ def _math_verify() -> ModuleType:
         raise ConfigError("judge", "math", remedy) from error
 
 
+def looks_at_rollouts(judge: Inner) -> bool:
+    """True for a judge that takes a third argument, the rollout."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(judge).parameters.values()
+    except ValueError:  # a function of C tells nothing
+        return False
+    return len([p for p in parameters if p.kind in kinds and p.default is p.empty]) > 2
+
+
 def answer_to(request: Request) -> Reply:
     """Grade one answer, or say what is wrong with the judge."""
-    name, texts = request["judge"], request["task"]
-    who = f"judge {name}: on task {texts['id'] if texts else None} it"
+    name, task = request["judge"], request["task"]
+    who = f"judge {name}: on task {task.id if task else None} it"
     try:
         judge = load(name)
-        if texts is None:
-            return Reply(value=0.0)
-        value = judge(Task(**texts), request["answer"])
+        more = looks_at_rollouts(judge)
+        if task is None:
+            return Reply(value=float(more))
+        value = judge(task, request["answer"], *[request["trajectory"]] * more)
     except ConfigError as error:
         return Reply(refused=(error.thing, str(error.value), error.remedy))
     except MemoryError:
@@ -157,7 +165,7 @@ def main(fd: int, memory_mb: int) -> None:
     with Connection(fd) as channel:
         while True:
             try:
-                request: Request = json.loads(channel.recv_bytes())
+                request: Request = pickle.loads(channel.recv_bytes())
             except EOFError:
                 return
             sys.path[:] = request["path"]

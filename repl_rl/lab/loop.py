@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from repl_rl.credit.advantages import Advantages, GroupRewards, two_stream
-from repl_rl.credit.rewards import RewardTable, line_rewards
+from repl_rl.credit.rewards import RewardTable, line_rewards, shaping
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import WeightSyncError
 from repl_rl.record.metrics import describe
@@ -64,13 +64,14 @@ async def play(rollouts: Rollouts, tasks: Sequence[Task], group_size: int) -> Gr
 def advantages_of(group: Sequence[Trajectory]) -> Advantages:
     """How much better than its group each line did: one number a line, shape (G, L).
 
-    Two comparisons are added up: the outcome of the whole rollout with its group's outcomes, as in GRPO, and the
-    line's own reward with the rewards of all the group's lines. So an error costs its line in a rollout that was right
-    in the end, too.
+    Two things are added up: the outcome of the whole rollout compared with its group's outcomes, as in GRPO, and what
+    the line itself costs if it went wrong. So an error costs its line in a rollout that was right in the end, too, and
+    it costs the same however many there are.
     """
     outcomes_G = tuple(t.outcome for t in group)
     rewards_G_L = tuple(line_rewards(t, REWARDS) for t in group)
-    return two_stream(GroupRewards(outcomes_G, rewards_G_L))
+    shaping_G_L = tuple(shaping(t, REWARDS) for t in group)
+    return two_stream(GroupRewards(outcomes_G, rewards_G_L, shaping_G_L=shaping_G_L))
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,3 +171,12 @@ class Line:
                 refuse("Line.logprobs", logprob, "a log probability is finite and <= 0")
         if self.end is LineEnd.NEWLINE and "\n" not in self.text:
             refuse("Line.text", self.text, "a line closed by a newline contains one")
+
+
+def refuse_unless_sum(field: str, value: float | None, parts: tuple[NamedReward, ...]) -> None:
+    """Refuse what is neither None nor a finite number, and whatever is not the sum of its parts, where it has some."""
+    if value is not None and not math.isfinite(value):
+        refuse(field, value, "an outcome reward is a finite number")
+    refuse_unless_tuple(f"{field}s", parts)
+    if parts and value != math.fsum(part.value for part in parts):
+        refuse(field, value, f"it is the sum of its parts {parts}")

@@ -29,7 +29,7 @@ def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     lines = [line for t in sound for line in t.lines]
     run = [line.execution for line in lines if line.execution is not None]
     return {
-        "solve_rate": _share(graded, lambda outcome: outcome >= 1.0),
+        "solve_rate": _share([t for t in sound if t.outcome is not None], lambda t: t.solved),
         "reward_mean": fmean(graded) if graded else 0.0,
         "answered_rate": _share(sound, lambda t: t.answer is not None),
         "line_error_rate": _share(run, lambda execution: execution.status.is_error),

@@ -28,6 +28,7 @@ from repl_rl.record.line import (
     refuse,
     refuse_unless_duration,
     refuse_unless_ids,
+    refuse_unless_sum,
     refuse_unless_tuple,
 )  # fmt: skip
 
@@ -125,7 +126,7 @@ class Trajectory:
     seed: int
     wall_s: float
     outcome: float | None = None
-    """The outcome reward of its judge; None: no judge graded it."""
+    """The outcome reward, on whatever scale it was given; None: nobody graded it."""
     failure: Failure | None = None
     """Set exactly when `stop` is `fault`."""
     host_functions: tuple[str, ...] = ()
@@ -134,6 +135,10 @@ class Trajectory:
     """What was sampled for its calls of host functions: queries of a model, and rollouts within this one."""
     parent: str = ""
     """Id of the trajectory whose call this one was sampled for; "": it stands for itself."""
+    outcomes: tuple[NamedReward, ...] = ()
+    """What the outcome is the sum of, by who gave it: judges, the sampler; (): it is one judge's alone."""
+    grade: float | None = None
+    """Beside several parts: what the task's first judge gave the answer, unweighted; None: it was not asked."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("Trajectory.wall_s", self.wall_s)
@@ -149,10 +154,11 @@ class Trajectory:
         for child in self.children:
             if child.parent != self.id:
                 refuse("Trajectory.children", child.id, f"its parent is {child.parent!r}; give it {self.id!r}")
-        if self.outcome is not None and not math.isfinite(self.outcome):
-            refuse("Trajectory.outcome", self.outcome, "an outcome reward is a finite number")
         if self.failure is not None and self.outcome is not None:
             refuse("Trajectory.outcome", self.outcome, "a rollout that failed on our side is never rewarded")
+        refuse_unless_sum("Trajectory.outcome", self.outcome, self.outcomes)
+        if self.grade is not None and not (self.outcomes and math.isfinite(self.grade)):
+            refuse("Trajectory.grade", self.grade, "a grade is a finite number, beside an outcome in parts")
 
     def _check_segments(self) -> None:
         previous: Segment | None = None
@@ -201,6 +207,15 @@ class Trajectory:
     def loss_mask(self) -> tuple[bool, ...]:
         """True where the policy sampled the token, shape (T,). Derived from the segment types."""
         return tuple(isinstance(segment, Sampled) for segment in self.segments for _ in segment.token_ids)
+
+    @property
+    def solved(self) -> bool:
+        """The answer is right: the grade is at least 1, or the outcome where there is no grade."""
+        return ((self.outcome if self.grade is None else self.grade) or 0.0) >= 1.0
+
+    def ungraded(self) -> "Trajectory":
+        """The same without an outcome."""
+        return replace(self, outcome=None, outcomes=(), grade=None)
 
     @property
     def prompt_key(self) -> str:

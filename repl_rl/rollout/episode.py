@@ -16,6 +16,7 @@ from repl_rl.record.console import prompt
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
 from repl_rl.rollout.console import Console
+from repl_rl.rollout.earning import Earning
 from repl_rl.rollout.host_session import HostSession
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
@@ -28,7 +29,7 @@ _NOTED = frozenset({Stop.ANSWERED, Stop.EOS, Stop.LINE_TOO_LONG, Stop.FAULT})
 """Stops that go with something in the record."""
 
 
-class Episode:
+class Episode(Earning):
     """The public handle of one rollout: `sample` or `turn`, `push` or `execute`, `observe`, `reward`, `submit`."""
 
     def __init__(
@@ -41,13 +42,13 @@ class Episode:
         context_tokens: int,
         host: HostSession | None = None,
     ) -> None:
+        super().__init__(Record(origin))
         self.renderer = renderer
         """Owner of the tokenizer, for samplers that splice a model's chat format."""
         self.limits = limits
         self._engine = engine
         self._sandbox = sandbox
         self._context_left = context_tokens - len(origin.prompt.token_ids)
-        self._record = Record(origin)
         self._pending: list[int] = []  # observed ids that the engine has not seen yet
         self._sampling: int | None = None  # how many ids the engine had before the call that is under way
         self._console = Console(sandbox, host or HostSession())
@@ -246,20 +247,8 @@ class Episode:
         Raises:
             ConfigError, UserCodeError, SandboxFault: as `repl_rl.judges.graded`.
         """
-        return await graded(self.task, answer, self._sandbox)
-
-    def reward(self, value: float, name: str = "sampler", line: int = -1) -> None:
-        """Give a sampled line a reward of its own (dimensionless, finite), under a name for the metrics.
-
-        Args:
-            value: it is added to what the line earns otherwise.
-            name: what it is for; a line may have several rewards of one name.
-            line: which sampled line, as an index into all of them; -1: the last one.
-
-        Raises:
-            ConfigError: there is no such line, or `value` is not finite.
-        """
-        self._record.reward(value, name, line)
+        so_far = self._record.trajectory(Stop.FINISHED, 0.0, None, None)
+        return await graded(self.task, answer, self._sandbox, so_far)
 
     def finish(self, reason: Stop = Stop.FINISHED) -> None:
         """End the rollout. The first reason stands.

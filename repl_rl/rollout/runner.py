@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from repl_rl.engine.ahead import Tally, ahead
 from repl_rl.engine.base import Engine, Pressure, Sampling, Seated
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
-from repl_rl.judges import graded
+from repl_rl.judges import GroupJudge, judged_together, settled
+from repl_rl.record.outcome import Claims
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Failure, FailureKind, Prompt, Stop, Trajectory
 from repl_rl.rollout.doomed import lines_saved
@@ -56,6 +57,8 @@ class Rollouts:
     seed: int = 0
     replica: int = 0
     """Which of several processes this is (>= 0): part of ids and seeds, so that none plays another's rollouts."""
+    group_judges: tuple[GroupJudge, ...] = ()
+    """They see all rollouts of a task that were collected in one call, and add to their outcomes."""
     concurrency: int = 64
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
     tally: Tally = field(default_factory=Tally, compare=False)
@@ -121,7 +124,7 @@ class Rollouts:
         played = [running[index].result() for index in range(len(tasks))]
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
-        return played
+        return await judged_together(self.group_judges, tasks, played)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, the last that were collected; what giving up early saved, where
@@ -173,21 +176,23 @@ class Rollouts:
             failure = Failure(FailureKind.PROMPT_TOO_LONG, str(errors[-1]))
             return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
         async with places:
-            trajectory = await self._played(origin, temperature, 0, errors)
+            trajectory, claims = await self._played(origin, temperature, 0, errors)
         if trajectory.failure is not None:
             return trajectory
         try:
-            outcome = await graded(origin.task, trajectory.answer, self.sandbox)
+            return await settled(origin.task, trajectory, claims, self.sandbox)
         except SandboxFault as fault:
             return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
-        return replace(trajectory, outcome=outcome)
 
     async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
         """See `Player.play`. An error of the sampler there is a failure of that rollout alone."""
-        return await self._played(origin, temperature, depth, [])
+        trajectory, _ = await self._played(origin, temperature, depth, [])
+        return trajectory
 
-    async def _played(self, origin: Origin, temperature: float, depth: int, errors: list[ReplRLError]) -> Trajectory:
-        """A rollout, ungraded, at a depth: 0 stands for itself."""
+    async def _played(
+        self, origin: Origin, temperature: float, depth: int, errors: list[ReplRLError]
+    ) -> tuple[Trajectory, Claims]:
+        """A rollout at a depth, 0 stands for itself, ungraded; and what its sampler claims for it."""
         sampling = Sampling(temperature, origin.seed, nested=depth > 0)
         stage, offered = Stage(self, origin, temperature, depth, 0), self._offered(depth)
         host = HostSession(offered, self.host_places, stage)
@@ -205,7 +210,7 @@ class Rollouts:
                 errors.append(error)
                 episode.fail(error)
             episode.finish()
-            return episode.trajectory()
+            return episode.trajectory(), episode.claims
 
     async def _drive(self, episode: Episode) -> None:
         """Run the sampler until it returns or its time is over.

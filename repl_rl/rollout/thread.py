@@ -60,7 +60,8 @@ class RolloutThread:
 
     def __init__(self, opener: Opener, tasks: Mapping[str, Task]) -> None:
         self._opener = opener
-        self._tasks = tasks
+        self.tasks = tasks
+        """By id."""
         self._stack = AsyncExitStack()
 
     def __enter__(self) -> "RolloutThread":
@@ -87,7 +88,7 @@ class RolloutThread:
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """One trajectory a task id, in order; the engine must hold the weights of `policy_step`."""
-        trajectories = self.sample([self._tasks[i] for i in task_ids])
+        trajectories = self.sample([self.tasks[i] for i in task_ids])
         engine = self.rollouts.engine
         if isinstance(engine, Resting):
             self._thread.run(engine.rest())
@@ -96,6 +97,10 @@ class RolloutThread:
     def sample(self, tasks: Sequence[Task], temperature: float = 1.0) -> Sequence[Trajectory]:
         """One trajectory a task, at `temperature` (0: greedy)."""
         return self._thread.run(self.rollouts.collect(tasks, temperature))
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """See `Rollouts.metrics`."""
+        return self.rollouts.metrics(trajectories)
 
     def run(self, coroutine: Coroutine[None, None, T]) -> T:
         """Run any coroutine in the rollouts' event loop."""

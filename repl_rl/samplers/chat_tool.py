@@ -15,7 +15,7 @@ from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.samplers.patterns import BOXED, last_match, one_group
 from repl_rl.samplers.tool_format import ParseCalls, Reader, detect
-from repl_rl.samplers.tools import Call, CallResult, Function, RunCall, Toolbox
+from repl_rl.samplers.tools import Call, CallResult, Function, RunCall, Toolbox, tool_figures
 from repl_rl.tasks import Task
 
 ANSWERED, FAILED = "tools/answered", "tools/failed"
@@ -125,14 +125,29 @@ class ChatToolSampler(RolloutSampler):
         return self.toolbox.run
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """`tools/call_frequency`: calls a rollout. `tools/failure_frequency`: the share of calls that failed."""
+        """`tools/call_frequency`: calls a rollout. `tools/failure_frequency`: the share of calls that failed. And each
+        tool's own figures: see `tool_figures`."""
         names = [reward.name for t in trajectories for line in t.lines for reward in line.rewards]
         failures = names.count(FAILED)
         calls = names.count(ANSWERED) + failures
         return {
             "tools/call_frequency": calls / max(len(trajectories), 1),
             "tools/failure_frequency": failures / max(calls, 1),
+            **tool_figures(self._calls(trajectories), self.toolbox.functions, max(len(trajectories), 1)),
         }
+
+    def _calls(self, trajectories: Sequence[Trajectory]) -> list[tuple[str, bool]]:
+        """The calls of these rollouts by tool, read again from what was written, and whether each was answered."""
+        if self._known is None:
+            return []
+        found: list[tuple[str, bool]] = []
+        for line in (line for t in trajectories for line in t.lines):
+            results = [reward.name == ANSWERED for reward in line.rewards if reward.name in (ANSWERED, FAILED)]
+            calls = self._known[2].parse(line.text) if results else ()
+            found += [
+                (call.name if isinstance(call, Call) else "", ok) for call, ok in zip(calls, results, strict=False)
+            ]
+        return found
 
     def _record(self, episode: Episode, results: Sequence[CallResult]) -> None:
         """Credit a turn's calls to that turn. Its status is that of its first call that failed."""

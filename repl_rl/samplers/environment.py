@@ -52,7 +52,8 @@ class Step:
 class EnvironmentSampler(RolloutSampler):
     """Turns of a policy as actions of an environment. What a step earned is a reward of the turn that acted.
 
-    When the environment is done, `solved` or `not solved` is submitted, by whether the rewards add up to `solved_at`.
+    The outcome is the sum of the rewards, on the environment's own scale, whether it came to an end or not. When the
+    environment is done, `solved` or `not solved` is submitted, by whether that sum reaches `solved_at`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class EnvironmentSampler(RolloutSampler):
         solved_at: float = 1.0,
         system: str = "",
         start: Start = lambda environment, task: environment.reset(),
+        per_turn: bool = True,
     ) -> None:
         """Args:
         make: see `Make`.
@@ -74,6 +76,8 @@ class EnvironmentSampler(RolloutSampler):
         solved_at: sum of rewards that counts as solved.
         system: what the policy is told first; "" for nothing.
         start: see `Start`; for environments whose `reset` takes what `make` cannot give.
+        per_turn: turns are rewarded with what their steps earned, beside the outcome; an estimator that adds rewards up
+            counts it twice then. False: the outcome alone counts.
         """
         self.make = make
         self.start = start
@@ -82,6 +86,7 @@ class EnvironmentSampler(RolloutSampler):
         self.chat = chat
         self.solved_at = solved_at
         self.system = system
+        self.per_turn = per_turn
         self.rehearsals = (("1", "2", "3", "4"),) if chat else (("1\n2\n3\n4\n",),)
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
@@ -136,7 +141,9 @@ class EnvironmentSampler(RolloutSampler):
                 return
             step = _step(await _call(environment.step, self.action(line.text)))
             total += step.reward
-            episode.reward(step.reward, name="environment")
+            episode.outcome(total, name="environment")
+            if self.per_turn:
+                episode.reward(step.reward, name="environment")
             if step.done:
                 episode.submit(SOLVED if total >= self.solved_at else NOT_SOLVED)
             elif not episode.ended:

@@ -63,8 +63,7 @@ def each_its_own(rewards: Sequence[float]) -> Sequence[float]:
 
 def to_go(discount: float) -> Reassign:
     """Every turn gets what it and the later turns earned, each turn later worth `discount` (in (0, 1]) times less."""
-    if not 0 < discount <= 1:
-        raise ConfigError("discount", discount, "it must be above 0 and at most 1")
+    _discount(discount)
 
     def reassign(rewards: Sequence[float]) -> list[float]:
         return [
@@ -73,6 +72,12 @@ def to_go(discount: float) -> Reassign:
         ]
 
     return reassign
+
+
+def _discount(value: float) -> float:
+    if not 0 < value <= 1:
+        raise ConfigError("discount", value, "it must be above 0 and at most 1")
+    return value
 
 
 class FeedbackSampler(RolloutSampler):
@@ -91,6 +96,7 @@ class FeedbackSampler(RolloutSampler):
         max_assistant_turns: int = 3,
         max_user_turns: int | None = None,
         reassign: Reassign = each_its_own,
+        discount: float = 1.0,
         answer: str = BOXED,
         system: str = "",
     ) -> None:
@@ -99,6 +105,8 @@ class FeedbackSampler(RolloutSampler):
             max_assistant_turns: turns of the policy, >= 1.
             max_user_turns: answers to it, >= 0, not counting the task; None: one less than the policy's turns.
             reassign: distributes what the turns earned over the turns, once, at the end.
+            discount: what the outcome is worth one turn later, in (0, 1]: with 0.9, an answer that is right in the
+                third turn has an outcome of 0.81. It is solved all the same.
             answer: regular expression of an answer, with one group; the last match of a turn counts.
             system: the system message; "" for none.
 
@@ -111,6 +119,7 @@ class FeedbackSampler(RolloutSampler):
         ):
             if value is not None and value < least:
                 raise ConfigError(name, value, f"give at least {least}")
+        self.discount = _discount(discount)
         self.respond = respond
         self.turns = min(max_assistant_turns, max_assistant_turns if max_user_turns is None else max_user_turns + 1)
         self.reassign = reassign
@@ -130,14 +139,16 @@ class FeedbackSampler(RolloutSampler):
         turns: list[str] = []
         rewards: list[float] = []
         answer: str | None = None
+        score = 0.0
         while not episode.ended:
             line = await episode.turn()
             if line.end is LineEnd.LENGTH:
                 break
             turns.append(line.text)
             given = last_match(self._answer, line.text)
-            answer = answer if given is None else given
-            feedback = await self._feedback(episode, turns, given)
+            exchange = await self._exchange(episode, turns, given)
+            answer, score = (answer, score) if given is None else (given, exchange.score)
+            feedback = await self._feedback(exchange)
             rewards.append(feedback.reward)
             if feedback.done or len(turns) == self.turns:
                 break
@@ -146,11 +157,16 @@ class FeedbackSampler(RolloutSampler):
         for number, reward in enumerate(self._reassigned(rewards)):
             episode.reward(reward, name="turn", line=number)
         if answer is not None:
+            if self.discount < 1:
+                episode.outcome(score * self.discount ** (len(turns) - 1), name="discounted")
             episode.submit(answer)
 
-    async def _feedback(self, episode: Episode, turns: Sequence[str], answer: str | None) -> Feedback:
+    async def _exchange(self, episode: Episode, turns: Sequence[str], answer: str | None) -> Exchange:
         score = 0.0 if answer is None else await episode.judge(answer)
-        given = self.respond(Exchange(episode.task, tuple(turns), answer, score))
+        return Exchange(episode.task, tuple(turns), answer, score)
+
+    async def _feedback(self, exchange: Exchange) -> Feedback:
+        given = self.respond(exchange)
         feedback = await given if inspect.isawaitable(given) else given
         if not isinstance(feedback, Feedback):
             raise UserCodeError(f"the feedback function returned {feedback!r}; return a Feedback")

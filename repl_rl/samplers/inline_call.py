@@ -1,16 +1,16 @@
 """Calls inside running text: seen while the policy streams, executed at once, and answered in place."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from repl_rl.record.trajectory import Execution, LineEnd, Prompt
+from repl_rl.record.trajectory import Execution, LineEnd, Prompt, Trajectory
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import opening
 from repl_rl.samplers.patterns import framed, one_group, one_place
-from repl_rl.samplers.tools import CallResult, Function, Toolbox, parse_call
+from repl_rl.samplers.tools import Call, CallResult, Function, Toolbox, parse_call, tool_figures
 from repl_rl.tasks import Task
 
 
@@ -83,6 +83,17 @@ class InlineCallSampler(RolloutSampler):
                 episode.executed(Execution(result.status, result.elapsed_s))
                 if not episode.ended:
                     episode.observe(self._shown(result))
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """Each function's own figures: see `tool_figures`."""
+        found: list[tuple[str, bool]] = []
+        for line in (line for t in trajectories for line in t.lines if line.execution is not None):
+            written = self._call.search(line.text)
+            if written is not None and line.execution is not None:
+                call = parse_call(written[1])
+                name = call.name if isinstance(call, Call) else ""
+                found.append((name, not line.execution.status.is_error))
+        return tool_figures(found, self.toolbox.functions, max(len(trajectories), 1))
 
     def _shown(self, result: CallResult) -> str:
         return framed(self.convention.results if result.ok else self.convention.error, result.text)

@@ -7,7 +7,7 @@ import ast
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -73,6 +73,19 @@ def parse_call(text: str) -> Call | CallResult:
     except (RecursionError, MemoryError):
         return CallResult(LineStatus.SYNTAX_ERROR, "SyntaxError: the call is nested too deeply")
     return Call(node.func.id, args, kwargs)
+
+
+def tool_figures(calls: Sequence[tuple[str, bool]], known: Collection[str], rollouts: int) -> dict[str, float]:
+    """`tool/NAME/calls` and `tool/NAME/failures`, a rollout, of (name, answered) pairs; a name that nobody offered is
+    told as `other`, since a policy can write any."""
+    figures: dict[str, float] = {}
+    for name in known:
+        figures |= {f"tool/{name}/calls": 0.0, f"tool/{name}/failures": 0.0}
+    for name, answered in calls:
+        kind = f"tool/{name if name in known else 'other'}"
+        figures[f"{kind}/calls"] = figures.get(f"{kind}/calls", 0.0) + 1 / rollouts
+        figures[f"{kind}/failures"] = figures.get(f"{kind}/failures", 0.0) + (not answered) / rollouts
+    return figures
 
 
 class Toolbox:

@@ -1,7 +1,8 @@
 """What a task is, and on which side of the train / held-out split its question falls."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from repl_rl.errors import ConfigError
@@ -45,6 +46,8 @@ class Task:
     """What it is tabulated under; "" for none."""
     follow_ups: tuple[FollowUp, ...] = ()
     """What is asked next, in order; empty: the task is a single question."""
+    fields: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """What else its row holds, for samplers, judges and rewards; the policy is not told."""
 
     def __post_init__(self) -> None:
         _refuse_blank("task", self, ("id", "question", "judge"))

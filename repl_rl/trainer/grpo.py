@@ -17,12 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repl_rl.credit.children import idle_row, with_children
 from repl_rl.credit.credited import LineCredit
-from repl_rl.credit.figures import length_metrics, shaping_metrics
+from repl_rl.credit.figures import earned_metrics, length_metrics
 from repl_rl.credit.group import Credit, Earned, earned_by, group_advantages, line_credit
 from repl_rl.credit.stops import CUT
 from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError, WeightSyncError
+from repl_rl.record.series import mean_parts
 from repl_rl.record.trajectory import Group, Trajectory
 from repl_rl.tasks import Curriculum, assigned
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
@@ -50,6 +51,8 @@ class StepState:
     """Rewards and advantages of the lines of each rollout."""
     metrics: dict[str, float]
     """How line rewards stand to outcomes, and lengths to both, over all processes."""
+    named: dict[str, float]
+    """Mean sum of a rollout's line rewards, by who gave them, over all processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +175,10 @@ class ReplGRPOTrainer(GRPOTrainer):
         size = self.num_generations
         groups = [Group(tuple(earned[start : start + size])) for start in range(0, len(earned), size)]
         advantages = [group_advantages(group, self.credit, self.steps_done) for group in groups]
-        metrics = {**shaping_metrics(earned), **length_metrics(groups, advantages)}
+        metrics = {**earned_metrics(earned, self.credit), **length_metrics(groups, advantages)}
         if self.curriculum is not None:
             metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
-            self.curriculum.record((e.task_id, e.outcome) for e in earned if e.outcome is not None)
+            self.curriculum.record((e.task_id, float(e.solved)) for e in earned if e.outcome is not None)
         first = self.accelerator.process_index * len(learned)
         here = slice(first, first + len(learned))
         mine = [row for rows in advantages for row in rows][here]
@@ -191,6 +194,7 @@ class ReplGRPOTrainer(GRPOTrainer):
             widen(advantages_B_L, rows, width).to(self.accelerator.device),
             tuple(zip([e.rewards_L for e in earned[here]], mine, strict=True)),
             metrics,
+            mean_parts([e.named for e in earned if e.rewards_L]),
         )
 
     def _row_count(self, mine: int) -> int:

@@ -3,8 +3,9 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from accelerate.utils import gather_object
@@ -20,7 +21,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from repl_rl.credit.advantages import discount_of, estimator
+from repl_rl.credit.advantages import adds_up, discount_of, estimator
 from repl_rl.credit.credited import LineCredit
 from repl_rl.credit.group import Credit
 from repl_rl.credit.rewards import Potential, line_reward
@@ -28,13 +29,14 @@ from repl_rl.engine.logits import attention
 from repl_rl.engine.names import complete, read_config
 from repl_rl.errors import ConfigError
 from repl_rl.record.metrics import describe
+from repl_rl.record.series import Series, error_classes, outcome_parts
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.sinks import PREFIX, Sinks
-from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
+from repl_rl.trainer.source import Counting, OnStep, RolloutSource, StepRecord, Tasked
 from repl_rl.trainer.weights import Tell, size_of, weights_folder
 
 log = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ def fit(
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
-    credit = credit_of(config)
+    credit = credit_of(config, source.tasks if isinstance(source, Tasked) else {})
     _silence()
     args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
@@ -125,22 +127,23 @@ def _save(trainer: ReplGRPOTrainer, out: Path, adapters: bool, base: Path | None
     return out / "final"
 
 
-def credit_of(config: TrainerConfig) -> Credit:
-    """What `config` says about credit.
+def credit_of(config: TrainerConfig, tasks: Mapping[str, object] = MappingProxyType({})) -> Credit:
+    """What `config` says about credit; `tasks`, by id, for reward functions that take one.
 
     Raises:
         ConfigError: an estimator or a reward function cannot be found, or an option has no effect.
     """
     potential = None
     if config.potential:
-        potential = Potential(line_reward(config.potential), discount_of(config.estimator))
+        potential = Potential(line_reward(config.potential, tasks), discount_of(config.estimator))
     return Credit(
         estimator(config.estimator),
         config.rewards,
-        tuple(map(line_reward, config.line_rewards)),
+        tuple(line_reward(name, tasks) for name in config.line_rewards),
         potential,
         config.fade_steps,
         config.stops,
+        adds_up(config.estimator),
     )
 
 
@@ -180,6 +183,17 @@ class Reporter(TrainerCallback):
         self.sinks = sinks
         self._mark = (0.0, 0.0, 0.0)
         self._first_line_tokens = 0.0
+        self._series = Series()
+
+    def _named(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Figures by the names of rewards and errors, and those that the sampler counts."""
+        source = self.trainer.source
+        return {
+            **self._series.figures("outcome", outcome_parts(trajectories)),
+            **self._series.figures("reward", self.trainer.step_state.named),
+            **self._series.figures("error", error_classes(trajectories)),
+            **(source.metrics(trajectories) if isinstance(source, Counting) else {}),
+        }
 
     def _drift(self, line_tokens: float) -> float:
         """Growth of the mean line since the first step that had lines, as a share of it."""
@@ -226,6 +240,7 @@ class Reporter(TrainerCallback):
             **self.trainer.credit.stops.rates(trajectories),
             **described,
             "line_tokens_drift": self._drift(described["line_tokens_mean"]),
+            **self._named(trajectories),
         }
         if state.is_world_process_zero:
             record = StepRecord(self.trainer.steps_done, metrics, tuple(credit))

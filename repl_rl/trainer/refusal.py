@@ -32,7 +32,11 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int) -> None:
         remedy = f"a step takes {config.prompts_per_step} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
     config.check_machine()
-    config.share(int(os.environ.get("WORLD_SIZE", "1")))
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    config.share(processes)
+    if world.group_judge and config.prompts_per_step % processes:
+        remedy = f"each of {processes} processes must play whole groups; give a multiple of that many prompts a step"
+        raise ConfigError("group_judge with prompts_per_step", config.prompts_per_step, remedy)
     credit_of(config)
     _, renderer = world.fitting()
     refuse_model(world.model_folder, ENGINES.chosen(world.engine), config, lambda: renderer.forbidden_ids)

@@ -55,8 +55,7 @@ def train(
     folder = RunFolder(out, overwrite=rank > 0)
 
     def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-        metrics = {**record.metrics, **source.rollouts.metrics(trajectories)}
-        folder.step(record.step, metrics, trajectories, record.credit)
+        folder.step(record.step, record.metrics, trajectories, record.credit)
         if on_step is not None:
             on_step(record, trajectories)
 

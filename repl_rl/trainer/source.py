@@ -1,9 +1,9 @@
 """Where rollouts come from, and what is told of a step that was made of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import InvariantError, WeightSyncError
@@ -25,6 +25,23 @@ class RolloutSource(Protocol):
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         """Replace the policy by the checkpoint in `folder`, which is only valid during the call."""
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A source that has figures of its own about a step's rollouts, such as a sampler's."""
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """Name to value, for `metrics.jsonl` and the sinks."""
+
+
+@runtime_checkable
+class Tasked(Protocol):
+    """A source that knows its tasks, for reward functions that ask for them."""
+
+    @property
+    def tasks(self) -> Mapping[str, object]:
+        """By id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,14 +54,29 @@ def test_of_three_rollouts_two_call_and_one_of_them_wrongly() -> None:
     turns = [(GOOD, "\\boxed{42}"), (BAD, "\\boxed{13}"), ("I guess \\boxed{41}",)]
     scripts = [written(renderer, "".join(f"{text}<|im_end|>" for text in turn)) for turn in turns]
     found = [asyncio.run(rollouts_of(sampler, [script], renderer).collect([TASK]))[0] for script in scripts]
-    assert dict(sampler.metrics(found)) == {"tools/call_frequency": 2 / 3, "tools/failure_frequency": 1 / 2}
+    assert dict(sampler.metrics(found)) == {
+        "tools/call_frequency": 2 / 3,
+        "tools/failure_frequency": 1 / 2,
+        "tool/multiply/calls": pytest.approx(2 / 3),
+        "tool/multiply/failures": pytest.approx(1 / 3),
+    }
     rewards = [[(r.name, r.value) for line in t.lines for r in line.rewards] for t in found]
     assert rewards == [[("tools/answered", 0.25)], [("tools/failed", -0.2)], [("tools/not_called", -0.3)]]
     assert [t.outcome for t in found] == [1.0, 0.0, 0.0]
 
 
 def test_metrics_of_no_rollouts_are_zero() -> None:
-    assert dict(ChatToolSampler([multiply]).metrics([])) == {"tools/call_frequency": 0, "tools/failure_frequency": 0}
+    figures = ChatToolSampler([multiply]).metrics([])
+    assert dict.fromkeys(figures, 0.0) == dict(figures)
+
+
+def test_calls_of_functions_that_nobody_offered_are_told_together() -> None:
+    sampler = ChatToolSampler([multiply])
+    renderer = chat_renderer()
+    script = written(renderer, f"{call('a', '{}')}{call('b', '{}')}<|im_end|>\\boxed{{42}}<|im_end|>")
+    found = asyncio.run(rollouts_of(sampler, [script], renderer).collect([TASK]))
+    figures = sampler.metrics(found)
+    assert (figures["tool/other/calls"], figures["tool/other/failures"], figures["tool/multiply/calls"]) == (2, 2, 0)
 
 
 def test_calls_of_one_turn_run_at_the_same_time_and_are_answered_in_their_order() -> None:

@@ -9,7 +9,7 @@ from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import Stop
 from repl_rl.samplers.environment import Environment, EnvironmentSampler
 from repl_rl.tasks import Task
-from tests.samplers.marked import chat_renderer, play, rollouts_of, written
+from tests.samplers.marked import LIMITS, chat_renderer, play, rollouts_of, written
 
 
 class Doors:
@@ -87,7 +87,21 @@ def test_without_chat_a_line_is_an_action_and_an_observation_is_a_line() -> None
 def test_an_environment_that_is_done_with_too_little_is_not_solved() -> None:
     sampler = EnvironmentSampler(Doors, chat=False, solved_at=2.0)
     t = play(sampler, "Three doors: 0, 1, 2. Open one.\n⟦0\n⟧", asyncio.run(sampler.tasks(1))[0])
-    assert (t.answer, t.outcome) == ("not solved", 0.0)
+    assert (t.answer, t.outcome, t.solved) == ("not solved", 0.0, False)
+
+
+def test_the_outcome_is_what_the_environment_paid_and_turns_may_be_left_out() -> None:
+    class Coins(Doors):
+        async def step(self, action: object) -> tuple[str, float, bool, bool, dict[str, object]]:
+            return "", 0.4, action == "1", False, {}
+
+    task = Task("1", "Three doors: 0, 1, 2. Open one.", "solved")
+    sampler = EnvironmentSampler(Coins, chat=False, per_turn=False)
+    t = play(sampler, "Three doors: 0, 1, 2. Open one.\n⟦0\n⟧\n⟦1\n⟧", task)
+    assert (t.answer, t.outcome, t.solved) == ("not solved", 0.8, False)
+    assert [line.rewards for line in t.lines] == [(), ()]
+    cut = play(sampler, "Three doors: 0, 1, 2. Open one.\n⟦0\n⟧\n", task, limits=replace(LIMITS, max_lines=1))
+    assert (cut.stop, cut.answer, cut.outcome) == (Stop.MAX_LINES, None, 0.4)
 
 
 def test_environments_are_closed_whatever_happens() -> None:

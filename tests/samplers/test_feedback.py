@@ -77,6 +77,17 @@ def test_the_rewards_of_turns_can_be_reassigned_over_all_turns() -> None:
     assert turn_rewards(t) == [[0.25], [0.5], [1.0]]
 
 
+@pytest.mark.parametrize(("turns", "outcome"), [(("42",), 1.0), (("40", "42"), 0.5), (("40", "41"), 0.0)])
+def test_the_outcome_can_be_discounted_by_turns_and_a_right_answer_stays_solved(
+    turns: tuple[str, ...], outcome: float
+) -> None:
+    sampler = FeedbackSampler(discount=0.5, max_assistant_turns=2)
+    renderer = chat_renderer()
+    ids = written(renderer, "".join(f"\\boxed{{{turn}}}<|im_end|>" for turn in turns))
+    (t,) = asyncio.run(rollouts_of(sampler, [ids], renderer).collect([TASK]))
+    assert (t.outcome, t.solved) == (outcome, turns[-1] == "42")
+
+
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=8), st.floats(0.1, 1.0))
 def test_each_turn_gets_its_own_reward_and_the_discounted_rest(rewards: list[float], discount: float) -> None:
     returns = [*to_go(discount)(rewards), 0.0]
@@ -133,5 +144,6 @@ def test_bounds_that_allow_nothing_are_refused() -> None:
         FeedbackSampler(max_assistant_turns=0)
     with pytest.raises(ConfigError, match="max_user_turns"):
         FeedbackSampler(max_user_turns=-1)
-    with pytest.raises(ConfigError, match="discount"):
-        to_go(0.0)
+    for make in (to_go, lambda value: FeedbackSampler(discount=value)):
+        with pytest.raises(ConfigError, match="discount"):
+            make(0.0)

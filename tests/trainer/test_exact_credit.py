@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,23 +33,41 @@ def rewarded(t: Trajectory, rewards_L: Sequence[float]) -> Trajectory:
     return replace(t, segments=tuple(segments))
 
 
-def allowed(name: str, group: Sequence[Trajectory], paid: set[Place], i: int, at: int) -> set[Place]:
-    """The lines whose advantage depends on the reward of line `at` of rollout `i`; `paid` lines earned something."""
+Rows = Sequence[Sequence[float]]
+
+
+def allowed(name: str, group: Sequence[Trajectory], before: Rows, after: Rows, i: int, at: int) -> set[Place]:
+    """The lines whose advantage depends on the reward of line `at` of rollout `i`, by the estimator's definition."""
     every = {(j, k) for j, t in enumerate(group) for k in range(len(t.lines))}
-    before = {(i, k) for k in range(at + 1)}
     if name == "outcome":
         return set()
     if name == "two_stream":
-        return paid
+        return {(j, k) for j, k in every if before[j][k] or after[j][k]}
     if name == "return_to_go":
-        last = len(group[i].lines) - 1
-        return before | {(j, k) for j, k in every if j != i and min(k, last) <= at}
+        return {place for place in every if left_to_earn(before, *place) != left_to_earn(after, *place)}
     if name == "state_anchor":
-        states = {(j, k): state for j, t in enumerate(group) for k, state in enumerate(line_states(t))}
-        shared = {place for place in every if list(states.values()).count(states[place]) > 1}
-        return {place for place in shared if states[place] in {states[b] for b in before}}
+        states = [line_states(t) for t in group]
+        came_by = {state: [j for j, row in enumerate(states) if state in row] for row in states for state in row}
+        shared = {(j, k) for j, k in every if len(came_by[states[j][k]]) > 1}
+        return {(j, k) for j, k in shared if (k if j == i else first(states[i], states[j][k])) <= at}
     assert name == "process", "write down what a new estimator allows"
     return every
+
+
+def first(states_L: Sequence[str], state: str) -> int:
+    """The first line that starts from the state; past the end, if none does."""
+    return [*states_L, state].index(state)
+
+
+def left_to_earn(rows: Rows, j: int, k: int) -> Fraction:
+    """What the line has still to earn beyond what the others had, on average, at its step: exactly."""
+    exact = [[Fraction(value) for value in row] for row in rows]
+    step = sum(map(bool, rows[j][:k]))
+    rest: list[Fraction] = []
+    for row in exact[:j] + exact[j + 1 :]:
+        places = [at for at in range(len(row)) if sum(map(bool, row[:at])) == step]
+        rest.append(sum(row[places[0] if places else len(row) - 1 :], Fraction()))
+    return sum(exact[j][k:], Fraction()) - sum(rest, Fraction()) / len(rest)
 
 
 def moved(
@@ -82,16 +101,14 @@ def test_the_reward_of_a_line_moves_exactly_the_tokens_that_its_estimator_allows
     at = rng.randrange(len(rewards[i]))
     changed = [list(row) for row in rewards]
     changed[i][at] += rng.choice([-1, 1]) * rng.uniform(0.2, 0.7)
-    rows = rewards + changed
-    paid = {(j % 3, k) for j, row in enumerate(rows) for k, reward in enumerate(row) if reward}
     before, after = (gradients(name, plain, values) for values in (rewards, changed))
-    assert moved(before, after, plain) == allowed(name, plain, paid, i, at)
+    assert moved(before, after, plain) == allowed(name, plain, rewards, changed, i, at)
 
 
 def gradients(name: str, plain: Sequence[Trajectory], rewards: Sequence[Sequence[float]]) -> list[list[float]]:
     """d loss / d log probability of each token of a group whose lines earn these rewards and nothing else."""
     group = [rewarded(t, row) for t, row in zip(plain, rewards, strict=True)]
-    config = replace(SMALL, estimator=name, rewards=replace(NO_SHAPING, bound=100.0))
+    config = replace(SMALL, estimator=name, rewards=NO_SHAPING)
     with TemporaryDirectory() as folder:
         rows: list[list[float]] = token_gradients(group, config, Path(folder))[0].tolist()
     return rows

@@ -6,7 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from repl_rl.credit.figures import shaping_metrics
+from repl_rl.credit.advantages import ESTIMATORS
+from repl_rl.credit.figures import earned_metrics, shaping_metrics
 from repl_rl.credit.group import earned_by, group_advantages
 from repl_rl.record.metrics import describe
 from repl_rl.record.trajectory import Group, Stop, Trajectory
@@ -42,7 +43,7 @@ def mean_of_tokens(t: Trajectory, advantages_L: Sequence[float]) -> float:
     return fmean(a for a, line in zip(advantages_L, t.lines, strict=True) for _ in line.token_ids)
 
 
-@pytest.mark.parametrize("estimator", [TrainerConfig().estimator, "outcome", "return_to_go"])
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
 @pytest.mark.parametrize("answer", ["42", "41"])
 @pytest.mark.parametrize("farm", FARMS)
 def test_farming_gains_nothing_over_an_honest_rollout_of_equal_outcome(farm: str, answer: str, estimator: str) -> None:
@@ -50,8 +51,9 @@ def test_farming_gains_nothing_over_an_honest_rollout_of_equal_outcome(farm: str
     assert honest.outcome == farmed.outcome == float(answer == "42")
     assert len(farmed.lines) > len(honest.lines)
     mine, theirs, *_ = advantages([honest, farmed, *map(played, MATES)], estimator)
-    assert mean_of_tokens(farmed, theirs) <= mean_of_tokens(honest, mine) + 1e-6
     assert max(theirs) <= max(mine) + 1e-6, "no line of the farm is worth more than the best honest one"
+    if estimator != "state_anchor" or answer == "42":
+        assert mean_of_tokens(farmed, theirs) <= mean_of_tokens(honest, mine) + 1e-6
 
 
 @pytest.mark.parametrize("farm", FARMS)
@@ -75,3 +77,11 @@ def test_paid_shaping_shows_as_a_share_of_the_return_and_as_its_correlation_with
     assert metrics["shaping_mean"] == pytest.approx(-0.2 / 4)
     assert metrics["shaping_share"] == pytest.approx(0.2 / (0.2 + 2.0))
     assert metrics["shaping_correlation"] == pytest.approx(0.0), "one error solved, one did not"
+
+
+@pytest.mark.parametrize(("estimator", "bitten"), [("process", 1 / 2), ("return_to_go", 1 / 2), ("two_stream", 0.0)])
+def test_how_often_the_bound_bit_is_told_where_shaping_is_added_up(estimator: str, bitten: float) -> None:
+    credit = credit_of(TrainerConfig(estimator=estimator))
+    errors = [["1 / 0\n"] * count + ["submit_final_answer(42)\n"] for count in (5, 6)]
+    earned = [earned_by(played(lines), credit) for lines in errors]
+    assert earned_metrics(earned, credit)["bound_rate"] == bitten

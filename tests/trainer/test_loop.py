@@ -186,11 +186,44 @@ def test_every_figure_of_a_step_is_in_the_specification_and_lengths_drift_from_t
         lambda r, t: seen.append(r.metrics),
     )  # fmt: skip
     page = (Path(__file__).parents[2] / "docs" / "specification.md").read_text()
-    named = set(re.findall(r"`(\w+)`", page))
-    assert seen[0].keys() <= named
+    named = set(re.findall(r"`(\w+|\w+/NAME|\w+/CLASS)`", page))
+    assert {
+        re.sub(r"^(error)/.*", r"\1/CLASS", re.sub(r"^(reward|outcome)/.*", r"\1/NAME", n)) for n in seen[0]
+    } <= named
     first, second = (m["line_tokens_mean"] for m in seen)
     assert [m["line_tokens_drift"] for m in seen] == [0.0, pytest.approx(second / first - 1)]
     assert first != second
+
+
+class Counting(SampledSource):
+    """A source with figures of its own, and tasks."""
+
+    @property
+    def tasks(self) -> dict[str, float]:
+        return dict.fromkeys(TASKS, 0.25)
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        return {"tool/search/calls": float(len(trajectories))}
+
+
+def by_task(t: Trajectory, task: float) -> list[float]:
+    return [task] * len(t.lines)
+
+
+def test_rewards_by_name_and_a_sampler_s_own_figures_are_metrics_of_a_step_and_functions_see_the_task(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model()
+    seen: list[dict[str, float]] = []
+    config = replace(SMALL, estimator="two_stream", line_rewards=(f"{__name__}:by_task=2",))
+    source = Counting(copy.deepcopy(model))
+    fit(model, tiny_tokenizer(), TASKS, source, config, tmp_path, lambda r, t: seen.append(r.metrics))
+    rollouts = config.prompts_per_step * config.group_size
+    for row in seen:
+        assert row[f"reward/{__name__}:by_task"] == pytest.approx(0.5 * row["lines_per_rollout"])
+        assert row["tool/search/calls"] == rollouts
+        classes = [value for name, value in row.items() if name.startswith("error/")]
+        assert sum(classes) == pytest.approx(row["line_error_rate"])
 
 
 def lying(group: object) -> list[list[float]]:

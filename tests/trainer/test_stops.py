@@ -11,7 +11,7 @@ import pytest
 from repl_rl.credit.advantages import GroupRewards, estimator
 from repl_rl.credit.stops import Name, StopPolicy
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Stop, Trajectory
+from repl_rl.record.trajectory import NamedReward, Stop, Trajectory
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from tests.trainer.policies import SampledSource, Skeleton, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
 from tests.trainer.test_grpo import SMALL, TASKS, token_gradients
@@ -59,7 +59,9 @@ def test_a_masked_rollout_gets_no_gradient_and_is_in_no_baseline(tmp_path: Path)
 def test_a_penalty_is_taken_off_the_outcome_of_the_rollouts_that_it_names(tmp_path: Path) -> None:
     policy = StopPolicy(penalise=("max_lines",), penalty=0.25)
     lower = [replace(t, outcome=(t.outcome or 0.0) - 0.25) if t.stop is Stop.MAX_LINES else t for t in GROUP]
-    assert [policy.learned(t) for t in GROUP] == lower != GROUP
+    assert [policy.learned(t).outcome for t in GROUP] == [t.outcome for t in lower] != [t.outcome for t in GROUP]
+    named = next(t.outcomes for t in map(policy.learned, GROUP) if t.outcomes)
+    assert named[-1] == NamedReward("max_lines", -0.25), "the penalty has the name of its stop"
     penalised, _ = token_gradients(GROUP, replace(SMALL, stops=policy), tmp_path / "policy")
     by_hand, _ = token_gradients(lower, SMALL, tmp_path / "by hand")
     assert penalised.tolist() == by_hand.tolist()

@@ -154,4 +154,4 @@ async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int
     taken_over = {c.child for line in origin.lines[: start.line] if line.execution for c in line.execution.calls}
     before = [child for child in origin.children if child.id in taken_over]
     named = (t.renamed(f"{origin.id}+{start.line}.{i}", before) for i, t in enumerate(found))
-    return Branches(start, tuple(t if task else replace(t, outcome=None) for t in named))
+    return Branches(start, tuple(t if task else t.ungraded() for t in named))

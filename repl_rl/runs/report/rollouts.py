@@ -52,7 +52,7 @@ def row(entry: Credited, prompts: dict[str, int]) -> list[Json]:
     """The list's row of a trajectory; `prompts` numbers the different prompts and grows.
 
     Columns: id, task, prompt, policy step, outcome, stop, line statuses, error classes, sum of line rewards, sampled
-    tokens, answer.
+    tokens, answer, whether it is solved.
     """
     t = entry.trajectory
     classes = dict.fromkeys(name for name in map(error_class, transitions(t)) if name)
@@ -68,6 +68,7 @@ def row(entry: Credited, prompts: dict[str, int]) -> list[Json]:
         _round(sum(credit.reward for credit in entry.credit_L)) if entry.credit_L else None,
         t.sampled_tokens,
         None if t.answer is None else legible(t.answer)[:200],
+        t.solved,
     ]
 
 
@@ -95,7 +96,8 @@ def detail(entry: Credited) -> dict[str, Json]:
             }
         )
     failure = None if t.failure is None else legible(f"{t.failure.kind}: {t.failure.message}")
-    return {"lines": lines, "failure": failure, "wall_s": _round(t.wall_s), "seed": t.seed}
+    parts: list[Json] = [[_utf8(part.name), _round(part.value)] for part in t.outcomes]
+    return {"lines": lines, "failure": failure, "wall_s": _round(t.wall_s), "seed": t.seed, "parts": parts}
 
 
 def whole(entry: Credited) -> dict[str, Json]:
@@ -105,6 +107,7 @@ def whole(entry: Credited) -> dict[str, Json]:
         "id": _utf8(t.id),
         "prompt": legible(t.prompt.text),
         "outcome": t.outcome,
+        "solved": t.solved,
         "stop": t.stop.value,
         "answer": None if t.answer is None else legible(t.answer),
         **detail(entry),

@@ -79,6 +79,9 @@ def to_record(entry: Credited) -> TrajectoryRecord:
         record["parent"] = trajectory.parent
     if trajectory.children:
         record["children"] = [to_record(Credited(child)) for child in trajectory.children]
+    if trajectory.outcomes:
+        record["outcomes"] = [(part.name, part.value) for part in trajectory.outcomes]
+        record["grade"] = trajectory.grade
     return record
 
 
@@ -116,6 +119,8 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         host_functions=tuple(record.get("host_functions", ())),
         children=tuple(map(_trajectory, record.get("children", ()))),
         parent=record.get("parent", ""),
+        outcomes=tuple(NamedReward(name, value) for name, value in record.get("outcomes", ())),
+        grade=record.get("grade"),
     )
 
 

@@ -53,6 +53,10 @@ class TrajectoryRecord(TypedDict):
     seed: int
     wall_s: float
     outcome: float | None
+    outcomes: NotRequired[list[tuple[str, float]]]
+    """Its parts; there where it has several, or was not given by one judge."""
+    grade: NotRequired[float | None]
+    """There where `outcomes` is."""
     failure: tuple[str, str] | None
     credit: list[CreditRecord]
     host_functions: NotRequired[list[str]]

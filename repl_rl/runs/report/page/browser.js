@@ -40,7 +40,7 @@ function browser(data, rows, state, load, changed) {
   function item(t, i) {
     const node = el("div", { class: "item" + (t.id === state.id ? " chosen" : ""), role: "option", "data-id": t.id,
       onclick: () => choose(t) },
-      el("i", { class: "mark " + (t.outcome === null ? "none" : t.outcome >= 1 ? "good" : "poor") }),
+      el("i", { class: "mark " + (t.outcome === null ? "none" : t.solved ? "good" : "poor") }),
       el("span", { class: "what" }, visible(firstLine(t.prompt))),
       el("span", { class: "sub" }, "policy step " + t.step + " · " + (t.classes.map(plain).join(", ") || t.stop.replaceAll("_", " "))),
       el("span", { class: "num" }, t.reward === null ? "" : signed(t.reward)));
@@ -94,7 +94,7 @@ async function openRollout(t, pane, data, rows, state, load, changed) {
   const group = members.filter((o) => o.id !== t.id).map((o) =>
     el("button", { class: "member", "aria-pressed": String(!!other && o.id === other.id), "data-id": o.id,
       title: plain(o.id), onclick: () => { state.other = other && o.id === other.id ? null : o.id; changed(); again(); } },
-      el("i", { class: "mark " + (o.outcome === null ? "none" : o.outcome >= 1 ? "good" : "poor") }), lastPart(o.id)));
+      el("i", { class: "mark " + (o.outcome === null ? "none" : o.solved ? "good" : "poor") }), lastPart(o.id)));
   pane.replaceChildren(
     el("header", {}, el("h2", {}, visible(t.id)), el("span", { class: "quiet" },
       `policy step ${t.step} · ${t.tokens} sampled tokens · ${number(whole.wall_s, 2)} s · seed ${whole.seed}`)),

@@ -35,6 +35,7 @@ function overview(data) {
     chart("Lines in error, by class", steps, classSeries(data.steps), { stacked: true, format: share }),
     chart("Reward of a rollout, by source", steps, rewardSeries(data.steps),
       { help: "mean outcome, and mean sum of line rewards for each status" }),
+    ...namedCharts(m, xs),
     chart("Lines of a rollout", xs, [of("lines_per_rollout", "lines"), of("line_tokens_mean", "tokens a line")]),
     chart("Tokens a step", xs, [of("sampled_tokens", "sampled"), of("observed_tokens", "observed")], { stacked: true }),
     chart("Seconds a step", xs, [of("rollout_s", "rollouts"), of("update_s", "update"), of("sync_s", "weight sync")],
@@ -56,6 +57,24 @@ function overview(data) {
       of("timeout_rate", "timeouts"), of("sandbox_fault_rate", "our faults")], { format: share, max: 1 }),
   ];
   return el("section", {}, keyFigures(data), familyTable(s), el("div", { class: "charts" }, charts));
+}
+
+/* A chart for each kind of figure that has names of its own; six names each, and the sum of the rest. */
+function namedCharts(m, xs) {
+  const kinds = [
+    ["outcome/", "Outcome, by part", "mean over graded rollouts; the parts add up"],
+    ["reward/", "Rewards of lines, by name", "mean sum over the lines of a rollout"],
+    ["error/", "Lines in error, by exception", "shares of executed lines"],
+    ["tool/", "Tools", "calls and failures a rollout"],
+  ];
+  return kinds.map(([kind, title, help]) => {
+    const size = (name) => m[name].reduce((sum, v) => sum + Math.abs(v ?? 0), 0);
+    const names = Object.keys(m).filter((name) => name.startsWith(kind)).sort((a, b) => size(b) - size(a));
+    const series = names.slice(0, 6).map((name) => ({ name: plain(name.slice(kind.length)), values: m[name].map((v) => v ?? 0) }));
+    if (names.length > 6) series.push({ name: "the rest", values: xs.map((_, at) =>
+      names.slice(6).reduce((sum, name) => sum + (m[name][at] ?? 0), 0)) });
+    return series.length ? chart(title, xs, series, { help }) : null;
+  }).filter(Boolean);
 }
 
 /* The six most frequent classes, as shares of all lines of their step. */

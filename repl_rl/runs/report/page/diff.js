@@ -20,7 +20,7 @@ function diffView(a, b, captions, heat) {
         `, token ${split.token + 1}.`)
     : "They are equal, token by token.";
   const column = (t) =>
-    el("div", { class: "side" }, el("h3", {}, visible(t.id), " ", outcomeChip(t.outcome)),
+    el("div", { class: "side" }, el("h3", {}, visible(t.id), " ", outcomeChip(t)),
       trajectoryView(t, captions, { heat, split }));
   return el("div", {}, el("p", { class: "quiet split" }, said), el("div", { class: "sides" }, column(a), column(b)));
 }

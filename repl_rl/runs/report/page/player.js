@@ -36,7 +36,7 @@ function player(root, data, live) {
   function list() {
     const found = search(rows, state);
     chosen.replaceChildren(...found.slice(0, 500).map((t) =>
-      el("option", { value: t.at, selected: t.at === state.at }, plain(`${t.id}  ${t.outcome >= 1 ? "✓" : "·"}`))));
+      el("option", { value: t.at, selected: t.at === state.at }, plain(`${t.id}  ${t.solved ? "✓" : "·"}`))));
     if (found.length && !found.some((t) => t.at === state.at)) choose(found[0].at);
     else if (state.upto === null && found.length) choose(state.at);
   }
@@ -126,7 +126,7 @@ function consoleView(console, captions, heat) {
       el("span", { class: "seen" }, visible(bare(step.shown)))),
     el("span", { class: "facts" }, step.difference ? el("span", { class: "down" }, "not as recorded: " + step.difference) : "")));
   const value = console.value === null ? "not graded" : number(console.value);
-  const branches = console.branches.map((t) => el("details", { class: "branch" }, el("summary", {}, visible(t.id), " ", outcomeChip(t.outcome)),
+  const branches = console.branches.map((t) => el("details", { class: "branch" }, el("summary", {}, visible(t.id), " ", outcomeChip(t)),
     trajectoryView(t, captions, { heat })));
   return el("div", { class: "console" }, el("h3", {}, "In a fresh console, rebuilt to line " + console.line), rows,
     branches.length ? [el("p", { class: "quiet worth" }, `mean outcome of ${branches.length} continuations: ${value}`), branches] : []);

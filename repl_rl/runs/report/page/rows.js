@@ -1,6 +1,6 @@
 /* Rows of the list of rollouts: what they hold, and how they are found and ordered. */
 
-const COLUMNS = ["id", "task", "promptNumber", "step", "outcome", "stop", "statuses", "classes", "reward", "tokens", "answer"];
+const COLUMNS = ["id", "task", "promptNumber", "step", "outcome", "stop", "statuses", "classes", "reward", "tokens", "answer", "solved"];
 const SORTS = {
   "as recorded": null,
   "newest first": (a, b) => b.step - a.step || a.at - b.at,
@@ -10,8 +10,8 @@ const SORTS = {
 };
 const OUTCOMES = {
   "any outcome": () => true,
-  solved: (t) => t.outcome !== null && t.outcome >= 1,
-  "not solved": (t) => t.outcome !== null && t.outcome < 1,
+  solved: (t) => t.solved,
+  "not solved": (t) => t.outcome !== null && !t.solved,
   "not graded": (t) => t.outcome === null,
 };
 

@@ -8,9 +8,11 @@ function statusKind(status) {
   return BAD.has(status) ? "bad" : status === "answered" ? "answered" : "fine";
 }
 
-function outcomeChip(outcome) {
-  if (outcome === null) return el("span", { class: "chip" }, "not graded");
-  return el("span", { class: "chip " + (outcome >= 1 ? "good" : "poor") }, outcome >= 1 ? "solved" : "not solved");
+function outcomeChip(t) {
+  if (t.outcome === null) return el("span", { class: "chip" }, "not graded");
+  const parts = (t.parts || []).map(([name, value]) => name + " " + signed(value)).join("\n");
+  const worth = [0, 1].includes(t.outcome) ? "" : ", " + number(t.outcome, 3);
+  return el("span", { class: "chip " + (t.solved ? "good" : "poor"), title: plain(parts) }, (t.solved ? "solved" : "not solved") + worth);
 }
 
 /* options: heat; upto (lines to draw); split ({line, token, where} of a first divergence); current; onpick(line). */
@@ -66,7 +68,7 @@ function facts(line) {
 }
 
 function ending(t) {
-  const parts = [outcomeChip(t.outcome), " ended: " + t.stop.replaceAll("_", " ")];
+  const parts = [outcomeChip(t), " ended: " + t.stop.replaceAll("_", " ")];
   if (t.answer !== null) parts.push(", answer ", el("code", {}, visible(t.answer)));
   if (t.failure) parts.push(", our failure: ", visible(t.failure));
   return parts;

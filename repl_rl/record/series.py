@@ -1,0 +1,90 @@
+"""Figures that have names of their own: what an outcome is made of, what a line earned, and what went wrong in it.
+
+Names come from users and from what programs print, so there are bounds: a class of error is one of Python's own or
+`other`, and a run follows `LIMIT` names of a kind; whatever comes later is told together, as `other`.
+"""
+
+import builtins
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from repl_rl.record.line import LineStatus, NamedReward
+from repl_rl.record.trajectory import Observed, Sampled, Trajectory
+
+LIMIT = 32
+"""Names of one kind that a run follows one by one."""
+OTHER = "other"
+_SHOWN = re.compile(r"[^\w.:*+()-]+")
+_RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
+_TAIL_CHARS = 4_000
+"""How much of an output is looked at for the name of what was raised: its end."""
+_BUILTIN = frozenset(
+    name for name, thing in vars(builtins).items() if isinstance(thing, type) and issubclass(thing, BaseException)
+)
+
+
+def mean_parts(rollouts: Sequence[Iterable[NamedReward]]) -> dict[str, float]:
+    """The mean over rollouts of what each got under a name; a rollout that has a name twice counts the sum."""
+    totals: dict[str, float] = {}
+    for rewards in rollouts:
+        for reward in rewards:
+            totals[reward.name] = totals.get(reward.name, 0.0) + reward.value
+    return {name: total / len(rollouts) for name, total in totals.items()}
+
+
+def outcome_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean of each part of the outcome, over graded rollouts; empty where outcomes are one judge's alone."""
+    return mean_parts([t.outcomes for t in trajectories if t.outcome is not None])
+
+
+def error_classes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Share of the lines that a console ran which ended in each class of error; shares add up to `line_error_rate`."""
+    sound = [t for t in trajectories if t.failure is None]
+    counts: dict[str, int] = {}
+    for name in (name for t in sound for name in _errors(t)):
+        counts[name] = counts.get(name, 0) + 1
+    ran = sum(1 for t in sound for _ in t.executions)
+    return {name: count / ran for name, count in counts.items()}
+
+
+def _errors(trajectory: Trajectory) -> Iterable[str]:
+    """The class of each line in error: the exception that was printed, if it is Python's own, else the status."""
+    for segment, after in zip(trajectory.segments, (*trajectory.segments[1:], None), strict=True):
+        if not isinstance(segment, Sampled):
+            continue
+        for line in segment.lines:
+            if line.execution is not None and line.execution.status.is_error:
+                text = after.text if isinstance(after, Observed) and line is segment.lines[-1] else ""
+                yield error_class(line.execution.status, text)
+
+
+def error_class(status: LineStatus, observed: str) -> str:
+    """The exception that a line in error ended with, if it is Python's own; else its status, or `other`."""
+    if status not in (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR):
+        return status.value
+    rows = [row for row in observed[-_TAIL_CHARS:].split("\n") if row.strip() and row.strip() not in (">>>", "...")]
+    raised = _RAISED.match(rows[-1]) if rows else None
+    if raised is not None and raised[1] in _BUILTIN:
+        return raised[1]
+    return OTHER if status is LineStatus.EXCEPTION else "SyntaxError"
+
+
+class Series:
+    """The names that a run follows: the first `LIMIT` of each kind, and `other`."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self._followed: dict[str, dict[str, str]] = {}
+        self._told: dict[str, None] = {}
+
+    def figures(self, kind: str, values: Mapping[str, float]) -> dict[str, float]:
+        """`kind/NAME` -> its value; 0 for a name that came before and did not now. Values of one kind can be added."""
+        followed = self._followed.setdefault(kind, {})
+        figures = {key: 0.0 for key in self._told if key.startswith(f"{kind}/")}
+        for name, value in values.items():
+            if name not in followed and len(followed) < self.limit:
+                followed[name] = _SHOWN.sub("_", name)[:60] or OTHER
+            key = f"{kind}/{followed.get(name, OTHER)}"
+            figures[key] = figures.get(key, 0.0) + value
+        self._told |= dict.fromkeys(figures)
+        return figures
