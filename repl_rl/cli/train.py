@@ -30,7 +30,7 @@ from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split, Task, load_tasks
-from repl_rl.trainer import Evaluation, StepRecord, TrainerConfig, fit, refuse_run
+from repl_rl.trainer import BEST, Evaluation, StepRecord, TrainerConfig, fit, refuse_run
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,10 @@ class Run:
 
     def _during(self, source: RolloutThread, step: int) -> Mapping[str, float]:
         """Evaluate after a step of training."""
+        pressed = source.rollouts.pressed
+        of_the_step = pressed.latest
         self.studies[step] = result = evaluate(source, self.held_out)
+        pressed.latest = of_the_step  # what the step's row is about to tell
         self.console.print(f"held-out tasks, after step {step}: {result}")
         best = max((step for step in self.studies if step), key=lambda step: self.studies[step].solve_rate.value)
         self.summary |= {"best_step": best, "solve_rate_best": self.studies[best].solve_rate.value}
@@ -239,6 +242,9 @@ class Run:
             self.console.print(f"answers that follow an altered console output: {followed:.1%}")
         self.console.print(f"run folder {self.folder.path}: report.html, metrics.jsonl, summary.json, trajectories/")
         self.console.print(f"trained policy {self.folder.checkpoints / 'final'}")
+        if "best_step" in self.summary:
+            best = f"step {self.summary['best_step']}, {_number(self.summary, 'solve_rate_best'):.1%} at temperature 1"
+            self.console.print(f"best policy {self.folder.checkpoints / BEST} ({best})")
 
 
 def _number(summary: Mapping[str, Json], key: str) -> float:
