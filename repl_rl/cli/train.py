@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,8 +29,8 @@ from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
-from repl_rl.tasks import Curriculum, Split
-from repl_rl.trainer import StepRecord, TrainerConfig, fit, refuse_run
+from repl_rl.tasks import Curriculum, Split, Task, load_tasks
+from repl_rl.trainer import BEST, Evaluation, StepRecord, TrainerConfig, fit, refuse_run
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,11 @@ class TrainConfig(World):
     """Tasks to draw from, >= 1."""
     eval_tasks: Annotated[int, AtLeast(1)] = 240
     """Held-out tasks of the evaluation before and after, >= 1."""
+    eval_every: Annotated[int, AtLeast(0)] = 0
+    """Steps between evaluations while training, >= 0; 0: only before and after. Each plays every held-out task twice,
+    at temperature 1 and greedily; checkpoints/best is the policy that solved most at temperature 1."""
+    validation: str = ""
+    """Where held-out tasks come from, as `tasks`; then all of `tasks` is trained on. Empty: `tasks` is split."""
     curriculum: bool = False
     """Choose each step's tasks by the solve rates so far: mostly of families that are solved now and then."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -61,6 +67,26 @@ class TrainConfig(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self)
+        if self.eval_every > self.trainer.steps:
+            remedy = f"training takes {self.trainer.steps} steps, so none would be made; give at most that"
+            raise ConfigError("eval_every", self.eval_every, remedy)
+
+    def split_tasks(self) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+        """The tasks to train on, and those to evaluate on, at most `train_tasks` and `eval_tasks`; no question is in
+        both: what a validation file asks is not trained on.
+
+        Raises:
+            ConfigError: one of them cannot be read, or is empty.
+        """
+        if not self.validation:
+            return self.drawn(Split.TRAIN, self.train_tasks), self.drawn(Split.HELD_OUT, self.eval_tasks)
+        held_out = load_tasks(self.validation, count=self.eval_tasks, seed=self.seed)
+        asked = {task.question for task in held_out}
+        training = tuple(task for task in self.drawn(Split.ALL, self.train_tasks) if task.question not in asked)
+        if not training:
+            remedy = "every question of `tasks` is in it; give another file, or leave it out: then `tasks` is split"
+            raise ConfigError("validation", self.validation, remedy)
+        return training, held_out
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,8 +108,9 @@ class Run:
         self.folder = folder
         self.console = Console(stderr=False, highlight=False)
         self.started = time.monotonic()
-        self.training = config.drawn(Split.TRAIN, config.train_tasks)
-        self.held_out = config.drawn(Split.HELD_OUT, config.eval_tasks)
+        self.training, self.held_out = config.split_tasks()
+        self.studies: dict[int, Study] = {}
+        """Evaluations by the step that they came after."""
         self.summary: dict[str, Json] = {}
         # Refuse what would fail later before anything slow starts, and before anything is written.
         check_judges([*self.training, *self.held_out])
@@ -146,7 +173,7 @@ class Run:
 
     def _train(self, source: RolloutThread) -> None:
         config = self.config
-        first = self._evaluate(source, "first")
+        self._evaluate(source, "first", 0)
         begun = time.monotonic()
         with Progress(self.console, config.trainer.steps) as progress:
 
@@ -165,12 +192,13 @@ class Run:
                 Curriculum(self.training, config.seed) if config.curriculum else None,
                 config.seed,
                 self._fell_back,
+                Evaluation(config.eval_every, partial(self._during, source)) if config.eval_every else None,
             )
         self.summary["train_s"] = round(time.monotonic() - begun, 3)
         source.load_weights(final, config.trainer.optimizer_steps)
-        last = self._evaluate(source, "last")
+        self._evaluate(source, "last", config.trainer.steps)
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
-        points = [(0, first.solve_rate.value), (config.trainer.steps, last.solve_rate.value)]
+        points = [(step, study.solve_rate.value) for step, study in sorted(self.studies.items())]
         draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
 
     def _fell_back(self, what: str) -> None:
@@ -179,8 +207,10 @@ class Run:
         assert isinstance(told, list)
         told.append(what)
 
-    def _evaluate(self, source: RolloutThread, when: str) -> Study:
-        result = evaluate(source, self.held_out)
+    def _evaluate(self, source: RolloutThread, when: str, step: int) -> None:
+        if step not in self.studies:  # the last step's policy may have been evaluated when training came to it
+            self.studies[step] = evaluate(source, self.held_out)
+        result = self.studies[step]
         self.summary |= {
             f"solve_rate_{when}": result.solve_rate.value,
             f"greedy_{when}": result.greedy.value if result.greedy else 0.0,
@@ -188,7 +218,17 @@ class Run:
             f"families_{when}": {name: part.solve_rate.value for name, part in result.families.items()},
         }
         self.console.print(f"held-out tasks, {when}: {result}")
-        return result
+
+    def _during(self, source: RolloutThread, step: int) -> Mapping[str, float]:
+        """Evaluate after a step of training."""
+        pressed = source.rollouts.pressed
+        of_the_step = pressed.latest
+        self.studies[step] = result = evaluate(source, self.held_out)
+        pressed.latest = of_the_step  # what the step's row is about to tell
+        self.console.print(f"held-out tasks, after step {step}: {result}")
+        best = max((step for step in self.studies if step), key=lambda step: self.studies[step].solve_rate.value)
+        self.summary |= {"best_step": best, "solve_rate_best": self.studies[best].solve_rate.value}
+        return result.figures
 
     def _show(self) -> None:
         table = Table("held-out tasks", "before", "after", title=f"{self.config.name}: what training changed")
@@ -201,6 +241,9 @@ class Run:
             self.console.print(f"answers that follow an altered console output: {followed:.1%}")
         self.console.print(f"run folder {self.folder.path}: report.html, metrics.jsonl, summary.json, trajectories/")
         self.console.print(f"trained policy {self.folder.checkpoints / 'final'}")
+        if "best_step" in self.summary:
+            best = f"step {self.summary['best_step']}, {_number(self.summary, 'solve_rate_best'):.1%} at temperature 1"
+            self.console.print(f"best policy {self.folder.checkpoints / BEST} ({best})")
 
 
 def _number(summary: Mapping[str, Json], key: str) -> float:

@@ -38,6 +38,14 @@ def with_children(
     return rows, values
 
 
+def filled(
+    rows: Sequence[Trajectory], advantages_B_L: Sequence[Sequence[float]], count: int
+) -> tuple[list[Trajectory], list[Sequence[float]]]:
+    """Both with idle rows at the end, `count` in all."""
+    idle = count - len(rows)
+    return [*rows, *[idle_row(rows[0])] * idle], [*advantages_B_L, *[()] * idle]
+
+
 def idle_row(like: Trajectory) -> Trajectory:
     """A row that teaches nothing, where a batch needs one more: its prompt is that of `like`."""
     nothing = Failure(FailureKind.OTHER, "no rollout: it fills up a batch")

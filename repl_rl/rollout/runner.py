@@ -22,6 +22,7 @@ from repl_rl.rollout.host_session import HostSession, Model, Places, Stage
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import declaring
+from repl_rl.rollout.race import Raced, Referee
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.sandbox.base import Sandbox
@@ -96,6 +97,39 @@ class Rollouts:
             ConfigError: most prompts do not fit into the context.
             EngineError, InvariantError: all rollouts are cancelled.
         """
+        running, _ = await self._all(tasks, temperature)
+        played = [running[index].result() for index in range(len(tasks))]
+        for task, trajectory in zip(tasks, played, strict=True):
+            self.lengths.learn(task, trajectory)
+        return await judged_together(self.group_judges, tasks, played)
+
+    async def race(self, groups: Sequence[Sequence[Task]], keep: int) -> Raced:
+        """Play all `groups` at temperature 1 until `keep` (>= 1) of them are done, and cut the others' rollouts.
+
+        A rollout that is cut gives its console and its place in the engine back before this returns. Which groups are
+        done first depends on the machine, so with equal seeds others may be kept.
+
+        Raises:
+            ConfigError: there are fewer groups than are to be kept; and as `collect`.
+        """
+        if not 1 <= keep <= len(groups):
+            raise ConfigError("groups to keep", keep, f"there are {len(groups)}; keep 1 of them, or more")
+        tasks = [task for group in groups for task in group]
+        referee = Referee([len(group) for group in groups], keep)
+        running, tokens = await self._all(tasks, 1.0, referee)
+        raced = referee.ended(running, tokens)
+        by_id = {task.id: task for task in tasks}
+        judged = []
+        for group in raced.groups:
+            for trajectory in group:
+                self.lengths.learn(by_id[trajectory.task_id], trajectory)
+            judged.append(await judged_together(self.group_judges, [by_id[t.task_id] for t in group], group))
+        return replace(raced, groups=tuple(map(tuple, judged)))
+
+    async def _all(
+        self, tasks: Sequence[Task], temperature: float, referee: Referee | None = None
+    ) -> tuple[Mapping[int, "asyncio.Task[Trajectory]"], int]:
+        """The rollouts, ended, by their place; and the tokens of those that the referee cut while they sampled."""
         before = self.pressure
         places = asyncio.Semaphore(self.concurrency)
         counts: dict[str, int] = {}
@@ -104,13 +138,16 @@ class Rollouts:
             index = counts[task.id] = counts.get(task.id, -1) + 1
             origins.append(self._origin(task, index))
         errors: list[ReplRLError] = []
+        cut: list[int] = []
         failures: Sequence[Exception] = ()
         try:
             async with asyncio.TaskGroup() as rollouts:
                 running = {
-                    index: rollouts.create_task(self._one(origins[index], temperature, places, errors))
+                    index: rollouts.create_task(self._one(origins[index], temperature, places, errors, cut))
                     for index in self.lengths.longest_first(tasks)
                 }
+                if referee is not None:
+                    await referee.decide(running)
         except ExceptionGroup as group:
             failures = group.exceptions
         if failures:
@@ -121,10 +158,7 @@ class Rollouts:
             _log.warning("%d of %d rollouts dropped: %s", len(errors), len(tasks), errors[0])
         after = self.pressure
         self.pressed.latest = after.since(before) if after and before else Pressure()
-        played = [running[index].result() for index in range(len(tasks))]
-        for task, trajectory in zip(tasks, played, strict=True):
-            self.lengths.learn(task, trajectory)
-        return await judged_together(self.group_judges, tasks, played)
+        return running, sum(cut)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, the last that were collected; what giving up early saved, where
@@ -169,28 +203,37 @@ class Rollouts:
         return Origin(id, task, self._prompt(task, depth), seed, asked_by.policy_step)
 
     async def _one(
-        self, origin: Origin, temperature: float, places: asyncio.Semaphore, errors: list[ReplRLError]
+        self,
+        origin: Origin,
+        temperature: float,
+        places: asyncio.Semaphore,
+        errors: list[ReplRLError],
+        cut: list[int],
     ) -> Trajectory:
+        """A whole rollout. One that is cancelled adds its tokens to `cut`, one that fails in a sampler its error."""
         if len(origin.prompt.token_ids) >= self.engine.context_tokens:
             errors.append(_too_long(origin, self.engine.context_tokens))
             failure = Failure(FailureKind.PROMPT_TOO_LONG, str(errors[-1]))
             return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
         async with places:
-            trajectory, claims = await self._played(origin, temperature, 0, errors)
+            trajectory, claims = await self._played(origin, temperature, 0, errors, cut)
         if trajectory.failure is not None:
             return trajectory
         try:
             return await settled(origin.task, trajectory, claims, self.sandbox)
+        except asyncio.CancelledError:
+            cut.append(len(trajectory.completion_ids))
+            raise
         except SandboxFault as fault:
             return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
 
     async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
         """See `Player.play`. An error of the sampler there is a failure of that rollout alone."""
-        trajectory, _ = await self._played(origin, temperature, depth, [])
+        trajectory, _ = await self._played(origin, temperature, depth, [], [])
         return trajectory
 
     async def _played(
-        self, origin: Origin, temperature: float, depth: int, errors: list[ReplRLError]
+        self, origin: Origin, temperature: float, depth: int, errors: list[ReplRLError], cut: list[int]
     ) -> tuple[Trajectory, Claims]:
         """A rollout at a depth, 0 stands for itself, ungraded; and what its sampler claims for it."""
         sampling = Sampling(temperature, origin.seed, nested=depth > 0)
@@ -209,6 +252,9 @@ class Rollouts:
             except UserCodeError as error:
                 errors.append(error)
                 episode.fail(error)
+            except asyncio.CancelledError:
+                cut.append(len(plain.ids) - len(origin.prompt.token_ids))
+                raise
             episode.finish()
             return episode.trajectory(), episode.claims
 

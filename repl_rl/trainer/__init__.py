@@ -1,6 +1,7 @@
 """The update: trajectories in, a better policy out, on TRL's GRPO trainer."""
 
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.evaluations import BEST, Evaluation
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.loop import credit_of, fit
 from repl_rl.trainer.refusal import refuse_model, refuse_run
@@ -8,6 +9,8 @@ from repl_rl.trainer.run import train
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
 
 __all__ = [
+    "BEST",
+    "Evaluation",
     "OnStep",
     "ReplGRPOTrainer",
     "RolloutSource",

@@ -14,6 +14,7 @@ from repl_rl.runs.folder import RunFolder
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.evaluations import Evaluation
 from repl_rl.trainer.loop import fit
 from repl_rl.trainer.refusal import refuse_run
 from repl_rl.trainer.source import OnStep, StepRecord
@@ -29,6 +30,7 @@ def train(
     out: Path,
     train_tasks: int = 4096,
     on_step: OnStep | None = None,
+    evaluation: Evaluation | None = None,
 ) -> Path:
     """Train the world's policy on its training tasks: `repl-rl train` without its evaluations.
 
@@ -41,6 +43,7 @@ def train(
         out: new folder of the run: config.toml, metrics.jsonl, summary.json, trajectories/, checkpoints/, report.html.
         train_tasks: tasks to draw from, >= 1.
         on_step: called after each step, in the first process, with its record and trajectories.
+        evaluation: made every so many steps, in the first process; the best policy is `out/checkpoints/best`.
 
     Returns:
         The folder of the trained policy, `out/checkpoints/final`.
@@ -82,6 +85,7 @@ def train(
             step,
             seed=world.seed,
             tell=fell_back,
+            evaluation=evaluation,
         )
         if rank == 0:
             _conclude(folder, rollouts, world.policy, chosen.steps, fallbacks)
