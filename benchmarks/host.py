@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
-from repl_rl import HostFunction, HostLimits, host_function, open_sandbox
+from repl_rl import HostFunction, HostLimits, Limits, host_function, open_sandbox
 from repl_rl.rollout.host_session import HostSession
 from repl_rl.sandbox.base import Calling, Sandbox
 
@@ -61,7 +61,8 @@ async def measured() -> dict[str, float]:
     """Medians, milliseconds a call."""
     limits = HostLimits(calls=MOST.calls, at_once_in_all=AT_ONCE, argument_bytes=1 << 20, answer_bytes=1 << 20)
     fast, threaded = host_function(quick, limits), host_function(slow, limits)
-    async with open_sandbox("local", warm=0) as sandbox:
+    patient = Limits(line_timeout_s=120.0, cpu_s=600.0)
+    async with open_sandbox("local", limits=patient, warm=0) as sandbox:
         alone = await line_ms(sandbox, fast, "'x'")
         in_thread = await line_ms(sandbox, threaded, "'x'")
         large = await line_ms(sandbox, fast, "'x' * 100_000")

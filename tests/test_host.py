@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from repl_rl.rollout.host_session import HostSession, Model
 from repl_rl.rollout.host_shipped import host_functions
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.runs.replay import Cause, branch, open_replay, start_at, verify_all
+from repl_rl.runs.store import Store, write_step
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.sandbox import InProcessSandbox, Sandbox, open_sandbox
 from tests.worlds import RENDERER, TASK
@@ -266,7 +268,7 @@ def test_another_model_is_asked_where_one_is_named() -> None:
     asyncio.run(main())
 
 
-def test_a_rollout_within_a_rollout_has_a_console_of_its_own_and_ends_at_its_depth() -> None:
+def test_a_rollout_within_a_rollout_has_a_console_of_its_own_and_ends_at_its_depth(tmp_path: Path) -> None:
     async def main() -> None:
         async with open_sandbox("unsafe", warm=0) as sandbox:
             lines = ["try: y = rollout('again?')\n", "except NameError: y = 0\n", "\n", "submit_final_answer(y)\n"]
@@ -277,6 +279,8 @@ def test_a_rollout_within_a_rollout_has_a_console_of_its_own_and_ends_at_its_dep
             assert (grandchild.parent, grandchild.host_functions, t.host_functions) == (child.id, (), ("rollout",))
             assert (t.answer, child.answer, grandchild.answer) == ("0", "0", "0")
             assert (child.outcome, t.outcome is not None) == (None, True)
+            store = Store(write_step(tmp_path, 1, [t]))
+            assert [store[each.id].trajectory for each in (t, child, grandchild)] == [t, child, grandchild]
             assert (await verify_all([t, child], sandbox)).score == 1.0
 
     asyncio.run(main())

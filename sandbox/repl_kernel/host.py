@@ -11,8 +11,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 import zmq
@@ -67,7 +67,7 @@ class HostChannel:
 
     def close(self) -> None:
         """The line is over: the socket is the kernel's again, and whoever still waits is told so."""
-        with self._whole():
+        with _Whole(self._wake):
             self._line = None
             os.eventfd_write(self._wake, 1)
             with self._turn, suppress(Empty):
@@ -97,7 +97,7 @@ class HostChannel:
             self._outbox.put(host_call(line, number, content, self._signer))
             os.eventfd_write(self._wake, 1)
             while slot.reply is None and self._line is line:  # again, after an interrupt that the program ignores
-                with self._whole() as struck:
+                with _Whole(self._wake) as struck:
                     self._wait(slot, line, struck)
         finally:
             del self._slots[number]
@@ -143,25 +143,32 @@ class HostChannel:
                     slot.reply = reply[1]
                     slot.settled.set()
 
-    @contextmanager
-    def _whole(self) -> Iterator[list[int]]:
-        """Signals of interruption wait for the end of the block, and are noted in the list; in the main thread only."""
-        struck: list[int] = []
-        if threading.current_thread() is not threading.main_thread():
-            yield struck
-            return
 
-        def note(number: int, _: object) -> None:
-            struck.append(number)
-            os.eventfd_write(self._wake, 1)
+class _Whole:
+    """A block at whose end alone an interrupt arrives; its value is a list that notes them. In the main thread only.
 
-        before = signal.signal(signal.SIGINT, note)
-        try:
-            yield struck
-        finally:
-            signal.signal(signal.SIGINT, before)
-            if struck:
+    No generator: of what a traceback shows, only frames of this file are left out.
+    """
+
+    def __init__(self, wake: int) -> None:
+        self._wake = wake
+        self._struck: list[int] = []
+        self._here = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> list[int]:
+        if self._here:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self._struck
+
+    def __exit__(self, *_: object) -> None:
+        if self._here:
+            signal.signal(signal.SIGINT, self._before)
+            if self._struck:
                 signal.raise_signal(signal.SIGINT)
+
+    def _note(self, number: int, _: object) -> None:
+        self._struck.append(number)
+        os.eventfd_write(self._wake, 1)
 
 
 def _value(name: str, reply: bytes | None) -> object:

@@ -90,17 +90,29 @@ class Store:
         return tuple(place.id for place in self._places)
 
     def __getitem__(self, id: str) -> Credited:
-        """The trajectory of that id; the first one if there are several.
+        """The trajectory of that id; the first one if there are several. A child is found below its parent.
 
         Raises:
             StoreError: there is none, or it is damaged.
         """
         if id not in self._by_id:
+            child = self._child(id)
+            if child is not None:
+                return child
             near = difflib.get_close_matches(id, self._by_id, n=1)
             known = "did you mean" if near else "the first one is"
             hint = "".join(f"; {known} {name!r}" for name in (near or self.ids)[:1])
             raise StoreError(f"no trajectory {id!r} in {self.source}{hint}")
         return _load(self._by_id[id])
+
+    def _child(self, id: str) -> Credited | None:
+        """A trajectory that was sampled for a call of another one."""
+        parent = id.rpartition("/")[0]
+        if not parent:
+            return None
+        found = self[parent] if parent in self._by_id else self._child(parent)
+        children = found.trajectory.children if found is not None else ()
+        return next((Credited(child) for child in children if child.id == id), None)
 
     def __iter__(self) -> Iterator[Credited]:
         """All readable trajectories in order. A damaged one is left out and noted in `damage`."""
