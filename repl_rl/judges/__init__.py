@@ -7,7 +7,7 @@ console of its own (`unit_tests`). Group judges see all rollouts of a task (`tog
 
 from repl_rl.judges.limited import JudgeLimits, JudgeProcesses
 from repl_rl.judges.plain import exact, numeric, parse_number
-from repl_rl.judges.router import JUDGES, Judge, check_judges, find_judge, grade, graded, settled
+from repl_rl.judges.router import JUDGES, Judge, check_judges, find_judge, grade, graded, settled, verdict
 from repl_rl.judges.together import GroupJudge, group_judges, judged_together
 from repl_rl.judges.unit_tests import run_tests
 
@@ -28,4 +28,5 @@ __all__ = [
     "parse_number",
     "run_tests",
     "settled",
+    "verdict",
 ]

@@ -132,6 +132,15 @@ async def graded(
     return math.fsum([j.weight * await _valued(j.name, task, answer, sandbox, trajectory) for j in weighed(task.judge)])
 
 
+async def verdict(task: Task, answer: str, sandbox: Sandbox, trajectory: Trajectory) -> float:
+    """What the first of the task's judges says, unweighted: at least 1, where the answer is right.
+
+    Raises:
+        As `grade`.
+    """
+    return await _valued(weighed(task.judge)[0].name, task, answer, sandbox, trajectory)
+
+
 async def _valued(
     name: str, task: Task, answer: str | None, sandbox: Sandbox | None, trajectory: Trajectory | None
 ) -> float:

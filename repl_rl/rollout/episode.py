@@ -11,7 +11,7 @@ from dataclasses import replace
 from repl_rl.engine.ahead import AheadSession, Guess
 from repl_rl.engine.base import ChunkEnd, EngineSession, Watch
 from repl_rl.errors import ConfigError, SandboxFault
-from repl_rl.judges import graded
+from repl_rl.judges import verdict
 from repl_rl.record.console import prompt
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
@@ -242,13 +242,13 @@ class Episode(Earning):
         self.executed(Execution(LineStatus.ANSWERED, 0.0, answer))
 
     async def judge(self, answer: str) -> float:
-        """What the task's judge gives for `answer`, as it would at the end. What the policy is told is your decision.
+        """What the task's first judge gives for `answer`, as it would at the end. What is told is your decision.
 
         Raises:
             ConfigError, UserCodeError, SandboxFault: as `repl_rl.judges.graded`.
         """
         so_far = self._record.trajectory(Stop.FINISHED, 0.0, None, None)
-        return await graded(self.task, answer, self._sandbox, so_far)
+        return await verdict(self.task, answer, self._sandbox, so_far)
 
     def finish(self, reason: Stop = Stop.FINISHED) -> None:
         """End the rollout. The first reason stands.

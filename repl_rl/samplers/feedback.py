@@ -13,6 +13,7 @@ from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.samplers.patterns import BOXED, last_match, one_group
 from repl_rl.tasks import Task
+from repl_rl.tasks.weights import weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Exchange:
     answer: str | None
     """The answer in the newest turn; None: it gives none."""
     score: float
-    """What the task's judge gives for `answer`; 0.0 without one."""
+    """What the task's first judge gives for `answer`; 0.0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class FeedbackSampler(RolloutSampler):
             max_assistant_turns: turns of the policy, >= 1.
             max_user_turns: answers to it, >= 0, not counting the task; None: one less than the policy's turns.
             reassign: distributes what the turns earned over the turns, once, at the end.
-            discount: what the outcome is worth one turn later, in (0, 1]: with 0.9, an answer that is right in the
+            discount: what a right answer is worth one turn later, in (0, 1]: with 0.9, an answer that is right in the
                 third turn has an outcome of 0.81. It is solved all the same.
             answer: regular expression of an answer, with one group; the last match of a turn counts.
             system: the system message; "" for none.
@@ -158,7 +159,8 @@ class FeedbackSampler(RolloutSampler):
             episode.reward(reward, name="turn", line=number)
         if answer is not None:
             if self.discount < 1:
-                episode.outcome(score * self.discount ** (len(turns) - 1), name="discounted")
+                worth = weighed(episode.task.judge)[0].weight * score
+                episode.outcome(worth * (self.discount ** (len(turns) - 1) - 1), name="discount", add=True)
             episode.submit(answer)
 
     async def _exchange(self, episode: Episode, turns: Sequence[str], answer: str | None) -> Exchange:

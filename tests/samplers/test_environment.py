@@ -87,7 +87,7 @@ def test_without_chat_a_line_is_an_action_and_an_observation_is_a_line() -> None
 def test_an_environment_that_is_done_with_too_little_is_not_solved() -> None:
     sampler = EnvironmentSampler(Doors, chat=False, solved_at=2.0)
     t = play(sampler, "Three doors: 0, 1, 2. Open one.\n⟦0\n⟧", asyncio.run(sampler.tasks(1))[0])
-    assert (t.answer, t.outcome, t.solved) == ("not solved", 0.0, False)
+    assert (t.answer, t.outcome, t.solved) == ("not solved", 1.0, False), "it is worth what the environment paid"
 
 
 def test_the_outcome_is_what_the_environment_paid_and_turns_may_be_left_out() -> None:
