@@ -91,7 +91,7 @@ def test_every_command_is_accepted(command: str) -> None:
     else:
         (name,) = [name for name in kinds if name.lower() == f"{verb}config"]
     if "--config" not in words:
-        assert parse(kinds[name], verb, words, presets=asset("presets") if verb == "train" else None)
+        assert parse(kinds[name], verb, words, presets=asset("presets") if verb in ("train", "bench") else None)
 
 
 @pytest.fixture(scope="module")
