@@ -22,11 +22,12 @@ from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
-from repl_rl.samplers import load_sampler
+from repl_rl.samplers import load_sampler, sampler_options
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxKind, open_sandbox
 from repl_rl.settings.arguments import read
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.legacy import modern
+from repl_rl.settings.optioned import Optioned
 from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.toml import load
 from repl_rl.tasks import Split, Task, load_tasks
@@ -52,9 +53,9 @@ class World:
     """Where lines run."""
     preload: str = ""
     """Modules that every console has imported already, so that they cost it nothing: names with commas between."""
-    sampler: str = "repl"
-    """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments;
-    options in parentheses, such as "repl(give_up_after=3)"."""
+    sampler: Annotated[str, Optioned(sampler_options)] = "repl"
+    """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function. Its options are said
+    as --sampler.KEY VALUE, such as --sampler.give-up-after 3, or in parentheses: "repl(give_up_after=3)"."""
     prompt: str = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file; config.toml has the file's text."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)

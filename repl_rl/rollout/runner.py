@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +15,7 @@ from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
 from repl_rl.rollout.doomed import lines_saved
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.hooks import Hooks
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
@@ -54,6 +55,8 @@ class Rollouts:
     """Which of several processes this is (>= 0): part of ids and seeds, so that none plays another's rollouts."""
     concurrency: int = 64
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
+    purpose: str = ""
+    """What they are played for beside training and evaluation: part of ids, so that no two rollouts share one."""
     tally: Tally = field(default_factory=Tally, compare=False)
     """What sampling ahead brought so far; figures only."""
     lengths: Lengths = field(default_factory=Lengths, compare=False)
@@ -89,7 +92,7 @@ class Rollouts:
         origins = []
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
-            origins.append(self._origin(task, index))
+            origins.append(self._origin(task, index, temperature))
         errors: list[ReplRLError] = []
         failures: Sequence[Exception] = ()
         try:
@@ -123,7 +126,7 @@ class Rollouts:
             counted["lines_saved"] = lines_saved(trajectories, self.limits.max_lines)
         return counted
 
-    def _origin(self, task: Task, index: int) -> Origin:
+    def _origin(self, task: Task, index: int, temperature: float) -> Origin:
         step = self.engine.policy_step
         number = f"{self.replica}.{index}" if self.replica else str(index)
         key = f"{self.seed}/{step}/{task.id}/{number}".encode()
@@ -135,7 +138,9 @@ class Rollouts:
             raise
         except Exception as error:
             raise UserCodeError(f"{type(self.sampler).__name__}.prompt raised {error!r} on task {task.id}") from error
-        return Origin(f"{step}-{task.id}-{number}", task, prompt, seed, step)
+        kind = {1.0: "", 0.0: "greedy"}.get(temperature, f"t{temperature:g}")
+        id = "-".join(filter(None, (str(step), task.id, number, kind, self.purpose)))
+        return Origin(id, task, prompt, seed, step)
 
     async def _one(
         self, origin: Origin, temperature: float, places: asyncio.Semaphore, errors: list[ReplRLError]
@@ -144,6 +149,26 @@ class Rollouts:
             errors.append(_too_long(origin, self.engine.context_tokens))
             failure = Failure(FailureKind.PROMPT_TOO_LONG, str(errors[-1]))
             return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
+        hooks = Hooks(self.sampler)
+        try:
+            trajectory = await self._played(origin, temperature, places, errors, hooks)
+        except BaseException as error:
+            await self._farewell(hooks, origin, error)
+            raise
+        failed = await self._farewell(hooks, origin, trajectory)
+        if failed is None or trajectory.failure is not None:
+            return trajectory
+        errors.append(failed)
+        return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(failed), outcome=None)
+
+    async def _played(
+        self,
+        origin: Origin,
+        temperature: float,
+        places: asyncio.Semaphore,
+        errors: list[ReplRLError],
+        hooks: Hooks,
+    ) -> Trajectory:
         async with (
             places,
             self.engine.session(origin.prompt.token_ids, Sampling(temperature, origin.seed)) as plain,
@@ -151,7 +176,9 @@ class Rollouts:
             Episode(origin, session, self.sandbox, self.renderer, self.limits, self.engine.context_tokens) as episode,
         ):
             try:
-                await self._drive(episode)
+                await self._drive("on_start", hooks.begin(episode), episode)
+                if not episode.ended:
+                    await self._drive("rollout", self.sampler.rollout(episode), episode)
             except RolloutFailure as failure:
                 episode.fail(failure)
             except UserCodeError as error:
@@ -167,33 +194,61 @@ class Rollouts:
             return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
         return replace(trajectory, outcome=outcome)
 
-    async def _drive(self, episode: Episode) -> None:
-        """Run the sampler until it returns or its time is over.
+    async def _farewell(self, hooks: Hooks, origin: Origin, result: Trajectory | BaseException) -> UserCodeError | None:
+        """Call `on_end` where `on_start` was called. Returns what it raised, which is logged where the run stops."""
+        if not hooks.begun:
+            return None
+        name = f"{type(self.sampler).__name__}.on_end"
+        ending = asyncio.create_task(hooks.end(origin.id, result), name=name)
+        try:
+            await asyncio.wait({ending}, timeout=_CANCEL_S)
+        except asyncio.CancelledError:
+            await asyncio.wait({ending}, timeout=_CANCEL_S)  # it comes to its end whatever happens
+            raise
+        finally:
+            ending.cancel()
+        error = _raised(name, ending) if ending.done() else UserCodeError(f"{name} took longer than {_CANCEL_S:g} s")
+        if error is not None and isinstance(result, BaseException):
+            _log.warning("rollout %s: %s", origin.id, error)
+        elif isinstance(error, ReplRLError) and not isinstance(error, UserCodeError):
+            raise error
+        return error if isinstance(error, UserCodeError | None) else UserCodeError(f"{name} raised {error!r}")
+
+    async def _drive(self, hook: str, work: Coroutine[None, None, None], episode: Episode) -> None:
+        """Run the sampler until it returns or the time of a rollout is over.
 
         It runs in a task of its own: what swallows its cancellation can be left behind.
         """
-        name = f"{type(self.sampler).__name__}.rollout"
-        rollout = asyncio.create_task(self.sampler.rollout(episode), name=name)
-        rollout.add_done_callback(lambda done: done.cancelled() or done.exception())  # who is cancelled does not ask
+        name = f"{type(self.sampler).__name__}.{hook}"
+        running = asyncio.create_task(work, name=name)
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())  # who is cancelled does not ask
         try:
-            await asyncio.wait({rollout}, timeout=self.limits.max_wall_s)
-            if not rollout.done():
+            await asyncio.wait({running}, timeout=self.limits.max_wall_s)
+            if not running.done():
                 episode.finish(Stop.WALL_CLOCK)
         finally:
-            if not rollout.done():
-                rollout.cancel()
-                await asyncio.wait({rollout}, timeout=_CANCEL_S)
-        if not rollout.done():
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running}, timeout=_CANCEL_S)
+        if not running.done():
             raise UserCodeError(f"{name} goes on after it was cancelled; let asyncio.CancelledError pass")
-        if rollout.cancelled():
-            return
-        error = rollout.exception()
-        if isinstance(error, ConfigError):
-            raise UserCodeError(f"{name}: {error}") from error
-        if isinstance(error, ReplRLError | RolloutFailure) or not isinstance(error, Exception | None):
-            raise error
+        error = _raised(name, running)
         if error is not None:
-            raise UserCodeError(f"{name} raised {error!r}") from error
+            raise error from error.__cause__
+
+
+def _raised(name: str, done: "asyncio.Task[None]") -> ReplRLError | RolloutFailure | None:
+    """What code of the user raised, as its error: None where it returned, or was cancelled."""
+    error = None if done.cancelled() else done.exception()
+    if isinstance(error, ReplRLError | RolloutFailure) and not isinstance(error, ConfigError):
+        return error
+    if not isinstance(error, Exception | None):
+        raise error
+    if error is None:
+        return None
+    found = UserCodeError(f"{name}: {error}" if isinstance(error, ConfigError) else f"{name} raised {error!r}")
+    found.__cause__ = error
+    return found
 
 
 def _too_long(origin: Origin, context_tokens: int) -> ConfigError:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import LineEnd, Prompt
+from repl_rl.record.trajectory import LineEnd, Prompt, Trajectory
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
@@ -26,6 +26,8 @@ class Exchange:
     """The answer in the newest turn; None: it gives none."""
     score: float
     """What the task's judge gives for `answer`; 0.0 without one."""
+    rollout: str = ""
+    """Whose turn it is: `episode.id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,10 @@ class Feedback:
 
 Respond = Callable[[Exchange], Feedback | Awaitable[Feedback]]
 """A function of the user, plain or async. A plain one must not block: other rollouts wait meanwhile."""
+
+Interaction = Callable[[Task], Respond]
+"""Makes what answers the turns of one rollout, such as a class with a `__call__`. Its `close()`, plain or async, is
+called at the end if there is one, whatever happened."""
 
 Reassign = Callable[[Sequence[float]], Sequence[float]]
 """What the turns earned by themselves -> what each of them is credited with, as many."""
@@ -88,6 +94,7 @@ class FeedbackSampler(RolloutSampler):
         self,
         respond: Respond = right_or_wrong,
         *,
+        interaction: Interaction | None = None,
         max_assistant_turns: int = 3,
         max_user_turns: int | None = None,
         reassign: Reassign = each_its_own,
@@ -95,7 +102,8 @@ class FeedbackSampler(RolloutSampler):
         system: str = "",
     ) -> None:
         """Args:
-            respond: answers a turn.
+            respond: answers a turn; it serves all rollouts.
+            interaction: in place of `respond`, makes one for each rollout, which may remember what was said in it.
             max_assistant_turns: turns of the policy, >= 1.
             max_user_turns: answers to it, >= 0, not counting the task; None: one less than the policy's turns.
             reassign: distributes what the turns earned over the turns, once, at the end.
@@ -103,8 +111,10 @@ class FeedbackSampler(RolloutSampler):
             system: the system message; "" for none.
 
         Raises:
-            ConfigError: a bound is too small.
+            ConfigError: a bound is too small, or both `respond` and `interaction` are given.
         """
+        if interaction is not None and respond is not right_or_wrong:
+            raise ConfigError("respond and interaction", "both", "give one of them")
         for name, value, least in (
             ("max_assistant_turns", max_assistant_turns, 1),
             ("max_user_turns", max_user_turns, 0),
@@ -112,10 +122,23 @@ class FeedbackSampler(RolloutSampler):
             if value is not None and value < least:
                 raise ConfigError(name, value, f"give at least {least}")
         self.respond = respond
+        self.interaction = interaction
         self.turns = min(max_assistant_turns, max_assistant_turns if max_user_turns is None else max_user_turns + 1)
         self.reassign = reassign
         self.system = system
         self._answer = one_group("answer", answer)
+        self._answering: dict[str, Respond] = {}
+
+    async def on_start(self, episode: Episode) -> None:
+        """See `RolloutSampler.on_start`: begins this rollout's interaction."""
+        if self.interaction is not None:
+            self._answering[episode.id] = self.interaction(episode.task)
+
+    async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
+        """See `RolloutSampler.on_end`: closes it."""
+        close = getattr(self._answering.pop(rollout, None), "close", None)
+        if callable(close) and inspect.isawaitable(closing := close()):
+            await closing
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         return ChatFormat(renderer).prompt(conversation(self.system, task.question))
@@ -150,7 +173,8 @@ class FeedbackSampler(RolloutSampler):
 
     async def _feedback(self, episode: Episode, turns: Sequence[str], answer: str | None) -> Feedback:
         score = 0.0 if answer is None else await episode.judge(answer)
-        given = self.respond(Exchange(episode.task, tuple(turns), answer, score))
+        respond = self._answering.get(episode.id, self.respond)
+        given = respond(Exchange(episode.task, tuple(turns), answer, score, episode.id))
         feedback = await given if inspect.isawaitable(given) else given
         if not isinstance(feedback, Feedback):
             raise UserCodeError(f"the feedback function returned {feedback!r}; return a Feedback")

@@ -127,6 +127,14 @@ class Continue(RolloutSampler):
         """The recorded one, bit for bit."""
         return self._start.prompt
 
+    async def on_start(self, episode: Episode) -> None:
+        """That of the sampler that goes on."""
+        await self._sampler.on_start(episode)
+
+    async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
+        """That of the sampler that goes on."""
+        await self._sampler.on_end(rollout, result)
+
     async def rollout(self, episode: Episode) -> None:
         await episode.restore(self._start.segments, self._start.ran, self._start.carry)
         if not episode.ended:
