@@ -192,6 +192,7 @@ class World:
         async with (
             self.consoles() as sandbox,
             engine_kind.open(opening) as engine,
+            sampler.opened(),
         ):
             yield Rollouts(
                 engine,

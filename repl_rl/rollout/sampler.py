@@ -3,6 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated
 
 from repl_rl.errors import ConfigError, ReplRLError
@@ -63,6 +64,10 @@ class RolloutSampler(ABC):
             result: its graded trajectory, with a `failure` where it was dropped; or what ended it from outside, such
                 as `asyncio.CancelledError`, or an error that stops the run.
         """
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """What it needs for the length of a run, such as a second engine; entered beside the policy's by `World`."""
+        return nullcontext()
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         """What a rollout of `task` starts from, the same for all rollouts of a task.

@@ -3,7 +3,9 @@
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Annotated
 
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import LineEnd, Prompt, Trajectory
@@ -12,6 +14,8 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.samplers.patterns import BOXED, last_match, one_group
+from repl_rl.samplers.simulated import SYSTEM, SimulatedUser, UserEngine, voice_of
+from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.tasks import Task
 
 
@@ -100,6 +104,13 @@ class FeedbackSampler(RolloutSampler):
         reassign: Reassign = each_its_own,
         answer: str = BOXED,
         system: str = "",
+        user: str = "",
+        user_system: str = SYSTEM,
+        user_tokens: Annotated[int, AtLeast(1)] = 256,
+        user_engine: UserEngine = "transformers",
+        user_model: str = "",
+        user_key: str = "",
+        user_timeout_s: Annotated[float, Above(0)] = 60.0,
     ) -> None:
         """Args:
             respond: answers a turn; it serves all rollouts.
@@ -109,9 +120,18 @@ class FeedbackSampler(RolloutSampler):
             reassign: distributes what the turns earned over the turns, once, at the end.
             answer: regular expression of an answer, with one group; the last match of a turn counts.
             system: the system message; "" for none.
+            user: a model that says the words of a user turn, told what `respond` says of it: `model:FOLDER`, or the
+                address of an OpenAI-compatible server, up to and with `/v1`. "": `respond` says them.
+            user_system: what that model is told first; the task's question is told after it.
+            user_tokens: of one of its replies, >= 1.
+            user_engine: what samples from its folder.
+            user_model: what the server calls it; "" where it serves one.
+            user_key: the environment variable that holds the server's key; "": none is sent.
+            user_timeout_s: wall clock of one request, seconds, > 0; it is tried three times where that may help.
 
         Raises:
-            ConfigError: a bound is too small, or both `respond` and `interaction` are given.
+            ConfigError: a bound is too small, both `respond` and `interaction` are given, there is no such user, or an
+                option of it has no effect.
         """
         if interaction is not None and respond is not right_or_wrong:
             raise ConfigError("respond and interaction", "both", "give one of them")
@@ -128,6 +148,16 @@ class FeedbackSampler(RolloutSampler):
         self.system = system
         self._answer = one_group("answer", answer)
         self._answering: dict[str, Respond] = {}
+        self._user: SimulatedUser | None = None
+        if user:
+            voice = voice_of(user, user_engine, user_model, user_key, user_timeout_s)
+            self._user = SimulatedUser(voice, user_system, user_tokens)
+        elif (user_system, user_tokens, user_engine, user_model, user_key) != (SYSTEM, 256, "transformers", "", ""):
+            raise ConfigError("user", user, "options of a simulated user have no effect without one; give user=")
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """See `RolloutSampler.opened`: the simulated user's engine."""
+        return nullcontext() if self._user is None else self._user.voice.opened()
 
     async def on_start(self, episode: Episode) -> None:
         """See `RolloutSampler.on_start`: begins this rollout's interaction."""
@@ -151,6 +181,7 @@ class FeedbackSampler(RolloutSampler):
     async def rollout(self, episode: Episode) -> None:
         chat = ChatFormat(episode.renderer)
         turns: list[str] = []
+        said: list[str] = []
         rewards: list[float] = []
         answer: str | None = None
         while not episode.ended:
@@ -164,7 +195,10 @@ class FeedbackSampler(RolloutSampler):
             rewards.append(feedback.reward)
             if feedback.done or len(turns) == self.turns:
                 break
-            message = {"role": "user", "content": feedback.text}
+            said.append(feedback.text)
+            if self._user is not None:
+                said[-1] = await self._user.reply(episode.id, episode.task, turns, said[:-1], feedback.text)
+            message = {"role": "user", "content": said[-1]}
             episode.observe(chat.reply([message], episode.limits.max_observation_tokens))
         for number, reward in enumerate(self._reassigned(rewards)):
             episode.reward(reward, name="turn", line=number)

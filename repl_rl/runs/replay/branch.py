@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -126,6 +127,10 @@ class Continue(RolloutSampler):
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         """The recorded one, bit for bit."""
         return self._start.prompt
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """That of the sampler that goes on."""
+        return self._sampler.opened()
 
     async def on_start(self, episode: Episode) -> None:
         """That of the sampler that goes on."""
