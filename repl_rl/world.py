@@ -25,11 +25,12 @@ from repl_rl.rollout.host_shipped import host_functions, nested_sessions
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
-from repl_rl.samplers import load_sampler
+from repl_rl.samplers import load_sampler, sampler_options
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxKind, open_sandbox
 from repl_rl.settings.arguments import read
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.legacy import modern
+from repl_rl.settings.optioned import Optioned
 from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.toml import load
 from repl_rl.tasks import Split, Task, judged_by, load_tasks
@@ -63,9 +64,9 @@ class World:
     """Where lines run."""
     preload: str = ""
     """Modules that every console has imported already, so that they cost it nothing: names with commas between."""
-    sampler: str = "repl"
-    """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function without arguments;
-    options in parentheses, such as "repl(give_up_after=3)"."""
+    sampler: Annotated[str, Optioned(sampler_options)] = "repl"
+    """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function. Its options are said
+    as --sampler.KEY VALUE, such as --sampler.give-up-after 3, or in parentheses: "repl(give_up_after=3)"."""
     host_functions: str = ""
     """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between;
     options in parentheses, such as "llm_query(train=True),my_tools:search(calls=8)"."""
@@ -209,6 +210,7 @@ class World:
             self.consoles() as sandbox,
             engine_kind.open(opening) as engine,
             self._asked(host) as models,
+            sampler.opened(),
         ):
             yield Rollouts(
                 engine,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from repl_rl.evaluation import (
     bootstrap,
     compare,
     evaluate,
+    mean_within,
     pass_at_k,
     play_all,
     read_study,
@@ -137,6 +139,38 @@ def test_a_bootstrap_is_about_as_wide_as_the_normal_interval() -> None:
     interval = bootstrap(values)
     assert interval.low == pytest.approx(0.402, abs=0.02)
     assert interval.high == pytest.approx(0.598, abs=0.02)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_tasks_that_are_solved_or_not_have_the_interval_of_wilson(value: float) -> None:
+    values = [value] * 7 + [1.0] * 3
+    found, known = mean_within(values), wilson(round(sum(values)), 10)
+    assert (found.low, found.high) == pytest.approx((known.low, known.high))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25, 0.5, 1.0])
+def test_one_task_tells_little_about_its_family(value: float) -> None:
+    found = mean_within([value])
+    assert found.value == value
+    assert found.high - found.low > 0.5
+
+
+@given(st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=1, max_size=60))
+def test_an_interval_holds_its_mean_stays_within_bounds_and_is_never_without_width(values: list[float]) -> None:
+    found = mean_within(values, -1.0)
+    assert -1 - 1e-9 <= found.low <= found.value <= found.high <= 1 + 1e-9
+    assert found.high - found.low > 1e-3 or len(set(values)) > 1
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 5, 10])
+def test_intervals_of_few_tasks_hold_the_true_mean_as_often_as_they_say(tasks: int) -> None:
+    draw = random.Random(0)
+    held = 0
+    for _ in range(400):
+        rates = [draw.betavariate(1, 1) for _ in range(tasks)]
+        found = mean_within([sum(draw.random() < rate for _ in range(4)) / 4 for rate in rates])
+        held += found.low <= 0.5 <= found.high
+    assert held / 400 >= 0.95
 
 
 def test_the_sign_test_gives_the_published_values() -> None:
@@ -282,7 +316,7 @@ def test_the_verb_keeps_resumes_compares_and_writes(tmp_path: Path, capsys: pyte
     assert (record["tasks"], len(record["results"]), record["results"][0]["rollouts"]) == (4, 4, 2)
     assert main([*flags, "--against", str(tmp_path / "e" / "eval.json")]) == 0
     shown = capsys.readouterr().out
-    assert "+0.0 points (+0.0 to +0.0), better on 0 tasks, worse on 0, p = 1" in shown
+    assert "+0.0 points (-49.0 to +49.0), better on 0 tasks, worse on 0, p = 1" in shown
     assert main([*EVAL, "--count", "5", "--against", str(tmp_path / "e" / "eval.json")]) == 2
     assert "tasks in one of the two evaluations only is (1, ['count-" in capsys.readouterr().err
     assert main([*flags, "--seed", "1"]) == 2

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.platforms import current_platform
 
+from repl_rl.engine.bars import without_semaphores
 from repl_rl.engine.forbidden import present, silence
 
 
@@ -144,3 +145,4 @@ if multiprocessing.parent_process() is not None:
     # at import, which is the first moment of ours in this process: a host that is killed while vLLM starts must
     # not leave it behind
     threading.Thread(target=_leave_with_the_host, daemon=True, name="host watch").start()
+    without_semaphores()

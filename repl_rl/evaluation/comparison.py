@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from repl_rl.errors import ConfigError
-from repl_rl.evaluation.intervals import Interval, bootstrap, sign_test
+from repl_rl.evaluation.intervals import Interval, mean_within, sign_test
 from repl_rl.evaluation.study import Study
 
 
@@ -13,7 +13,7 @@ class Comparison:
     """By how much the first evaluation is better than the second."""
 
     difference: Interval
-    """Of the solve rates, with a bootstrap of tasks: what is hard for both weighs on neither side."""
+    """Of the solve rates, in pairs, as `mean_within`: what is hard for both weighs on neither side."""
     better: int
     """Tasks that the first solves more often."""
     worse: int
@@ -61,9 +61,9 @@ def compare(first: Study, second: Study) -> Comparison:
         by_family.setdefault(a.family, []).append(differences[a.task_id])
     better, worse = (sum(sign * d > 0 for d in differences.values()) for sign in (1, -1))
     return Comparison(
-        difference=bootstrap(list(differences.values())),
+        difference=mean_within(list(differences.values()), -1.0),
         better=better,
         worse=worse,
         p_value=sign_test(better, worse),
-        families={name: bootstrap(values) for name, values in sorted(by_family.items())},
+        families={name: mean_within(values, -1.0) for name, values in sorted(by_family.items())},
     )

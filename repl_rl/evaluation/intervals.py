@@ -11,6 +11,8 @@ from repl_rl.errors import ConfigError
 _Z = 1.959963984540054
 """97.5 % quantile of the normal distribution."""
 _RESAMPLES = 2000
+_FEW = 20
+"""Values below which a bootstrap is not trusted: it draws from them alone, and is narrow where they happen to agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,11 @@ def wilson(solved: int, count: int) -> Interval:
     """
     if count < 1 or not 0 <= solved <= count:
         raise ConfigError("solved of count", (solved, count), "give a count of at least 1 and solved within 0 to it")
-    share = solved / count
+    return _score(solved / count, count)
+
+
+def _score(share: float, count: int) -> Interval:
+    """The score interval of a share of `count` (>= 1)."""
     scale = 1 + _Z**2 / count
     centre = (share + _Z**2 / (2 * count)) / scale
     half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
@@ -72,6 +78,31 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
     mean = fmean(values)
     # In tiny samples the mean may lie outside the percentiles by a rounding error.
     return Interval(mean, min(mean, means[at]), max(mean, means[-1 - at]))
+
+
+def mean_within(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> Interval:
+    """The mean of one value a task, each within `low` to `high`, with an interval that few tasks do not make narrow.
+
+    - At least 20 values that differ: a bootstrap. Where each is a bound, Wilson's interval, at any number.
+    - Fewer that differ: the score interval of a share, stretched to the bounds. Of all values with a given mean those
+      at the bounds spread most, so it is not too narrow.
+    - All equal, or just one: what is told of the tasks that were not seen is how few of them may be otherwise, at most
+      the upper end of Wilson's interval for none, and they may lie at a bound.
+
+    Raises:
+        ConfigError: there are no values, or one is out of bounds.
+    """
+    if not values or not low <= min(values) <= max(values) <= high:
+        raise ConfigError("values", list(values)[:5], f"give at least 1, each within {low:g} to {high:g}")
+    mean, width = fmean(values), high - low
+    bounds = set(values) <= {low, high}
+    if min(values) == max(values) and not bounds:
+        others = _score(0.0, len(values)).high
+        return Interval(mean, mean - others * (mean - low), mean + others * (high - mean))
+    if len(values) >= _FEW and not bounds:
+        return bootstrap(values)
+    score = _score((mean - low) / width, len(values))
+    return Interval(mean, min(mean, low + width * score.low), max(mean, low + width * score.high))
 
 
 def sign_test(better: int, worse: int) -> float:

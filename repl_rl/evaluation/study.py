@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from repl_rl.errors import ConfigError
-from repl_rl.evaluation.intervals import Interval, bootstrap, pass_at_k, wilson
+from repl_rl.evaluation.intervals import Interval, mean_within, pass_at_k, wilson
 from repl_rl.machine.files import write_whole
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
@@ -81,8 +81,8 @@ class Study:
 
     @cached_property
     def solve_rate(self) -> Interval:
-        """pass@1: mean solve rate of a task. Wilson's interval with one rollout a task, else a bootstrap of tasks."""
-        return _mean([r.solve_rate for r in self.graded])
+        """pass@1: mean solve rate of a task. Wilson's interval with one rollout a task, else as `mean_within`."""
+        return mean_within([r.solve_rate for r in self.graded])
 
     def pass_at(self, k: int) -> Interval | None:
         """Mean probability that one of `k` (>= 1) rollouts of a task is right, over the tasks with at least `k` graded.
@@ -92,7 +92,7 @@ class Study:
         if k == 1:
             return self.solve_rate
         enough = [pass_at_k(r.solved, r.rollouts, k) for r in self.graded if r.rollouts >= k]
-        return _mean(enough) if enough else None
+        return mean_within(enough) if enough else None
 
     @cached_property
     def greedy(self) -> Interval | None:
@@ -139,13 +139,6 @@ def evaluate(source: RolloutThread, tasks: Sequence[Task]) -> Study:
     """
     sampled, greedy = source.sample(tasks), source.sample(tasks, temperature=0.0)
     return Study(tuple(result(task, [one], [other]) for task, one, other in zip(tasks, sampled, greedy, strict=True)))
-
-
-def _mean(values: Sequence[float]) -> Interval:
-    """With Wilson's interval where every value is 0 or 1: a bootstrap of equal values would claim certainty."""
-    if set(values) <= {0.0, 1.0}:
-        return wilson(round(sum(values)), len(values))
-    return bootstrap(values)
 
 
 class Figure(TypedDict):

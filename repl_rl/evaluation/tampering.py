@@ -97,5 +97,5 @@ def _followed(trajectory: Trajectory) -> bool | None:
 
 def evaluate_tampered(source: RolloutThread, tasks: Sequence[Task]) -> float | None:
     """Play every task once against altered console output: see `tamper_followed`."""
-    rollouts = replace(source.rollouts, sandbox=TamperedSandbox(source.rollouts.sandbox))
+    rollouts = replace(source.rollouts, sandbox=TamperedSandbox(source.rollouts.sandbox), purpose="tampered")
     return tamper_followed(source.run(rollouts.collect(tasks)))

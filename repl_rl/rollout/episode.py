@@ -8,8 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from repl_rl.engine.ahead import AheadSession, Guess
-from repl_rl.engine.base import ChunkEnd, EngineSession, Watch
+from repl_rl.engine.base import EngineSession, Watch
 from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.judges import verdict
 from repl_rl.record.console import prompt
@@ -20,11 +19,11 @@ from repl_rl.rollout.earning import Earning
 from repl_rl.rollout.host_session import HostSession
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.writing import Writer
 from repl_rl.sandbox.base import PushResult, Sandbox
 from repl_rl.sandbox.lines import combined
 from repl_rl.tasks import Task
 
-_ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
 _NOTED = frozenset({Stop.ANSWERED, Stop.EOS, Stop.LINE_TOO_LONG, Stop.FAULT})
 """Stops that go with something in the record."""
 
@@ -46,11 +45,8 @@ class Episode(Earning):
         self.renderer = renderer
         """Owner of the tokenizer, for samplers that splice a model's chat format."""
         self.limits = limits
-        self._engine = engine
+        self._writer = Writer(engine, renderer, context_tokens - len(origin.prompt.token_ids))
         self._sandbox = sandbox
-        self._context_left = context_tokens - len(origin.prompt.token_ids)
-        self._pending: list[int] = []  # observed ids that the engine has not seen yet
-        self._sampling: int | None = None  # how many ids the engine had before the call that is under way
         self._console = Console(sandbox, host or HostSession())
         self._stop: Stop | None = None
         self._failure: Failure | None = None
@@ -61,6 +57,14 @@ class Episode(Earning):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._console.aclose()
+
+    @property
+    def id(self) -> str:
+        """The name of this rollout, and of its trajectory: policy step, task, place among the rollouts of that task.
+
+        No other rollout of its kind (training, greedy, tampered) has it in a run, and a resumed run gives it again.
+        """
+        return self._record.origin.id
 
     @property
     def task(self) -> Task:
@@ -116,21 +120,11 @@ class Episode(Earning):
     async def _write(self, stop_ids: frozenset[int], watch: Watch | None, max_tokens: int | None) -> Line:
         if self._stop is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
-        if self._sampling is not None:
-            what = "called while another call is under way, or after one was interrupted"
-            raise ConfigError("episode.sample()", what, "await each call to its end")
         wanted = self.limits.max_line_tokens if max_tokens is None else max_tokens
-        if wanted < 1:
-            raise ConfigError("max_tokens", wanted, "give at least 1")
-        budget = min(wanted, self._context_left)
-        self._sampling = len(self._engine.ids)
-        chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
-        self._sampling, self._pending = None, []
-        self._context_left -= len(chunk.token_ids)
-        line = self.renderer.line(chunk.token_ids, chunk.logprobs, _ENDS[chunk.end])
+        line = await self._writer.line(wanted, stop_ids, watch)
         self._record.sampled(line)
         if line.end is LineEnd.LENGTH:
-            self._end(Stop.LINE_TOO_LONG if budget == wanted else Stop.MAX_TOKENS)
+            self._end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)
         return line
 
     def observe(self, text: str | Observed, cut: bool = False) -> Observed:
@@ -148,11 +142,10 @@ class Episode(Earning):
             rendered = self.renderer.observation(text, self.limits.max_observation_tokens)
             text = replace(rendered, cut=cut or rendered.cut)
         self._record.observed(text)
-        self._pending.extend(text.token_ids)
-        self._context_left -= len(text.token_ids)
+        self._writer.give(text.token_ids)
         if self._record.line_count >= self.limits.max_lines:
             self._end(Stop.MAX_LINES)
-        if self._context_left < 1:
+        if self._writer.room < 1:
             self._end(Stop.MAX_TOKENS)
         return text
 
@@ -223,8 +216,7 @@ class Episode(Earning):
                 continue
             for line in segment.lines:
                 self._record.sampled(line)
-            self._pending.extend(segment.token_ids)
-            self._context_left -= len(segment.token_ids)
+            self._writer.give(segment.token_ids)
         await self._console.restore(ran, carry, [call for run in self._record.executions for call in run.calls])
 
     def executed(self, execution: Execution) -> None:
@@ -274,16 +266,12 @@ class Episode(Earning):
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
         """
-        # What a call sampled that never returned is nobody's: it is not recorded, and not trained on.
-        seen = None if self._failure else self._engine.ids[: self._sampling]
+        seen = None if self._failure else self._writer.seen
         stop, spent_s = self._stop or Stop.FINISHED, time.monotonic() - self._started
         return self._console.host.completed(self._record.trajectory(stop, spent_s, self._failure, seen))
 
     def _sample_ahead(self, closed: Sequence[str]) -> None:
         """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""
-        if not isinstance(self._engine, AheadSession) or self.ended or not self._console.likely_silent(closed):
-            return
-        observed = self.renderer.encode(prompt(False))
-        room = self._context_left - len(observed)
-        if room >= 1 and self._record.line_count < self.limits.max_lines:
-            self._engine.guess(Guess(observed, min(self.limits.max_line_tokens, room), self.renderer.stop_ids))
+        free = self._record.line_count < self.limits.max_lines and not self.ended
+        if free and self._writer.looks_ahead and self._console.likely_silent(closed):
+            self._writer.guess(self.limits.max_line_tokens)

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from repl_rl.engine.ahead import Tally, ahead
@@ -16,6 +16,7 @@ from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Failure, FailureKind, Prompt, Stop, Trajectory
 from repl_rl.rollout.doomed import lines_saved
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.hooks import Hooks
 from repl_rl.rollout.host import HostFunction
 from repl_rl.rollout.host_record import called
 from repl_rl.rollout.host_session import HostSession, Model, Places, Stage
@@ -28,8 +29,6 @@ from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
 
-_CANCEL_S = 5.0
-"""How long a cancelled sampler may clean up."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +61,8 @@ class Rollouts:
     """They see all rollouts of a task that were collected in one call, and add to their outcomes."""
     concurrency: int = 64
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
+    purpose: str = ""
+    """What they are played for beside training and evaluation: part of ids, so that no two rollouts share one."""
     tally: Tally = field(default_factory=Tally, compare=False)
     """What sampling ahead brought so far; figures only."""
     lengths: Lengths = field(default_factory=Lengths, compare=False)
@@ -136,7 +137,7 @@ class Rollouts:
         origins = []
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
-            origins.append(self._origin(task, index))
+            origins.append(self._origin(task, index, temperature))
         errors: list[ReplRLError] = []
         cut: list[int] = []
         failures: Sequence[Exception] = ()
@@ -173,12 +174,14 @@ class Rollouts:
             counted |= called(trajectories)
         return counted
 
-    def _origin(self, task: Task, index: int) -> Origin:
+    def _origin(self, task: Task, index: int, temperature: float) -> Origin:
         step = self.engine.policy_step
         number = f"{self.replica}.{index}" if self.replica else str(index)
         key = f"{self.seed}/{step}/{task.id}/{number}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
-        return Origin(f"{step}-{task.id}-{number}", task, self._prompt(task, 0), seed, step)
+        kind = {1.0: "", 0.0: "greedy"}.get(temperature, f"t{temperature:g}")
+        id = "-".join(filter(None, (str(step), task.id, number, kind, self.purpose)))
+        return Origin(id, task, self._prompt(task, 0), seed, step)
 
     def _offered(self, depth: int) -> Sequence[HostFunction]:
         return [function for function in self.host if not function.depth or depth < function.depth]
@@ -215,27 +218,50 @@ class Rollouts:
             errors.append(_too_long(origin, self.engine.context_tokens))
             failure = Failure(FailureKind.PROMPT_TOO_LONG, str(errors[-1]))
             return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
-        async with places:
-            trajectory, claims = await self._played(origin, temperature, 0, errors, cut)
-        if trajectory.failure is not None:
-            return trajectory
+        return await self._attended(origin, temperature, 0, errors, cut, places)
+
+    async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
+        """See `Player.play`. An error of the sampler there is a failure of that rollout alone."""
+        return await self._attended(origin, temperature, depth, [], [], nullcontext())
+
+    async def _attended(
+        self,
+        origin: Origin,
+        temperature: float,
+        depth: int,
+        errors: list[ReplRLError],
+        cut: list[int],
+        places: AbstractAsyncContextManager[None],
+    ) -> Trajectory:
+        """A rollout between the hooks of its sampler; graded where it stands for itself, at depth 0."""
+        hooks = Hooks(self.sampler, self.limits.max_wall_s)
         try:
-            return await settled(origin.task, trajectory, claims, self.sandbox)
+            async with places:
+                trajectory, claims = await self._sampled(origin, temperature, depth, errors, cut, hooks)
+            if depth == 0 and trajectory.failure is None:
+                trajectory = await self._graded(origin.task, trajectory, claims, cut)
+        except BaseException as error:
+            await hooks.farewell(origin.id, error)
+            raise
+        failed = await hooks.farewell(origin.id, trajectory)
+        if failed is None or trajectory.failure is not None:
+            return trajectory
+        errors.append(failed)
+        return replace(trajectory.ungraded(), stop=Stop.FAULT, failure=Failure.of(failed))
+
+    async def _graded(self, task: Task, trajectory: Trajectory, claims: Claims, cut: list[int]) -> Trajectory:
+        try:
+            return await settled(task, trajectory, claims, self.sandbox)
         except asyncio.CancelledError:
             cut.append(len(trajectory.completion_ids))
             raise
         except SandboxFault as fault:
             return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
 
-    async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
-        """See `Player.play`. An error of the sampler there is a failure of that rollout alone."""
-        trajectory, _ = await self._played(origin, temperature, depth, [], [])
-        return trajectory
-
-    async def _played(
-        self, origin: Origin, temperature: float, depth: int, errors: list[ReplRLError], cut: list[int]
+    async def _sampled(
+        self, origin: Origin, temperature: float, depth: int, errors: list[ReplRLError], cut: list[int], hooks: Hooks
     ) -> tuple[Trajectory, Claims]:
-        """A rollout at a depth, 0 stands for itself, ungraded; and what its sampler claims for it."""
+        """A rollout, ungraded, and what its sampler claims for it."""
         sampling = Sampling(temperature, origin.seed, nested=depth > 0)
         stage, offered = Stage(self, origin, temperature, depth, 0), self._offered(depth)
         host = HostSession(offered, self.host_places, stage)
@@ -246,7 +272,7 @@ class Rollouts:
             Episode(origin, session, self.sandbox, self.renderer, self.limits, size, host) as episode,
         ):
             try:
-                await self._drive(episode)
+                await hooks.play(episode)
             except RolloutFailure as failure:
                 episode.fail(failure)
             except UserCodeError as error:
@@ -257,34 +283,6 @@ class Rollouts:
                 raise
             episode.finish()
             return episode.trajectory(), episode.claims
-
-    async def _drive(self, episode: Episode) -> None:
-        """Run the sampler until it returns or its time is over.
-
-        It runs in a task of its own: what swallows its cancellation can be left behind.
-        """
-        name = f"{type(self.sampler).__name__}.rollout"
-        rollout = asyncio.create_task(self.sampler.rollout(episode), name=name)
-        rollout.add_done_callback(lambda done: done.cancelled() or done.exception())  # who is cancelled does not ask
-        try:
-            await asyncio.wait({rollout}, timeout=self.limits.max_wall_s)
-            if not rollout.done():
-                episode.finish(Stop.WALL_CLOCK)
-        finally:
-            if not rollout.done():
-                rollout.cancel()
-                await asyncio.wait({rollout}, timeout=_CANCEL_S)
-        if not rollout.done():
-            raise UserCodeError(f"{name} goes on after it was cancelled; let asyncio.CancelledError pass")
-        if rollout.cancelled():
-            return
-        error = rollout.exception()
-        if isinstance(error, ConfigError):
-            raise UserCodeError(f"{name}: {error}") from error
-        if isinstance(error, ReplRLError | RolloutFailure) or not isinstance(error, Exception | None):
-            raise error
-        if error is not None:
-            raise UserCodeError(f"{name} raised {error!r}") from error
 
 
 def _too_long(origin: Origin, context_tokens: int) -> ConfigError:

@@ -3,6 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated
 
 from repl_rl.errors import ConfigError, ReplRLError
@@ -25,7 +26,8 @@ THINKING_TOKENS = 1024
 class RolloutSampler(ABC):
     """Decides what is sampled, executed, observed and rewarded in one rollout.
 
-    One instance serves all rollouts, concurrently: keep the state of a rollout in local variables.
+    One instance serves all rollouts, concurrently: keep the state of a rollout in local variables, or under its
+    `episode.id` from `on_start` to `on_end`.
     """
 
     api_version: int = API_VERSION
@@ -44,6 +46,28 @@ class RolloutSampler(ABC):
         Whatever it raises is reported as an error of this class. That rollout is dropped and the others go on; the
         run stops when most rollouts fail so. Let cancellation pass, and never block the thread: others wait.
         """
+
+    async def on_start(self, episode: Episode) -> None:  # noqa: B027 (a hook: most samplers have nothing to begin)
+        """Make what this rollout needs of its own, under `episode.id`; called once, before `rollout`.
+
+        What it raises drops the rollout, as if `rollout` had; it may take as long. `on_end` comes all the same.
+        """
+
+    async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:  # noqa: B027
+        """Free what `on_start` made; called exactly once for each call of that, whatever happened meanwhile.
+
+        Not called is it where `on_start` was not: a prompt that fills the context, a cancellation before the rollout
+        had its place. What it raises drops the rollout; it has five seconds.
+
+        Args:
+            rollout: the `episode.id` of that rollout.
+            result: its graded trajectory, with a `failure` where it was dropped; or what ended it from outside, such
+                as `asyncio.CancelledError`, or an error that stops the run.
+        """
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """What it needs for the length of a run, such as a second engine; entered beside the policy's by `World`."""
+        return nullcontext()
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         """What a rollout of `task` starts from, the same for all rollouts of a task.

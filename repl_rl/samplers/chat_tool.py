@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from transformers.utils import get_json_schema
 
 from repl_rl.errors import ConfigError
-from repl_rl.record.trajectory import Execution, LineEnd, Prompt, Trajectory
+from repl_rl.record.trajectory import Execution, LineEnd, LineStatus, Prompt, Trajectory
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.samplers.patterns import BOXED, last_match, one_group
+from repl_rl.samplers.schemas import check_tool, wrong_argument
 from repl_rl.samplers.tool_format import ParseCalls, Reader, detect
 from repl_rl.samplers.tools import Call, CallResult, Function, RunCall, Toolbox, tool_figures
 from repl_rl.tasks import Task
@@ -57,10 +58,11 @@ class ChatToolSampler(RolloutSampler):
             timeout_s: wall clock of one call, seconds (> 0).
 
         Raises:
-            ConfigError: as `Toolbox`; a schema cannot be made or is not JSON.
+            ConfigError: as `Toolbox`; a schema cannot be made, is not JSON, or is malformed.
         """
         self.toolbox = Toolbox(tools, timeout_s)
         self.schemas = [_schema(name, tool, schemas or {}) for name, tool in self.toolbox.functions.items()]
+        self._schema_of = dict(zip(self.toolbox.functions, self.schemas, strict=True))
         self.system = system
         self.rewards = {ANSWERED: answered, FAILED: failed}
         self.not_called = not_called
@@ -122,7 +124,15 @@ class ChatToolSampler(RolloutSampler):
 
     def runner_of(self, episode: Episode) -> RunCall:
         """What runs the calls of one rollout. Override it for a tool that needs the task; names and schemas stay."""
-        return self.toolbox.run
+        return self.run
+
+    async def run(self, call: Call | CallResult) -> CallResult:
+        """Run a call whose arguments are of the types that its tool's schema says; another is an `exception`."""
+        if isinstance(call, Call) and (schema := self._schema_of.get(call.name)) is not None:
+            wrong = wrong_argument(schema, call.kwargs)
+            if wrong is not None:
+                return CallResult(LineStatus.EXCEPTION, f"TypeError: {call.name}(): {wrong}")
+        return await self.toolbox.run(call)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """`tools/call_frequency`: calls a rollout. `tools/failure_frequency`: the share of calls that failed. And each
@@ -175,7 +185,5 @@ def _schema(name: str, tool: Function, given: Mapping[str, Mapping[str, object]]
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"schema of tool {name}", schema, f"it is not JSON: {error}") from error
-    function = schema.get("function")
-    if not isinstance(function, Mapping) or function.get("name") != name:
-        raise ConfigError(f"schema of tool {name}", schema, 'give {"type": "function", "function": {"name": ...}}')
+    check_tool(name, schema)
     return schema

@@ -3,15 +3,19 @@
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Annotated
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.record.trajectory import LineEnd, Prompt
+from repl_rl.record.trajectory import LineEnd, Prompt, Trajectory
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.samplers.patterns import BOXED, last_match, one_group
+from repl_rl.samplers.simulated import SYSTEM, SimulatedUser, UserEngine, voice_of
+from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.tasks import Task
 from repl_rl.tasks.weights import weighed
 
@@ -27,6 +31,8 @@ class Exchange:
     """The answer in the newest turn; None: it gives none."""
     score: float
     """What the task's first judge gives for `answer`; 0.0 without one."""
+    rollout: str = ""
+    """Whose turn it is: `episode.id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,10 @@ class Feedback:
 
 Respond = Callable[[Exchange], Feedback | Awaitable[Feedback]]
 """A function of the user, plain or async. A plain one must not block: other rollouts wait meanwhile."""
+
+Interaction = Callable[[Task], Respond]
+"""Makes what answers the turns of one rollout, such as a class with a `__call__`. Its `close()`, plain or async, is
+called at the end if there is one, whatever happened."""
 
 Reassign = Callable[[Sequence[float]], Sequence[float]]
 """What the turns earned by themselves -> what each of them is credited with, as many."""
@@ -94,15 +104,24 @@ class FeedbackSampler(RolloutSampler):
         self,
         respond: Respond = right_or_wrong,
         *,
+        interaction: Interaction | None = None,
         max_assistant_turns: int = 3,
         max_user_turns: int | None = None,
         reassign: Reassign = each_its_own,
         discount: float = 1.0,
         answer: str = BOXED,
         system: str = "",
+        user: str = "",
+        user_system: str = SYSTEM,
+        user_tokens: Annotated[int, AtLeast(1)] = 256,
+        user_engine: UserEngine = "transformers",
+        user_model: str = "",
+        user_key: str = "",
+        user_timeout_s: Annotated[float, Above(0)] = 60.0,
     ) -> None:
         """Args:
-            respond: answers a turn.
+            respond: answers a turn; it serves all rollouts.
+            interaction: in place of `respond`, makes one for each rollout, which may remember what was said in it.
             max_assistant_turns: turns of the policy, >= 1.
             max_user_turns: answers to it, >= 0, not counting the task; None: one less than the policy's turns.
             reassign: distributes what the turns earned over the turns, once, at the end.
@@ -110,10 +129,21 @@ class FeedbackSampler(RolloutSampler):
                 third turn has an outcome of 0.81. It is solved all the same.
             answer: regular expression of an answer, with one group; the last match of a turn counts.
             system: the system message; "" for none.
+            user: a model that says the words of a user turn, told what `respond` says of it: `model:FOLDER`, or the
+                address of an OpenAI-compatible server, up to and with `/v1`. "": `respond` says them.
+            user_system: what that model is told first; the task's question is told after it.
+            user_tokens: of one of its replies, >= 1.
+            user_engine: what samples from its folder.
+            user_model: what the server calls it; "" where it serves one.
+            user_key: the environment variable that holds the server's key; "": none is sent.
+            user_timeout_s: wall clock of one request, seconds, > 0; it is tried three times where that may help.
 
         Raises:
-            ConfigError: a bound is too small.
+            ConfigError: a bound is too small, both `respond` and `interaction` are given, there is no such user, or an
+                option of it has no effect.
         """
+        if interaction is not None and respond is not right_or_wrong:
+            raise ConfigError("respond and interaction", "both", "give one of them")
         for name, value, least in (
             ("max_assistant_turns", max_assistant_turns, 1),
             ("max_user_turns", max_user_turns, 0),
@@ -122,10 +152,33 @@ class FeedbackSampler(RolloutSampler):
                 raise ConfigError(name, value, f"give at least {least}")
         self.discount = _discount(discount)
         self.respond = respond
+        self.interaction = interaction
         self.turns = min(max_assistant_turns, max_assistant_turns if max_user_turns is None else max_user_turns + 1)
         self.reassign = reassign
         self.system = system
         self._answer = one_group("answer", answer)
+        self._answering: dict[str, Respond] = {}
+        self._user: SimulatedUser | None = None
+        if user:
+            voice = voice_of(user, user_engine, user_model, user_key, user_timeout_s)
+            self._user = SimulatedUser(voice, user_system, user_tokens)
+        elif (user_system, user_tokens, user_engine, user_model, user_key) != (SYSTEM, 256, "transformers", "", ""):
+            raise ConfigError("user", user, "options of a simulated user have no effect without one; give user=")
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """See `RolloutSampler.opened`: the simulated user's engine."""
+        return nullcontext() if self._user is None else self._user.voice.opened()
+
+    async def on_start(self, episode: Episode) -> None:
+        """See `RolloutSampler.on_start`: begins this rollout's interaction."""
+        if self.interaction is not None:
+            self._answering[episode.id] = self.interaction(episode.task)
+
+    async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
+        """See `RolloutSampler.on_end`: closes it."""
+        close = getattr(self._answering.pop(rollout, None), "close", None)
+        if callable(close) and inspect.isawaitable(closing := close()):
+            await closing
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         return ChatFormat(renderer).prompt(conversation(self.system, task.question))
@@ -138,6 +191,7 @@ class FeedbackSampler(RolloutSampler):
     async def rollout(self, episode: Episode) -> None:
         chat = ChatFormat(episode.renderer)
         turns: list[str] = []
+        said: list[str] = []
         rewards: list[float] = []
         answer: str | None = None
         score = 0.0
@@ -153,7 +207,10 @@ class FeedbackSampler(RolloutSampler):
             rewards.append(feedback.reward)
             if feedback.done or len(turns) == self.turns:
                 break
-            message = {"role": "user", "content": feedback.text}
+            said.append(feedback.text)
+            if self._user is not None:
+                said[-1] = await self._user.reply(episode.id, episode.task, turns, said[:-1], feedback.text)
+            message = {"role": "user", "content": said[-1]}
             episode.observe(chat.reply([message], episode.limits.max_observation_tokens))
         for number, reward in enumerate(self._reassigned(rewards)):
             episode.reward(reward, name="turn", line=number)
@@ -165,10 +222,10 @@ class FeedbackSampler(RolloutSampler):
 
     async def _exchange(self, episode: Episode, turns: Sequence[str], answer: str | None) -> Exchange:
         score = 0.0 if answer is None else await episode.judge(answer)
-        return Exchange(episode.task, tuple(turns), answer, score)
+        return Exchange(episode.task, tuple(turns), answer, score, episode.id)
 
     async def _feedback(self, exchange: Exchange) -> Feedback:
-        given = self.respond(exchange)
+        given = self._answering.get(exchange.rollout, self.respond)(exchange)
         feedback = await given if inspect.isawaitable(given) else given
         if not isinstance(feedback, Feedback):
             raise UserCodeError(f"the feedback function returned {feedback!r}; return a Feedback")

@@ -8,9 +8,10 @@ from repl_rl.record.trajectory import Execution, LineEnd, Prompt, Trajectory
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
+from repl_rl.samplers.call_text import parse_calls
 from repl_rl.samplers.chat import opening
 from repl_rl.samplers.patterns import framed, one_group, one_place
-from repl_rl.samplers.tools import Call, CallResult, Function, Toolbox, parse_call, tool_figures
+from repl_rl.samplers.tools import Call, CallResult, Function, Toolbox, tool_figures
 from repl_rl.tasks import Task
 
 
@@ -19,11 +20,11 @@ class CallConvention:
     """How calls, their results and the final answer are written."""
 
     call: str = r"<fn>(.*?)</fn>"
-    """Regular expression of a call; its one group is `name(literal, ...)`. `.` matches newlines."""
+    """Regular expression of calls; its one group is a call, or several, see `call_text`. `.` matches newlines."""
     results: str = "<fn_results>{}</fn_results>"
-    """What is spliced in after a call; `{}` is what the function returned, as text."""
+    """What is spliced in for each call; `{}` is what the function returned, as text."""
     error: str = "<fn_error>{}</fn_error>"
-    """What is spliced in after a call that failed; `{}` is the class and the message of the error."""
+    """What is spliced in for a call that failed; `{}` is the class and the message of the error."""
     answer: str = r"<answer>(.*?)</answer>"
     """Regular expression of the final answer; its one group is submitted. "" for none."""
 
@@ -38,7 +39,8 @@ class CallConvention:
 class InlineCallSampler(RolloutSampler):
     """Watches the text for calls, executes each as soon as it is closed, and splices its result in.
 
-    An end token or an answer ends the rollout. Only what the policy wrote is searched for calls and answers.
+    Several calls that are closed at once run one after the other, and one observation has all of their results. An end
+    token or an answer ends the rollout. Only what the policy wrote is searched for calls and answers.
     """
 
     def __init__(
@@ -79,10 +81,11 @@ class InlineCallSampler(RolloutSampler):
             if answer is not None:
                 episode.submit(answer[1].strip())
             elif call is not None and line.end is not LineEnd.LENGTH:
-                result = await self.toolbox.run(parse_call(call[1]))
-                episode.executed(Execution(result.status, result.elapsed_s))
+                results = [await self.toolbox.run(each) for each in parse_calls(call[1])]
+                deciding = next((result for result in results if not result.ok), results[0])
+                episode.executed(Execution(deciding.status, sum(result.elapsed_s for result in results)))
                 if not episode.ended:
-                    episode.observe(self._shown(result))
+                    episode.observe("".join(map(self._shown, results)))
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """Each function's own figures: see `tool_figures`."""
@@ -90,9 +93,8 @@ class InlineCallSampler(RolloutSampler):
         for line in (line for t in trajectories for line in t.lines if line.execution is not None):
             written = self._call.search(line.text)
             if written is not None and line.execution is not None:
-                call = parse_call(written[1])
-                name = call.name if isinstance(call, Call) else ""
-                found.append((name, not line.execution.status.is_error))
+                names = [call.name if isinstance(call, Call) else "" for call in parse_calls(written[1])]
+                found.extend((name, not line.execution.status.is_error) for name in names)
         return tool_figures(found, self.toolbox.functions, max(len(trajectories), 1))
 
     def _shown(self, result: CallResult) -> str:

@@ -63,7 +63,7 @@ class JudgeToolSampler(ChatToolSampler):
 
     async def _run(self, episode: Episode, left: Iterator[int], call: Call | CallResult) -> CallResult:
         if not (isinstance(call, Call) and call.name == check_answer.__name__):
-            return await self.toolbox.run(call)
+            return await self.run(call)
         if set(call.kwargs) != {"answer"}:
             return CallResult(LineStatus.EXCEPTION, "TypeError: check_answer() takes one argument, answer")
         if next(left, None) is None:

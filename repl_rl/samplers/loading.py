@@ -1,6 +1,6 @@
 """Finds a sampler by the name that a person gave."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.rollout import ReplSampler, RolloutSampler
@@ -8,7 +8,7 @@ from repl_rl.rollout.sampler import API_VERSION
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
-from repl_rl.settings.named import Named, found
+from repl_rl.settings.named import Named, found, options_of
 
 SHIPPED: dict[str, Callable[..., RolloutSampler]] = {
     "repl": ReplSampler,
@@ -19,11 +19,21 @@ SHIPPED: dict[str, Callable[..., RolloutSampler]] = {
 """The samplers that need no arguments. The others are given as `module:name`."""
 
 
+def sampler_options(name: str) -> Mapping[str, object]:
+    """The options of the sampler of that name, without parentheses, each with its annotation.
+
+    Raises:
+        ConfigError, UserCodeError: as `load_sampler`.
+    """
+    thing = found("sampler", name, SHIPPED)
+    return {} if isinstance(thing, RolloutSampler) or not callable(thing) else options_of(thing, positional=True)
+
+
 def load_sampler(name: str) -> RolloutSampler:
     """A shipped sampler by name, or one of the user as `module:name`; `name(option=value)` gives it options.
 
-    `module:name` is a `RolloutSampler`, a subclass of it, or a function that returns one. Options are the
-    keyword-only arguments of the class or function.
+    `module:name` is a `RolloutSampler`, a subclass of it, or a function that returns one. Options are the arguments of
+    the class or function; one that is to be a function is given as `module:function`.
 
     Raises:
         ConfigError: there is no such thing or option, it is no sampler, or it is one for another version.
@@ -39,7 +49,7 @@ def load_sampler(name: str) -> RolloutSampler:
         raise ConfigError("sampler", name, "make it a subclass of repl_rl.RolloutSampler")
     if not callable(thing):
         raise ConfigError("sampler", name, "give a RolloutSampler, its class, or a function that returns one")
-    make = named.bound("sampler", thing)
+    make = named.bound("sampler", thing, positional=True)
     try:
         made: object = make()
     except TypeError as error:

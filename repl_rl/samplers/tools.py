@@ -3,7 +3,6 @@
 Whatever goes wrong in a call is told to the policy that made it, and to nobody else: other rollouts go on.
 """
 
-import ast
 import asyncio
 import inspect
 import time
@@ -18,7 +17,6 @@ from repl_rl.record.trajectory import LineStatus
 Function = Callable[..., object]
 """A function of the user, plain or async. A plain one runs in a thread of its own; an async one must not block."""
 
-_CALL_CHARS = 8_192
 _HANGING = 16
 """Threads that one function may leave behind; after that its calls are refused until some of them end."""
 
@@ -50,29 +48,6 @@ class CallResult:
 
 RunCall = Callable[[Call | CallResult], Awaitable[CallResult]]
 """Runs a call, or hands on what was no call. It raises nothing that the function raised."""
-
-
-def parse_call(text: str) -> Call | CallResult:
-    """Read `name(literal, key=literal)`. Nothing is evaluated; what is no such call is a `syntax_error`."""
-    try:
-        if len(text) > _CALL_CHARS:
-            raise ValueError(f"a call has at most {_CALL_CHARS} characters")
-        node = ast.parse(text.strip(), mode="eval").body
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-            raise ValueError('write a call such as name("text", key=1)')
-        names = [keyword.arg for keyword in node.keywords]
-        if None in names or len(set(names)) < len(names):
-            raise ValueError("** is not allowed in a call" if None in names else "keyword argument repeated")
-        args = tuple(ast.literal_eval(argument) for argument in node.args)
-        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-    except SyntaxError as error:
-        return CallResult(LineStatus.SYNTAX_ERROR, f"SyntaxError: {error.msg}")
-    except (ValueError, TypeError) as error:
-        message = "arguments must be literals" if "malformed node" in str(error) else str(error)
-        return CallResult(LineStatus.SYNTAX_ERROR, f"SyntaxError: {message}")
-    except (RecursionError, MemoryError):
-        return CallResult(LineStatus.SYNTAX_ERROR, "SyntaxError: the call is nested too deeply")
-    return Call(node.func.id, args, kwargs)
 
 
 def tool_figures(calls: Sequence[tuple[str, bool]], known: Collection[str], rollouts: int) -> dict[str, float]:

@@ -13,6 +13,7 @@ import tyro
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.flags import assembled, mirrored, names
+from repl_rl.settings.optioned import folded, optioned
 from repl_rl.settings.scalars import gathered, open_tables, split
 from repl_rl.settings.toml import flatten, load
 
@@ -41,8 +42,10 @@ def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = 
         files = ([_preset(presets, preset)] if preset is not None else []) + files
     mirror = mirrored(kind)
     known, theirs = set(names(mirror)), open_tables(kind)
+    apart = (*theirs, *optioned(kind))
+    of_files, flags = folded(kind, [_known(list(flatten(load(f))), known, apart, str(f)) for f in files], flags)
+    from_files = [pair for pairs in of_files for pair in pairs]
     flags, of_tables = split(theirs, flags)
-    from_files = [pair for file in files for pair in _known(list(flatten(load(file))), known, theirs, str(file))]
     for flag in flags:
         if flag.startswith("--") and flag != "--help":
             # tyro negates a switch by `no-` before its last part.
@@ -93,8 +96,9 @@ def read(kind: type[T], table: Mapping[str, object], where: str) -> T:
     """
     mirror = mirrored(kind)
     theirs = open_tables(kind)
-    pairs = _known(list(flatten(table)), set(names(mirror)), theirs, where)
-    return _typed(kind, mirror, _all_words(pairs, theirs), where, "", where)
+    pairs = _known(list(flatten(table)), set(names(mirror)), (*theirs, *optioned(kind)), where)
+    words = _all_words([pair for each in folded(kind, [pairs], [])[0] for pair in each], theirs)
+    return _typed(kind, mirror, words, where, "", where)
 
 
 def _about(kind: type, presets: Path | None) -> str:

@@ -7,15 +7,23 @@ my_rewards:brevity                  my_samplers:ThinkFirst(depth=2)
 import ast
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
 from repl_rl.settings.bounds import check
 
 T = TypeVar("T")
+_KINDS: Mapping[object, tuple[type | UnionType, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    str: (str, "a text"),
+}
+"""What an option of such an annotation may be, and how messages call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +55,82 @@ class Named:
             raise ConfigError(thing, text, remedy)
         return cls(name, options)
 
-    def bound(self, thing: str, function: Callable[..., T]) -> Callable[..., T]:
+    def __str__(self) -> str:
+        """As `read` reads it."""
+        options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
+
+    def bound(self, thing: str, function: Callable[..., T], positional: bool = False) -> Callable[..., T]:
         """`function` with these options, each held to the annotation of its keyword.
 
+        An option that is to be a function is given as `module:function`, and imported.
+
+        Args:
+            thing: what messages call it.
+            function: what is named.
+            positional: arguments that may be given by position are options too.
+
         Raises:
-            ConfigError: it has no such option, or a value is out of bounds.
+            ConfigError: it has no such option, or a value is of another type or out of bounds.
+            UserCodeError: as `imported`.
         """
         if not self.options:
             return function
-        accepted = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        hints = get_type_hints(_body(function), include_extras=True)
+        hints = options_of(function, positional)
+        values: dict[str, object] = {}
         for key, value in self.options.items():
-            if key not in accepted:
-                remedy = f"its options are {', '.join(accepted)}" if accepted else "it has no options"
-                raise ConfigError(f"option {key} of {thing} {self.name}", value, remedy)
-            check(f"{key} of {thing} {self.name}", value, hints.get(key))
-        return partial(function, **self.options)
+            refuse_other(thing, self.name, key, value, tuple(hints))
+            values[key] = typed_option(f"{key} of {thing} {self.name}", value, hints[key])
+        return partial(function, **values)
+
+
+def options_of(function: Callable[..., object], positional: bool = False) -> Mapping[str, object]:
+    """The options of a class or function, each with its annotation; `object` where there is none."""
+    kinds = {inspect.Parameter.KEYWORD_ONLY} | ({inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set())
+    hints = get_type_hints(_body(function), include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: hints.get(each.name, object) for each in parameters if each.kind in kinds}
+
+
+def refuse_other(thing: str, name: str, key: str, value: object, known: Sequence[str]) -> None:
+    """Refuse an option that `name` does not have.
+
+    Raises:
+        ConfigError: it has none of that key; says which it has.
+    """
+    if key not in known:
+        remedy = f"its options are {', '.join(known)}" if known else "it has no options"
+        raise ConfigError(f"option {key} of {thing} {name}", value, remedy)
+
+
+def typed_option(where: str, value: object, hint: object) -> object:
+    """`value` as an option of that annotation takes it; one that is to be a function is imported by its name.
+
+    Raises:
+        ConfigError: it is of another type, none of the choices, or out of bounds.
+        UserCodeError: as `imported`.
+    """
+    check(where, value, hint)
+    wanted = plain(hint)
+    if wanted is Callable and isinstance(value, str):
+        return imported(where, value)
+    if value is None or wanted not in _KINDS:
+        return value
+    kind, told = _KINDS[wanted]
+    if not isinstance(value, kind) or (isinstance(value, bool) and wanted is not bool):
+        raise ConfigError(where, value, f"give {told}")
+    return float(value) if wanted is float and isinstance(value, int) else value
+
+
+def plain(hint: object) -> object:
+    """A type without its bound, beside None, or without its arguments: `Callable` for `Callable[[int], str] | None`."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return plain(get_args(hint)[0])
+    if origin in (Union, UnionType):
+        parts = [part for part in get_args(hint) if part is not NoneType]
+        return plain(parts[0]) if len(parts) == 1 else hint
+    return hint if origin is None else origin
 
 
 def _body(function: Callable[..., object]) -> object:

@@ -10,6 +10,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.tasks.generate import families_of, generate
 from repl_rl.tasks.model import FollowUp, Split, Task, parse_split, split_of
 from repl_rl.tasks.rows import Row, rows
+from repl_rl.tasks.suites import SUITES, Suite
 
 _DEFAULT_COUNT = 1000
 _SHOWN_CHARS = 80
@@ -32,7 +33,8 @@ def load_tasks(
             - `dataset:NAME`: what `datasets` loads by that name, or a folder that it saved;
             - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
             - `math:` and then PATH or `dataset:NAME`: `problem`, and `answer` or a `solution` with a `\\boxed{}`,
-              judge `math`.
+              judge `math`;
+            - `math500:`, `aime:`, `humaneval:`, `mbpp:` and then PATH or `dataset:NAME`: see `repl_rl.tasks.suites`.
 
             A place may end in `?question=problem&judge=math`: which fields hold `id`, `question`, `answer` and
             `family` (`a.b` looks into a nested one), the judge of every row, a data set's `config` and `part`.
@@ -171,4 +173,10 @@ def _boxed(row: Row) -> str:
     raise ConfigError(f"{row.where}: field 'solution'", solution[-_SHOWN_CHARS:], "put the answer into \\boxed{...}")
 
 
-_ADAPTERS: MappingProxyType[str, Adapter] = MappingProxyType({"gsm8k": _gsm8k, "math": _math})
+def _of(suite: Suite) -> Adapter:
+    return lambda row, reading: suite(row, reading.options)
+
+
+_ADAPTERS: MappingProxyType[str, Adapter] = MappingProxyType(
+    {"gsm8k": _gsm8k, "math": _math, **{name: _of(suite) for name, suite in SUITES.items()}}
+)

@@ -4,10 +4,11 @@ import re
 
 from repl_rl import Episode, Exchange, Feedback, FeedbackSampler, RewardTable, RolloutSampler, Task
 from repl_rl.record.trajectory import Execution
+from repl_rl.samplers.call_text import parse_call
 from repl_rl.samplers.chat_tool import ChatToolSampler
 from repl_rl.samplers.environment import EnvironmentSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
-from repl_rl.samplers.tools import Toolbox, parse_call
+from repl_rl.samplers.tools import Toolbox
 
 JUDGES = "tests.samplers.port_judges"
 

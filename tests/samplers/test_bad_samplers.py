@@ -13,7 +13,7 @@ import pytest
 from repl_rl.engine import Chunk, Sampling, ScriptedEngine, Watch
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import FailureKind, Prompt, Stop, Trajectory
-from repl_rl.rollout import ReplSampler, RolloutSampler, runner
+from repl_rl.rollout import ReplSampler, RolloutSampler, hooks
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
@@ -102,7 +102,7 @@ def test_a_sampler_that_swallows_its_cancellation_is_left_behind(monkeypatch: py
             except asyncio.CancelledError:
                 await asyncio.Event().wait()
 
-    monkeypatch.setattr(runner, "_CANCEL_S", 0.05)
+    monkeypatch.setattr(hooks, "_CANCEL_S", 0.05)
     found = collect(Stubborn(), RolloutLimits(max_wall_s=1.0))
     assert [record(t) for t in found if t.task_id != "sick"] == HEALTHY
     assert found[1].failure is not None

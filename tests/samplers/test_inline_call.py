@@ -115,3 +115,26 @@ def test_a_rollout_may_wait_for_its_call_while_others_go_on() -> None:
 def test_an_unusable_convention_is_named(unusable: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=f"convention.{next(iter(unusable))}"):
         CallConvention(**unusable)
+
+
+def test_several_calls_run_in_order_and_one_observation_has_their_results() -> None:
+    t = play(
+        InlineCallSampler([ask, weather], convention=CallConvention(call=r"(\[.*?\)\])")),
+        "Should I pack an umbrella?\n"
+        '⟦[ask(question="Where?"), weather(place="Seattle"), weather(place="Seattle, WA")]⟧'
+        "<fn_results>Seattle</fn_results><fn_error>WeatherLookupError: no two-letter state in 'Seattle'</fn_error>"
+        "<fn_results>40 degrees F and sunny</fn_results>⟦<answer>no</answer>⟧",
+        UMBRELLA,
+    )
+    assert [e.status for e in t.executions] == [LineStatus.EXCEPTION, LineStatus.ANSWERED]
+
+
+def test_calls_may_be_written_as_json() -> None:
+    t = play(
+        InlineCallSampler([ask]),
+        "Should I pack an umbrella?\n"
+        '⟦<fn>{"name": "ask", "parameters": {"question": "Where?"}}</fn>⟧<fn_results>Seattle</fn_results>'
+        "⟦<answer>no</answer>⟧",
+        UMBRELLA,
+    )
+    assert t.outcome == 1.0

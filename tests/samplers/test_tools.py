@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import LineStatus
-from repl_rl.samplers.tools import Call, CallResult, Function, Toolbox, parse_call
+from repl_rl.samplers.call_text import parse_call, parse_calls
+from repl_rl.samplers.tools import Call, CallResult, Function, Toolbox
 
 literals = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=20),
@@ -195,3 +196,46 @@ def one() -> int:
 def test_unusable_functions_are_named(functions: list[Function], timeout_s: float) -> None:
     with pytest.raises(ConfigError):
         Toolbox(functions, timeout_s)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[f(a=1), g("x", b=[True, None])]',
+        'f(a=1), g("x", b=[True, None])',
+        ' [ f(a=1),\n  g("x", b=[True, None]) ]\n',
+    ],
+)
+def test_several_calls_are_read_in_order(text: str) -> None:
+    assert parse_calls(text) == [Call("f", (), {"a": 1}), Call("g", ("x",), {"b": [True, None]})]
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+def test_calls_are_read_as_json_alone_or_in_a_list(key: str) -> None:
+    one, other = f'{{"name": "f", "{key}": {{"a": true, "b": null}}}}', '{"name": "g"}'
+    assert parse_calls(one) == [Call("f", (), {"a": True, "b": None})]
+    assert parse_calls(f" [{one}, {other}] ") == [Call("f", (), {"a": True, "b": None}), Call("g")]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[f(1), 2, g(x)]", ["Call", "write a call such as", "arguments must be literals"]),
+        ("[]", ["write a call such as"]),
+        ('[{"name": 3}, {"name": "f", "arguments": []}]', ['write {"name"', 'write {"name"']),
+        ('{"name": "f"', ["the call is not JSON"]),
+        ("[f(1), g(", ["was never closed"]),
+        ("[" * 300 + "f()" + "]" * 300, ["too many nested"]),
+        ("{" * 9000, ["8192 characters"]),
+    ],
+)
+def test_what_is_no_call_among_several_is_told_in_its_place(text: str, told: list[str]) -> None:
+    found = parse_calls(text)
+    assert len(found) == len(told)
+    for each, words in zip(found, told, strict=True):
+        assert words in (type(each).__name__ if isinstance(each, Call) else each.text)
+
+
+def test_no_text_makes_the_reader_of_calls_fail() -> None:
+    for text in ("\0", "f(\ud800)", "[{", "[f()", "f()" * 3, "lambda: 0", "f(**{})", "(f)(1)", "f(1)(2)"):
+        assert parse_calls(text)

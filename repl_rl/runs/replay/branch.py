@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -127,6 +128,18 @@ class Continue(RolloutSampler):
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         """The recorded one, bit for bit."""
         return self._start.prompt
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """That of the sampler that goes on."""
+        return self._sampler.opened()
+
+    async def on_start(self, episode: Episode) -> None:
+        """That of the sampler that goes on."""
+        await self._sampler.on_start(episode)
+
+    async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
+        """That of the sampler that goes on."""
+        await self._sampler.on_end(rollout, result)
 
     async def rollout(self, episode: Episode) -> None:
         await episode.restore(self._start.segments, self._start.ran, self._start.carry)

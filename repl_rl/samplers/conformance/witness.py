@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repl_rl.engine.base import Chunk, EngineSession, Sampling, Watch
 from repl_rl.engine.scripted import ScriptedEngine
-from repl_rl.record.trajectory import LineStatus, Prompt
+from repl_rl.record.trajectory import LineStatus, Prompt, Trajectory
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
@@ -134,6 +134,14 @@ class Watched(RolloutSampler):
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         """That of the other sampler."""
         return self._inner.prompt(task, renderer, template, version)
+
+    async def on_start(self, episode: Episode) -> None:
+        """That of the other sampler."""
+        await self._inner.on_start(episode)
+
+    async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
+        """That of the other sampler."""
+        await self._inner.on_end(rollout, result)
 
     async def rollout(self, episode: Episode) -> None:
         await self._inner.rollout(episode)

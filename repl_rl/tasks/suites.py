@@ -1,0 +1,147 @@
+"""Known suites as tasks: the fields of the published files, each with its grader.
+
+Of a suite with several published forms every one is read: MBPP whole and sanitized, AIME with capital field names or
+without. HumanEval and MBPP are graded by the judge `tests`: the answer is a program.
+"""
+
+import ast
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks.model import Task, fingerprint
+from repl_rl.tasks.rows import Row
+
+_SHOWN_CHARS = 80
+_GUARDED = """\
+_quiet = [__import__("contextlib").redirect_stdout(__import__("io").StringIO())]
+_quiet.append(__import__("contextlib").redirect_stderr(_quiet[0]._new_target))
+[each.__enter__() for each in _quiet]
+{tests}
+[each.__exit__(None, None, None) for each in _quiet[::-1]]
+print({passed!r})
+"""
+"""Tests as they stand, since indenting would alter the texts in them. What they print is for nobody."""
+
+Options = Mapping[str, str]
+"""What the user said about the fields, after `?`."""
+Suite = Callable[[Row, Options], Task]
+
+
+def _said(row: Row, options: Options, name: str, *fields: str, default: str | None = None) -> str:
+    """The field that the user named for `name`; else the first of `fields` that is there."""
+    if name in options:
+        return row.text(options[name])
+    return row.text(next((field for field in fields if row.value(field) is not None), fields[0]), default)
+
+
+def _name(suite: str, row: Row, options: Options, *fields: str) -> str:
+    """What a task is called: the suite, and the name that its row has, or its number from 0."""
+    found = _said(row, options, "id", *fields, default=str(row.number - 1)) if fields else str(row.number - 1)
+    tail = found.removeprefix("HumanEval/").removesuffix(".json").strip("/").replace("/", "-")
+    return f"{suite}-{tail}"
+
+
+def math500(row: Row, options: Options) -> Task:
+    """MATH-500: `problem`, `answer`, `subject`, `level`, `unique_id`; judge `math`, a family for each level."""
+    level = row.text("level", "")
+    return Task(
+        id=_name("math500", row, options, "unique_id", "id"),
+        question=_said(row, options, "question", "problem"),
+        answer=_said(row, options, "answer", "answer"),
+        judge=options.get("judge", "math"),
+        family=_said(row, options, "family", "family", default=f"math500/{level}" if level else "math500"),
+    )
+
+
+def aime(row: Row, options: Options) -> Task:
+    """AIME: `problem` or `question`, `answer`, `id`, with or without capitals; the answer is a whole number to 999."""
+    answer = _said(row, options, "answer", "answer", "Answer")
+    plain = answer.strip().removesuffix(".0")
+    if not (plain.isascii() and plain.isdigit() and int(plain) <= 999):
+        raise ConfigError(f"{row.where}: answer", answer[:_SHOWN_CHARS], "answers of AIME are whole numbers, 0 to 999")
+    return Task(
+        id=_name("aime", row, options, "id", "ID", "problem_idx"),
+        question=_said(row, options, "question", "problem", "Problem", "question"),
+        answer=str(int(plain)),
+        judge=options.get("judge", "numeric"),
+        family=_said(row, options, "family", "year", "Year", default="aime"),
+    )
+
+
+def humaneval(row: Row, options: Options) -> Task:
+    """HumanEval: `task_id`, `prompt`, `test` (which defines `check`), `entry_point`."""
+    prompt, entry = _said(row, options, "question", "prompt"), row.text("entry_point")
+    if not entry.isidentifier():
+        raise ConfigError(f"{row.where}: field 'entry_point'", entry, "give the name of a function")
+    # What the prompt has beside the function, such as helpers that its tests call, counts where the program lacks it.
+    helpers = f"_own = dict(globals())\nexec({prompt!r}, globals())\nglobals().update(_own)\n"
+    tests = f"{helpers}{row.text('test')}\ncheck({entry})\n"
+    asked = f"Complete this function. Submit a program that defines it, as one text.\n\n{prompt.rstrip()}\n"
+    return Task(
+        id=_name("humaneval", row, options, "task_id"),
+        question=asked,
+        answer=_doctest(row, tests),
+        judge=options.get("judge", "tests"),
+        family=_said(row, options, "family", "family", default="humaneval"),
+    )
+
+
+def mbpp(row: Row, options: Options) -> Task:
+    """MBPP: `text` or `prompt`, `test_list`, `task_id`; `test_setup_code`, `test_imports` where they are.
+
+    The question shows the tests, as its authors do: they alone say what the function is called.
+    """
+    tests = _texts(row, "test_list")
+    if not tests:
+        raise ConfigError(f"{row.where}: field 'test_list'", row.value("test_list"), "give at least one test")
+    before = [*_texts(row, "test_imports"), *filter(None, [row.text("test_setup_code", "")])]
+    shown = "\n".join(tests)
+    what = _said(row, options, "question", "text", "prompt")
+    return Task(
+        id=_name("mbpp", row, options, "task_id"),
+        question=f"{what}\nSubmit a program as one text. It must pass these tests:\n\n{shown}\n",
+        answer=_doctest(row, "\n".join([*before, *tests]) + "\n"),
+        judge=options.get("judge", "tests"),
+        family=_said(row, options, "family", "family", default="mbpp"),
+    )
+
+
+def _texts(row: Row, field: str) -> Sequence[str]:
+    """A field that is a list of texts, or such a list written as JSON; nothing where it is missing."""
+    value = row.value(field)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = [value]
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(f"{row.where}: field {field!r}", str(value)[:_SHOWN_CHARS], "give a list of texts")
+    return tuple(value)
+
+
+def _doctest(row: Row, tests: str) -> str:
+    """Tests as one doctest: they run in a console after the program, and then a word that it cannot know is printed.
+
+    So a program that ends the console, or keeps the tests from running, does not pass; what it prints itself is no
+    matter. A prompt that is not Python by itself is refused with the tests.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(tests)
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{row.where}: tests", tests[:_SHOWN_CHARS], f"they are no Python: {error}") from error
+    passed = f"passed {fingerprint(tests)[:16]}"
+    guarded = _GUARDED.format(tests=tests, passed=passed)
+    silent = ">>> __import__('warnings').simplefilter('ignore')\n"  # a warning about a text in a test is no failure
+    return f"{silent}>>> __import__('builtins').exec({guarded!r}, globals())\n{passed}\n"
+
+
+SUITES: MappingProxyType[str, Suite] = MappingProxyType(
+    {"math500": math500, "aime": aime, "humaneval": humaneval, "mbpp": mbpp}
+)

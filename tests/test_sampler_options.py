@@ -1,0 +1,130 @@
+"""Options of a sampler: on the command line, in a table of a file, in parentheses; typed by its signature, recorded."""
+
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli.train import TrainConfig
+from repl_rl.errors import ConfigError
+from repl_rl.rollout import ReplSampler
+from repl_rl.samplers import load_sampler
+from repl_rl.samplers.feedback import FeedbackSampler, Reassign
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.flags import mirrored, names
+from repl_rl.settings.toml import dump
+from repl_rl.world import World
+
+MODULE = """
+from repl_rl import ReplSampler
+
+class Mine(ReplSampler):
+    def __init__(self, depth: int = 1, *, word: str = "", rate: float = 0.5, loud: bool = False, label="") -> None:
+        super().__init__()
+        self.said = (depth, word, rate, loud, label)
+
+instance = Mine()
+
+def halves(rewards):
+    return [reward / 2 for reward in rewards]
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "samplers_with_options.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def sampler_of(*words: str) -> str:
+    return parse(TrainConfig, "train", words).sampler
+
+
+def said(text: str) -> tuple[object, ...]:
+    found: tuple[object, ...] = vars(load_sampler(text))["said"]
+    return found
+
+
+def test_a_flag_gives_an_option_of_the_chosen_sampler() -> None:
+    sampler = load_sampler(sampler_of("--sampler.give-up-after", "3", "--sampler.thinking=</think>"))
+    assert isinstance(sampler, ReplSampler)
+    assert (sampler.give_up_after, sampler.thinking) == (3, "</think>")
+
+
+def test_a_sampler_of_the_users_own_is_given_options_by_its_signature() -> None:
+    mine = "samplers_with_options:Mine"
+    words = ("--sampler.depth", "4", "--sampler.word", "007", "--sampler.rate", "1", "--sampler.loud", "true")
+    text = sampler_of("--sampler", mine, *words, "--sampler.label", "7")
+    assert said(text) == (4, "007", 1.0, True, 7)
+    assert said(sampler_of("--sampler", mine, "--sampler.word", "1e3")) == (1, "1e3", 0.5, False, "")
+    assert said(sampler_of("--sampler", mine, "--sampler.word", '"a b"')) == (1, "a b", 0.5, False, "")
+
+
+def test_an_option_that_is_a_function_is_named() -> None:
+    text = sampler_of("--sampler", "feedback", "--sampler.reassign", "samplers_with_options:halves")
+    sampler = load_sampler(text)
+    assert isinstance(sampler, FeedbackSampler)
+    reassign: Reassign = sampler.reassign
+    assert reassign([2.0]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--sampler.depth", "3"], "option depth of sampler repl is '3'; its options are give_up_after, optimistic"),
+        (["--sampler", "fenced", "--sampler.optimistic", "true"], "sampler fenced .*; its options are block, output"),
+        (["--sampler", "samplers_with_options:instance", "--sampler.depth", "3"], "it has no options"),
+        (["--sampler.give-up-after", "-1"], "sampler.give_up_after is -1; give at least 0"),
+        (["--sampler.optimistic", "3"], "sampler.optimistic is 3; give true or false"),
+        (["--sampler", "samplers_with_options:Mine", "--sampler.depth", "1.5"], "is 1.5; give a whole number"),
+        (["--sampler", "samplers_with_options:Mine", "--sampler.depth", "true"], "is True; give a whole number"),
+        (["--sampler", "samplers_with_options:Mine", "--sampler.rate", "much"], "is 'much'; give a number"),
+        (["--sampler", "feedback", "--sampler.reassign", "no_such:thing"], "reassign is 'no_such:thing'; it cannot be"),
+        (["--sampler", "missing", "--sampler.depth", "3"], "sampler is 'missing'; choose one of repl"),
+        (["--sampler.give-up-after"], "give its value after it"),
+    ],
+)
+def test_what_the_sampler_does_not_take_is_refused_with_what_it_takes(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        sampler_of(*words)
+
+
+def test_options_in_parentheses_are_held_to_the_same_types() -> None:
+    with pytest.raises(ConfigError, match="depth of sampler samplers_with_options:Mine is 'x'; give a whole number"):
+        load_sampler("samplers_with_options:Mine(depth='x')")
+    assert said("samplers_with_options:Mine(rate=1)")[2] == 1.0
+
+
+def test_a_file_gives_options_as_a_table_and_flags_win(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[sampler]\ngive_up_after = 3\nname = "repl"\noptimistic = true\n')
+    assert sampler_of("--config", str(file)) == "repl(give_up_after=3, optimistic=True)"
+    assert sampler_of("--config", str(file), "--sampler.give-up-after", "5") == "repl(give_up_after=5, optimistic=True)"
+    assert sampler_of("--config", str(file), "--sampler", "fenced") == "fenced"
+    file.write_text("sampler = 'repl(give_up_after=3)'\n")
+    assert sampler_of("--config", str(file), "--sampler.optimistic", "true") == "repl(give_up_after=3, optimistic=True)"
+
+
+def test_a_table_of_a_file_is_held_to_the_signature_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    for text, told in (
+        ("[sampler]\ndepth = 3\n", "option depth of sampler repl is 3; its options are"),
+        ("[sampler]\ngive_up_after = [3]\n", "give true, false, a number or a text"),
+        ("[sampler.more]\ndepth = 3\n", "option more.depth of sampler repl"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            sampler_of("--config", str(file))
+
+
+def test_options_are_recorded_and_read_back_from_the_run(tmp_path: Path) -> None:
+    config = parse(TrainConfig, "train", ["--sampler.give-up-after", "3", "--sampler.thinking", 'it\'s "so"'])
+    (tmp_path / "config.toml").write_text(dump(config))
+    recorded = World.recorded(tmp_path)
+    assert recorded.sampler == config.sampler
+    sampler = load_sampler(recorded.sampler)
+    assert isinstance(sampler, ReplSampler)
+    assert (sampler.give_up_after, sampler.thinking) == (3, 'it\'s "so"')
+
+
+def test_free_keys_are_no_settings_of_a_table() -> None:
+    assert [name for name in names(mirrored(TrainConfig)) if name.startswith("sampler")] == ["sampler"]

@@ -1,0 +1,193 @@
+"""Known suites: the fields of the published files are read, and each task is graded as its suite says."""
+
+import asyncio
+import builtins
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from repl_rl.cli import main
+from repl_rl.errors import ConfigError
+from repl_rl.judges import grade, graded
+from repl_rl.judges.unit_tests import checks
+from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.tasks import Task, load_tasks
+
+Fields = Mapping[str, object]
+HUMANEVAL: Fields = {
+    "task_id": "HumanEval/32",
+    "prompt": (
+        "import math\n\n\ndef poly(xs: list, x: float):\n    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n"
+        '\n\ndef root(xs: list):\n    """ A zero of poly, of degree one.\n    >>> root([1, 2])\n    -0.5\n    """\n'
+    ),
+    "entry_point": "root",
+    "canonical_solution": "    return -xs[0] / xs[1]\n",
+    "test": (
+        "METADATA = {'author': 'x'}\n\n\ndef check(candidate):\n    text = '''\n\\d\n'''\n    assert text\n"
+        "    for a in range(1, 5):\n        assert abs(poly([a, 2], candidate([a, 2]))) < 1e-4\n"
+    ),
+}
+MBPP: Fields = {
+    "task_id": 601,
+    "text": "Write a function to double a number.",
+    "code": "def double(n):\n  return n + n",
+    "test_list": ["assert double(2) == 4", "assert double(base) == 2 * base", "assert double('a') == 'aa'"],
+    "test_setup_code": "base = 7",
+    "challenge_test_list": [],
+}
+SANITIZED: Fields = {
+    "source_file": "x.json",
+    "task_id": 2,
+    "prompt": "Write a function to find the root of a number.",
+    "code": "import math\ndef root(n):\n  return math.sqrt(n)",
+    "test_imports": ["import math"],
+    "test_list": ["assert math.isclose(root(2), math.sqrt(2))"],
+}
+MATH500: Fields = {
+    "problem": "What is $\\frac{1}{2} + \\frac{1}{4}$?",
+    "solution": "It is $\\boxed{\\frac{3}{4}}$.",
+    "answer": "\\frac{3}{4}",
+    "subject": "Prealgebra",
+    "level": 2,
+    "unique_id": "test/prealgebra/12.json",
+}
+
+
+def file_of(folder: Path, *rows: Fields) -> Path:
+    path = folder / "suite.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def task_of(folder: Path, suite: str, row: Fields) -> Task:
+    (task,) = load_tasks(f"{suite}:{file_of(folder, row)}")
+    return task
+
+
+def test_math500_is_graded_by_value_and_told_by_level(tmp_path: Path) -> None:
+    task = task_of(tmp_path, "math500", MATH500)
+    assert (task.id, task.family, task.judge) == ("math500-test-prealgebra-12", "math500/2", "math")
+    assert task.question == MATH500["problem"]
+    assert grade(task, "3/4") == 1.0
+    assert grade(task, "4/3") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("row", "id", "family"),
+    [
+        ({"ID": "2024-I-1", "Problem": "Sum?", "Solution": "...", "Answer": 25}, "aime-2024-I-1", "aime"),
+        ({"id": 60, "problem": "Sum?", "answer": "025", "url": "u", "year": "2024"}, "aime-60", "2024"),
+        ({"question": "Sum?", "answer": "25"}, "aime-0", "aime"),
+        ({"problem_idx": 1, "problem": "Sum?", "answer": 25.0}, "aime-1", "aime"),
+    ],
+)
+def test_aime_is_read_in_each_form_that_it_is_published_in(tmp_path: Path, row: Fields, id: str, family: str) -> None:
+    task = task_of(tmp_path, "aime", row)
+    assert (task.id, task.question, task.answer, task.judge, task.family) == (id, "Sum?", "25", "numeric", family)
+    assert [grade(task, answer) for answer in ("25", "025", "25.0", "26", "x")] == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_gsm8k_keeps_its_grader(tmp_path: Path) -> None:
+    task = task_of(tmp_path, "gsm8k", {"question": "Eggs?", "answer": "He has <<9*2=18>>18.\n#### 1,018"})
+    assert grade(task, "$1018") == 1.0
+
+
+async def passes(task: Task, program: str) -> float:
+    return await graded(task, program, InProcessSandbox())
+
+
+PROGRAMS = [
+    ("def root(xs):\n    return -xs[0] / xs[1]\n", 1.0),
+    ("print('hello')\ndef root(xs):\n    print(xs)\n    return -xs[0] / xs[1]\n", 1.0),
+    ("def root(xs):\n    return xs[0]\n", 0.0),
+    ("def other(xs):\n    return 1\n", 0.0),
+    ("def root(xs)", 0.0),
+    ("def root(xs):\n    raise SystemExit\n", 0.0),
+    ("exec = check = print\ndef root(xs): return 0\n", 0.0),
+    ("exec = globals = lambda *given: {}\ndef root(xs): return 0\n", 0.0),
+    ("import builtins\nbuiltins.exec = lambda *given: None\ndef root(xs): return 0\n", 0.0),
+    ("def check(f): pass\ndef root(xs): return 0\n", 0.0),
+]
+
+
+@pytest.mark.parametrize(("program", "worth"), PROGRAMS)
+def test_humaneval_is_graded_by_its_tests_and_a_program_cannot_keep_them_from_running(
+    tmp_path: Path, program: str, worth: float
+) -> None:
+    task = task_of(tmp_path, "humaneval", HUMANEVAL)
+    assert (task.id, task.family, task.judge) == ("humaneval-32", "humaneval", "tests")
+    assert str(HUMANEVAL["prompt"]).rstrip() in task.question
+    assert "check(" not in task.question
+    before = builtins.exec
+    try:
+        assert asyncio.run(passes(task, program)) == worth
+    finally:
+        builtins.exec = before
+
+
+@pytest.mark.parametrize(
+    ("row", "program", "worth"),
+    [
+        (MBPP, MBPP["code"], 1.0),
+        (MBPP, "def double(n): return 2 * n", 1.0),
+        (MBPP, "def double(n): return n ** 2", 0.0),
+        (SANITIZED, SANITIZED["code"], 1.0),
+        (SANITIZED, "def root(n): return n ** 0.5", 1.0),
+        (SANITIZED, "def root(n): return n", 0.0),
+    ],
+)
+def test_mbpp_is_graded_by_its_tests_whole_or_sanitized(
+    tmp_path: Path, row: Fields, program: object, worth: float
+) -> None:
+    task = task_of(tmp_path, "mbpp", row)
+    assert task.id == f"mbpp-{row['task_id']}"
+    tests = row["test_list"]
+    assert isinstance(tests, list)
+    assert all(test in task.question for test in tests)
+    assert str(row["code"]) not in task.question
+    assert asyncio.run(passes(task, str(program))) == worth
+
+
+def test_suites_are_read_from_parquet_too(tmp_path: Path) -> None:
+    path = tmp_path / "mbpp.parquet"
+    Dataset.from_list([dict(MBPP), {**MBPP, "task_id": 602}]).to_parquet(str(path))
+    tasks = load_tasks(f"mbpp:{path}")
+    assert [task.id for task in tasks] == ["mbpp-601", "mbpp-602"]
+    assert all(checks(task) for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("suite", "row", "told"),
+    [
+        ("aime", {"problem": "?", "answer": "1/2"}, ":1: answer is '1/2'; answers of AIME are whole numbers"),
+        ("aime", {"problem": "?", "answer": 1000}, "whole numbers, 0 to 999"),
+        ("math500", {"problem": "?"}, "field 'answer' is None; add it"),
+        ("humaneval", {**HUMANEVAL, "entry_point": "a b"}, "field 'entry_point' is 'a b'; give the name of a function"),
+        ("humaneval", {**HUMANEVAL, "test": "def check(:"}, "they are no Python"),
+        ("humaneval", {"task_id": "HumanEval/0"}, "field 'prompt' is None"),
+        ("mbpp", {**MBPP, "test_list": []}, "give at least one test"),
+        ("mbpp", {**MBPP, "test_list": [3]}, "give a list of texts"),
+        ("mbpp", {"task_id": 1, "test_list": ["assert f()"]}, "field 'text' is None"),
+    ],
+)
+def test_a_row_of_another_form_is_refused_with_its_place(tmp_path: Path, suite: str, row: Fields, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        task_of(tmp_path, suite, row)
+
+
+def test_fields_of_other_names_can_be_said(tmp_path: Path) -> None:
+    path = file_of(tmp_path, {"q": "Sum?", "a": 3, "n": "x/1"})
+    (task,) = load_tasks(f"aime:{path}?question=q&answer=a&id=n")
+    assert (task.id, task.question, task.answer) == ("aime-x-1", "Sum?", "3")
+
+
+@pytest.mark.heavy
+def test_a_suite_is_evaluated_with_its_grader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = file_of(tmp_path, HUMANEVAL)
+    words = ["--tasks", f"humaneval:{path}", "--split", "all", "--engine", "transformers", "--sandbox", "unsafe"]
+    assert main(["eval", *words, "--json", str(tmp_path / "eval.json")]) == 0
+    assert json.loads((tmp_path / "eval.json").read_text())["tasks"] == 1
+    assert "humaneval" in capsys.readouterr().out
