@@ -40,23 +40,25 @@ def launch(processes: int, module: str, *arguments: str, limit_s: float = 280) -
 
 
 def run(
-    processes: int, estimator: str, fast: bool, out: Path
+    processes: int, estimator: str, fast: bool, weight: float, out: Path
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Train two steps in `processes` processes; the weights and the records of the first process."""
-    launch(processes, "tests.trainer.worker", estimator, str(int(fast)), str(out))
+    launch(processes, "tests.trainer.worker", estimator, str(int(fast)), str(weight), str(out))
     return load_file(out / "final" / "model.safetensors"), json.loads((out / "records.json").read_text())
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("fast", [True, False])
-def test_two_processes_train_the_same_weights_as_one(fast: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fast", "weight"), [(True, 0.0), (False, 0.0), (True, 0.3)])
+def test_two_processes_train_the_same_weights_as_one(fast: bool, weight: float, tmp_path: Path) -> None:
+    """`weight` is that of what the console printed."""
     # Three groups of two over two processes of three rollouts: the second group begins on one, ends on the other.
-    one, records = run(1, "two_stream", fast, tmp_path / "one")
-    two, records_two = run(2, "two_stream", fast, tmp_path / "two")
+    one, records = run(1, "two_stream", fast, weight, tmp_path / "one")
+    two, records_two = run(2, "two_stream", fast, weight, tmp_path / "two")
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=0, atol=1e-6)
     for a, b in zip(records, records_two, strict=True):
-        for key in ("loss", "reward_mean", "sampled_tokens", "logprob_gap_max", "grad_norm", "observation_loss"):
+        told = ("observation_loss",) if weight else ()
+        for key in ("loss", "reward_mean", "sampled_tokens", "logprob_gap_max", "grad_norm", *told):
             assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-5), key
 
 
