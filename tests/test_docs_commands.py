@@ -20,6 +20,7 @@ from repl_rl.runs.store import Store
 from repl_rl.settings.arguments import parse
 from tests.documents import PAGES, blocks, commands
 from tests.ggufs import write_gguf
+from tests.test_suites import HUMANEVAL
 
 ACTIONS = {
     "sandbox check": "CheckConfig",
@@ -38,6 +39,7 @@ ELSEWHERE = {
     "bench credit": "tests/bench/test_credit_worker.py",
     "bench echo": "tests/bench/test_echo.py",
     "--serve": "tests/test_browser.py",
+    "--sampler.user http": "tests/samplers/test_simulated.py, with a server of its own",
     "sandbox build": "scripts/docker, on a base image that can be had without a registry",
     "--from-doctests sympy": "tests/test_doctests.py, where it takes a quarter of an hour",
 }
@@ -134,6 +136,7 @@ def _write_tasks() -> None:
     _write_dataset(Path("openai/gsm8k"), train=sums, test=sums)
     _write_dataset(Path("HuggingFaceH4/MATH-500"), test=other)
     shutil.copy("openai/gsm8k/test.jsonl", "test.jsonl")
+    Path("HumanEval.jsonl").write_text(json.dumps(HUMANEVAL) + "\n")
     configs = "---\nconfigs:\n- config_name: main\n  data_files:\n  - {split: train, path: train.jsonl}\n---\n"
     Path("openai/gsm8k/README.md").write_text(configs)
 
