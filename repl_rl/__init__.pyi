@@ -67,9 +67,11 @@ from repl_rl.sandbox import open_sandbox as open_sandbox
 from repl_rl.sandbox.base import Limits as Limits
 from repl_rl.sandbox.base import PushResult as PushResult
 from repl_rl.sandbox.base import Sandbox as Sandbox
+from repl_rl.sandbox.base import console_of as console_of
 from repl_rl.tasks import Curriculum as Curriculum
 from repl_rl.tasks import FollowUp as FollowUp
 from repl_rl.tasks import Task as Task
+from repl_rl.tasks import Workspace as Workspace
 from repl_rl.tasks import generate as generate
 from repl_rl.tasks import load_tasks as load_tasks
 from repl_rl.trainer import ReplGRPOTrainer as ReplGRPOTrainer

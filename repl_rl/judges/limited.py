@@ -73,7 +73,7 @@ class _Process:
             ConfigError, UserCodeError: what it replied.
         """
         try:
-            self._channel.send_bytes(json.dumps(request).encode())
+            self._channel.send_bytes(json.dumps(request, default=str).encode())
             if not self._channel.poll(timeout_s):
                 raise _Overrun(f"it took longer than {timeout_s:g} s")
             reply: Reply = json.loads(self._channel.recv_bytes())
@@ -162,5 +162,12 @@ def _request(judge: str, task: Task | None, answer: str, cpu_s: float) -> Reques
     path = [folder or os.getcwd() for folder in sys.path]
     texts = None
     if task is not None:
-        texts = Texts(id=task.id, question=task.question, answer=task.answer, judge=task.judge, family=task.family)
+        texts = Texts(
+            id=task.id,
+            question=task.question,
+            answer=task.answer,
+            judge=task.judge,
+            family=task.family,
+            fields=task.fields,
+        )
     return Request(judge=judge, task=texts, answer=answer, path=path, cpu_s=cpu_s)

@@ -32,6 +32,8 @@ class Texts(TypedDict):
     answer: str
     judge: str
     family: str
+    fields: Mapping[str, object]
+    """Of its row; what JSON does not hold comes as its text."""
 
 
 class Request(TypedDict):

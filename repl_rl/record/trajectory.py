@@ -29,6 +29,7 @@ from repl_rl.record.line import (
     refuse_unless_ids,
     refuse_unless_tuple,
 )  # fmt: skip
+from repl_rl.record.setup import Setup
 
 __all__ = [
     "Execution", "Failure", "FailureKind", "Group", "Line", "LineEnd", "LineStatus", "Member", "NamedReward",
@@ -127,6 +128,8 @@ class Trajectory:
     """The outcome reward of its judge; None: no judge graded it."""
     failure: Failure | None = None
     """Set exactly when `stop` is `fault`."""
+    workspace: Setup | None = None
+    """What its console began with; None: it was empty."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("Trajectory.wall_s", self.wall_s)

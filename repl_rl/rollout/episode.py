@@ -48,7 +48,7 @@ class Episode:
         self._record = Record(origin)
         self._pending: list[int] = []  # observed ids that the engine has not seen yet
         self._sampling: int | None = None  # how many ids the engine had before the call that is under way
-        self._console = Console(sandbox)
+        self._console = Console(sandbox, origin.task)
         self._stop: Stop | None = None
         self._failure: Failure | None = None
         self._started = time.monotonic()

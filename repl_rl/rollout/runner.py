@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from repl_rl.engine.ahead import Tally, ahead
 from repl_rl.engine.base import Engine, Pressure, Sampling, Seated
-from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
+from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, SetupError, UserCodeError
 from repl_rl.judges import graded
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
@@ -188,6 +188,8 @@ class Rollouts:
         if rollout.cancelled():
             return
         error = rollout.exception()
+        if isinstance(error, SetupError):  # not the sampler's doing
+            raise UserCodeError(str(error)) from error
         if isinstance(error, ConfigError):
             raise UserCodeError(f"{name}: {error}") from error
         if isinstance(error, ReplRLError | RolloutFailure) or not isinstance(error, Exception | None):

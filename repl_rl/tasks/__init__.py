@@ -7,6 +7,7 @@ from repl_rl.tasks.generate import BUILTIN, families_of, generate, sketch, task_
 from repl_rl.tasks.graded import GRADED, LEVELS, TOPICS
 from repl_rl.tasks.loaders import load_tasks
 from repl_rl.tasks.model import FollowUp, Split, Task, split_of
+from repl_rl.tasks.workspace import Workspace
 
 __all__ = [
     "BUILTIN",
@@ -23,6 +24,7 @@ __all__ = [
     "Sketch",
     "Split",
     "Task",
+    "Workspace",
     "assigned",
     "families_of",
     "generate",

@@ -1,10 +1,12 @@
 """What a task is, and on which side of the train / held-out split its question falls."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.workspace import Workspace
 
 _HELD_OUT_PERCENT = 20
 
@@ -45,12 +47,26 @@ class Task:
     """What it is tabulated under; "" for none."""
     follow_ups: tuple[FollowUp, ...] = ()
     """What is asked next, in order; empty: the task is a single question."""
+    workspace: Workspace | None = None
+    """What is in its console before the first line; None: the console starts empty."""
+    fields: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """What else its row holds, for samplers, judges and rewards; the policy is not told."""
 
     def __post_init__(self) -> None:
         _refuse_blank("task", self, ("id", "question", "judge"))
         given: object = self.follow_ups
         if not isinstance(given, tuple):
             raise ConfigError("task.follow_ups", given, "give a tuple")
+
+    @property
+    def told(self) -> str:
+        """What the prompt says of its workspace, one line; "": nothing."""
+        return self.workspace.in_words() if self.workspace is not None else ""
+
+    @property
+    def asked(self) -> str:
+        """The question, and then what is told of the workspace."""
+        return f"{self.question}\n{self.told}" if self.told else self.question
 
     def turns(self) -> tuple["Task", ...]:
         """Every question as a task of its own, the first one included, so that each can be graded like any other."""

@@ -12,7 +12,7 @@ from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.replay.session import Replay, Step, check
-from repl_rl.tasks import Task
+from repl_rl.tasks import Task, Workspace
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -136,13 +136,16 @@ class Continue(RolloutSampler):
 async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int, temperature: float = 1.0) -> Branches:
     """Sample `count` (>= 1) continuations of `start` with the policy and the sampler of `rollouts`.
 
-    Every continuation begins with exactly the ids of `start`. `task` grades them; None: they stay ungraded.
+    Every continuation begins with exactly the ids of `start`, in a console with the recorded workspace. `task` grades
+    them; None: they stay ungraded.
 
     Raises:
+        StoreError: the workspace is not stored.
         EngineError, UserCodeError, InvariantError: as `Rollouts.collect`.
     """
     origin = start.trajectory
-    graded = task or Task(origin.task_id, origin.prompt.text, "")
+    setup = Workspace.read(origin.workspace.content) if origin.workspace is not None else None
+    graded = replace(task or Task(origin.task_id, origin.prompt.text, ""), workspace=setup)
     seed = rollouts.seed + zlib.crc32(f"{origin.id}/{start.line}".encode())
     world = replace(rollouts, sampler=Continue(rollouts.sampler, start), seed=seed)
     found = await world.collect([graded] * count, temperature)

@@ -1,6 +1,8 @@
 """The JSON form of a trajectory and its credit, in the schema of `SCHEMA_VERSION`; older ones are still read."""
 
 import json
+import re
+from pathlib import Path
 
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import InvariantError, StoreError
@@ -21,8 +23,10 @@ from repl_rl.record.trajectory import (
 )
 from repl_rl.runs.store.older import upgraded
 from repl_rl.runs.store.schema import SCHEMA_VERSION, CreditRecord, LineRecord, SegmentRecord, TrajectoryRecord
+from repl_rl.runs.store.workspaces import StoredWorkspace
 
-READABLE = (1, 2, SCHEMA_VERSION)
+_DIGEST = re.compile("[0-9a-f]{64}")
+READABLE = (1, 2, 3, SCHEMA_VERSION)
 """Schema versions that this release reads. It writes the last one."""
 
 
@@ -31,14 +35,14 @@ def dump(entry: Credited) -> bytes:
     return json.dumps(to_record(entry), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
 
-def parse(text: bytes, where: str) -> Credited:
-    """The inverse of `dump`. `where` begins the message of an error.
+def parse(text: bytes, where: str, folder: Path | None = None) -> Credited:
+    """The inverse of `dump`. `where` begins the message of an error; `folder`: beside it, workspaces are stored.
 
     Raises:
         StoreError: it is no record, of another version, or breaks an invariant.
     """
     try:
-        return from_record(json.loads(text))
+        return from_record(json.loads(text), folder)
     except StoreError as error:
         raise StoreError(f"{where}: {error}") from error
     except (KeyError, TypeError, ValueError, InvariantError, AttributeError, RecursionError) as error:
@@ -64,11 +68,12 @@ def to_record(entry: Credited) -> TrajectoryRecord:
         credit=[
             CreditRecord(reward=c.reward, advantage=c.advantage, logprobs=list(c.logprobs)) for c in entry.credit_L
         ],
+        workspace=trajectory.workspace.digest if trajectory.workspace is not None else None,
     )
 
 
-def from_record(record: TrajectoryRecord) -> Credited:
-    """The inverse of `to_record`; every invariant is checked again.
+def from_record(record: TrajectoryRecord, folder: Path | None = None) -> Credited:
+    """The inverse of `to_record`; every invariant is checked again. `folder`: see `parse`.
 
     Raises:
         StoreError: the schema version or the policy step is missing or unknown (I10).
@@ -81,12 +86,12 @@ def from_record(record: TrajectoryRecord) -> Credited:
         )
     newest = record if version == SCHEMA_VERSION else upgraded(record)
     credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in newest["credit"])
-    return Credited(_trajectory(newest), credit_L)
+    return Credited(_trajectory(newest, folder), credit_L)
 
 
-def _trajectory(record: TrajectoryRecord) -> Trajectory:
+def _trajectory(record: TrajectoryRecord, folder: Path | None) -> Trajectory:
     text, ids = record["prompt"]
-    failure = record["failure"]
+    failure, digest = record["failure"], record["workspace"]
     return Trajectory(
         id=record["id"],
         task_id=record["task_id"],
@@ -98,7 +103,14 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         wall_s=record["wall_s"],
         outcome=record["outcome"],
         failure=Failure(FailureKind(failure[0]), failure[1]) if failure else None,
+        workspace=_stored(digest, folder) if digest is not None else None,
     )
+
+
+def _stored(digest: str, folder: Path | None) -> StoredWorkspace:
+    if not _DIGEST.fullmatch(digest):  # it becomes the name of a file
+        raise StoreError(f"its workspace {digest[:80]!r} is no digest of 64 hexadecimal digits")
+    return StoredWorkspace(digest, folder)
 
 
 def _segment_record(segment: Segment) -> SegmentRecord:
