@@ -23,7 +23,8 @@ from repl_rl.tasks import Workspace
 
 PAGE = Block(ROOT / "docs" / "workspace.md", "workspace")
 FIGURES = ROOT / "docs" / "workspace.json"
-TABLE = [[n, f"customer {n:06}", n * 7 % 1000 / 4] for n in range(32_000)]
+AMOUNTS = [n * 7 % 1000 / 4 for n in range(32_000)]
+TABLE = [[n, f"customer {n:06}", amount] for n, amount in enumerate(AMOUNTS)]
 LARGE = Workspace(
     values={"rows": TABLE},
     files={"data/notes.txt": b"one line of a file\n" * 1000},
@@ -114,7 +115,7 @@ def block(found: Mapping[str, float]) -> str:
     text = f"{found['consoles']:.0f} consoles at once on {found['cpus']:.0f} cores (load average "
     text += f"{found['load_average']:.1f}), a workspace of {found['bytes'] / 1e6:.1f} MB, medians of "
     text += f"{found['repeats']:.0f} repeats:\n\n"
-    text += "| a console, until its first line is done | ms | MiB of its own |\n|---|---|---|\n"
+    text += "| a console, until its first line is done | ms | MiB, proportional |\n|---|---|---|\n"
     text += f"| empty | {found['empty_ms']:.1f} | {found['empty_mib']:.1f} |\n"
     text += f"| with the workspace | {found['workspace_ms']:.1f} | {found['workspace_mib']:.1f} |\n"
     text += f"| empty, given the same table and package as lines | {found['typed_ms']:.1f} | |\n\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.workspace import LARGE, TABLE
+from benchmarks.workspace import AMOUNTS, LARGE
 from repl_rl.record.trajectory import Observed, Trajectory
 from repl_rl.runs.replay import Branches, Determinism, branch, start_at, verify_all
 from repl_rl.runs.report import write_report
@@ -26,7 +26,7 @@ LINES = (
     "open('data/notes.txt', 'w').write('mine')\n",
     "submit_final_answer(total + n)\n",
 )
-ANSWER = str(sum(amount for _, _, amount in TABLE) + 1000)
+ANSWER = str(sum(AMOUNTS) + 1000)
 TASK = Task(
     "large", "Amounts and lines of the notes, added up?", ANSWER, workspace=replace(LARGE, told="There is `rows`.")
 )

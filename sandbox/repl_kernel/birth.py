@@ -160,8 +160,8 @@ def become_console(
         random.setstate(prepared.random_state)
     else:
         random.seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+        if "numpy.random" in sys.modules:  # numpy imports it when it is first asked for, and then it is seeded anew
+            sys.modules["numpy.random"].seed()
     _start(kernel, request, capture, place, prepared.console if prepared else Console())
     connection.send(READY)
     connection.close()

@@ -13,6 +13,7 @@ from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import InProcessSandbox, Limits, Sandbox, open_sandbox
 from repl_rl.sandbox.base import Preparing, SandboxSession, console_of
 from repl_rl.sandbox.conformance import WORKSPACE_LIMITS, workspaces
+from repl_rl.sandbox.conformance.workspaces import WORKSPACE_CHECKS, run_workspace_check
 from repl_rl.sandbox.stations import IDLE, Stations
 from repl_rl.tasks import Workspace
 
@@ -264,11 +265,20 @@ def test_a_function_of_the_workspace_shows_its_lines_in_a_traceback() -> None:
 
 
 @pytest.mark.heavy
-@served_kinds
-def test_consoles_with_a_workspace_keep_every_promise_of_the_others(kind: str) -> None:
+def test_consoles_with_a_workspace_keep_every_promise_of_the_others() -> None:
     async def main() -> None:
-        async with open_sandbox(kind, limits=WORKSPACE_LIMITS, warm=0) as sandbox:
-            rows = await workspaces(sandbox, isolates=kind == "local")
+        async with open_sandbox("local", limits=WORKSPACE_LIMITS, warm=0) as sandbox:
+            rows = await workspaces(sandbox, isolates=True)
         assert [row for row in rows if not row.passed] == []
+        assert len(rows) > 50
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", WORKSPACE_CHECKS)
+def test_workspaces_are_apart_and_bounded_where_nothing_else_is(name: str) -> None:
+    async def main() -> str:
+        async with open_sandbox("unsafe", limits=WORKSPACE_LIMITS, warm=0) as sandbox:
+            return await run_workspace_check(sandbox, name)
+
+    assert asyncio.run(main()) == ""
