@@ -11,6 +11,7 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError, SetupError, StoreError, UserCodeError
+from repl_rl.judges import grade
 from repl_rl.record.trajectory import Stop, Trajectory
 from repl_rl.rollout import Rollouts
 from repl_rl.runs.replay import branch, start_at, verify_all
@@ -176,3 +177,7 @@ def test_workspaces_that_can_be_made_are_tried_without_a_word() -> None:
     World(sandbox="unsafe").try_workspaces([TASK, TASK])
     World(sandbox="unsafe").try_workspaces([replace(TASK, workspace=None)])
     assert issubclass(SetupError, ConfigError)
+
+
+def test_a_judge_of_the_user_sees_every_field_of_the_row() -> None:
+    assert grade(Task("t", "?", "", "tests.users:level", fields={"level": 0.25, "when": Path("x")}), "any") == 0.25
