@@ -23,8 +23,8 @@ from repl_rl.evaluation import pass_at_k as pass_at_k
 from repl_rl.evaluation import wilson as wilson
 from repl_rl.judges import graded as graded
 from repl_rl.machine.assets import asset as asset
+from repl_rl.record.group import Group as Group
 from repl_rl.record.trajectory import Execution as Execution
-from repl_rl.record.trajectory import Group as Group
 from repl_rl.record.trajectory import HostCall as HostCall
 from repl_rl.record.trajectory import Line as Line
 from repl_rl.record.trajectory import LineEnd as LineEnd
@@ -71,9 +71,11 @@ from repl_rl.sandbox import open_sandbox as open_sandbox
 from repl_rl.sandbox.base import Limits as Limits
 from repl_rl.sandbox.base import PushResult as PushResult
 from repl_rl.sandbox.base import Sandbox as Sandbox
+from repl_rl.sandbox.base import console_of as console_of
 from repl_rl.tasks import Curriculum as Curriculum
 from repl_rl.tasks import FollowUp as FollowUp
 from repl_rl.tasks import Task as Task
+from repl_rl.tasks import Workspace as Workspace
 from repl_rl.tasks import generate as generate
 from repl_rl.tasks import load_tasks as load_tasks
 from repl_rl.trainer import ReplGRPOTrainer as ReplGRPOTrainer
@@ -139,10 +141,12 @@ __all__ = [
     "TrajectoryPlayer",
     "Transformers",
     "Vllm",
+    "Workspace",
     "World",
     "asset",
     "branch",
     "compare",
+    "console_of",
     "estimator",
     "generate",
     "graded",

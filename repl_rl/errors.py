@@ -2,6 +2,7 @@
 
     ReplRLError                 a bug or a bad configuration; it rises to the caller
     ├── ConfigError             input that a person can mend: thing, value, remedy; exit code 2
+    │   └── SetupError          a task's workspace cannot be made in a console
     ├── SandboxUnavailable      no isolation can be had on this machine; exit code 2
     ├── EngineError             the inference engine failed; the step ends
     │   ├── EngineDied          its process is gone
@@ -32,6 +33,10 @@ class ConfigError(ReplRLError):
         self.thing = thing
         self.value = value
         self.remedy = remedy
+
+
+class SetupError(ConfigError):
+    """A task's workspace cannot be made in a console. `thing` says where: one of its files, modules or lines."""
 
 
 class SandboxUnavailable(ReplRLError):

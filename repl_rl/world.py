@@ -9,7 +9,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,12 +19,14 @@ from typing import Annotated
 from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
+from repl_rl.rollout.console import Console
 from repl_rl.rollout.host import HostFunction
 from repl_rl.rollout.host_session import Model
 from repl_rl.rollout.host_shipped import host_functions, nested_sessions
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
+from repl_rl.rollout.thread import LoopThread
 from repl_rl.samplers import load_sampler, sampler_options
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxKind, open_sandbox
 from repl_rl.settings.arguments import read
@@ -37,6 +39,8 @@ from repl_rl.tasks import Split, Task, judged_by, load_tasks
 
 QUICKSTART = "builtin:quickstart"
 """The bundled tasks."""
+TRIED = 16
+"""Workspaces that are made once before an engine opens; others are made when their first rollout begins."""
 OF_A_RUN = frozenset(
     {"name", "out", "overwrite", "train_tasks", "eval_tasks", "eval_every", "validation", "curriculum", "trainer"}
 )
@@ -179,6 +183,32 @@ class World:
         preload = [name.strip() for name in self.preload.split(",") if name.strip()]
         ready = self.concurrency if warm is None else warm
         return open_sandbox(self.sandbox, limits=self.limits, preload=preload, warm=ready)
+
+    def try_workspaces(self, tasks: Iterable[Task]) -> None:
+        """Make the workspaces of `tasks`, the first that differ, so that a bad one is refused before an engine opens.
+
+        It opens consoles for it, and blocks; where no task has a workspace it does nothing.
+
+        Raises:
+            SetupError: one cannot be made; names the task and what of its workspace is wrong.
+            SandboxUnavailable, SandboxFault: there are no consoles here.
+        """
+        firsts = {task.workspace: task for task in reversed(list(tasks)) if task.workspace is not None}
+        if firsts:
+            thread = LoopThread()
+            try:
+                thread.run(self._make(list(firsts.values())[::-1][:TRIED]))
+            finally:
+                thread.close()
+
+    async def _make(self, tasks: Sequence[Task]) -> None:
+        async with self.consoles(warm=0) as sandbox:
+            for task in tasks:
+                console = Console(sandbox, task)
+                try:
+                    await console.begin()
+                finally:
+                    await console.aclose()
 
     @asynccontextmanager
     async def rollouts(self, replica: int = 0) -> AsyncIterator[Rollouts]:

@@ -128,6 +128,8 @@ def _write_tasks() -> None:
     problems = [json.loads(line) for line in blocks("json", "docs/howto.md")[0].splitlines()]
     rows = [p | {"id": f"{p['id']}{n}", "question": f"({n}) {p['question']}"} for n in range(20) for p in problems]
     Path("problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ages = {"id": "ages", "question": "Who is the oldest?", "answer": "alan", "workspace": {"values": {"limit": 40}}}
+    Path("ages.jsonl").write_text(json.dumps(ages) + "\n")
     sums = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(40)]
     plain = [{"question": s["question"], "answer": s["answer"][5:]} for s in sums]
     other = [s | {"problem": s["question"], "result": s["answer"]} for s in plain]

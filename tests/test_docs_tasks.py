@@ -10,7 +10,7 @@ from repl_rl.tasks import Task
 from tests.documents import blocks
 from tests.worlds import world
 
-PAGES = ("tasks", "judges", "rewards", "evaluation", "coldstart", "training")
+PAGES = ("tasks", "judges", "rewards", "evaluation", "coldstart", "training", "workspace")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -20,6 +20,15 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     source = "\n".join(blocks("python", f"docs/{page}.md"))
     monkeypatch.chdir(tmp_path)
     exec(compile(source, f"{page}.md", "exec"), {"__name__": f"{page}_page"})
+
+
+def test_the_console_of_the_page_about_workspaces_has_what_it_says() -> None:
+    namespace: dict[str, object] = {"__name__": "workspace_page"}
+    first, *_, last = blocks("python", "docs/workspace.md")
+    exec(first + last, namespace)
+    looked = namespace["looked"]
+    assert callable(looked)
+    assert looked() == "(['alan', 41], 'ages in years\\n')\n"
 
 
 def test_the_sampler_of_several_turns_asks_all_of_them_and_rewards_each_line() -> None:

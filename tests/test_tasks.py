@@ -214,7 +214,7 @@ def test_parquet_gives_its_rows_and_fields_can_be_mapped(tmp_path: Path) -> None
     }
     source = parquet(tmp_path / "t.parquet", columns)
     a, b = load_tasks(f"{source}?question=problem&answer=value&family=meta.kind&judge=numeric")
-    assert a == Task("1", "1 + 1?", "2", "numeric", "sums")
+    assert a == Task("1", "1 + 1?", "2", "numeric", "sums", fields={"meta": {"kind": "sums"}})
     assert (b.id, b.answer) == ("2", "4")
     with pytest.raises(ConfigError, match=r"t\.parquet, row 1: field 'question' is None; add it; it has \['meta', 'p"):
         load_tasks(source)

@@ -70,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
     console = Console(highlight=False)
     tasks = config.drawn(config.split, config.count)
     check_judges(tasks)
+    config.try_workspaces(tasks)
     other = read_study(config.against) if config.against else None
     if other is not None:
         check_same_tasks(other, (task.id for task in tasks))

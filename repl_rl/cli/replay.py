@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from repl_rl.world import World, recorded_task
 
 _COLOURS = {LineStatus.OK: "green", LineStatus.INCOMPLETE: "green", LineStatus.ANSWERED: "cyan"}
 _HELP = "Enter: next recorded line; :b: one line back; :q: leave; anything else is run"
+_REASONS = 3
 _AT_ONCE = 8
 """Trajectories that are executed again at a time."""
 _UP = Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
@@ -220,6 +222,8 @@ def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: C
         f"determinism {found.score:.2%}: {found.verified} trajectories executed again, {len(found.divergent)} differ"
         + (f", {skipped} could not be executed" if skipped else "")
     )
+    for reason, count in Counter(v.skipped for v in found.verifications if v.skipped).most_common(_REASONS):
+        console.print(Text(printable(f"  could not be executed: {count}: {clip(reason)}")))
     for cause, count in found.causes.most_common():
         console.print(f"  {cause}: {count}")
     return int(bool(found.divergent))

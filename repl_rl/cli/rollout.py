@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(RolloutConfig, "rollout", argv)
     tasks = config.drawn(Split.HELD_OUT, config.count)
+    config.try_workspaces(tasks)
     console = Console(highlight=False)
     with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:
         trajectories = source.sample(tasks, config.temperature)

@@ -117,6 +117,7 @@ class Run:
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
         refuse_run(config, config.trainer, len(self.training))
+        config.try_workspaces([*self.training, *self.held_out])
 
     def execute(self) -> None:
         """Train and evaluate. A summary is written whatever happens after the run folder was made.

@@ -5,7 +5,7 @@ from statistics import correlation, fmean
 
 from repl_rl.credit.earnings import Advantages, to_go
 from repl_rl.credit.group import Credit, Earned
-from repl_rl.record.trajectory import Group
+from repl_rl.record.group import Group
 
 
 def earned_metrics(earned: Sequence[Earned], credit: Credit) -> dict[str, float]:

@@ -11,7 +11,8 @@ from repl_rl.credit.rewards import TABLE, Potential, RewardTable, Weighted, give
 from repl_rl.credit.states import line_states
 from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import InvariantError
-from repl_rl.record.trajectory import Group, NamedReward, Trajectory
+from repl_rl.record.group import Group
+from repl_rl.record.trajectory import NamedReward, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
+from repl_rl.record.setup import Setup
 from repl_rl.record.trajectory import LineStatus, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.console import offered
-from repl_rl.sandbox.base import Host, PushResult, Sandbox, SandboxSession
+from repl_rl.sandbox.base import Host, PushResult, Sandbox, SandboxSession, console_of
 from repl_rl.tasks import Task
 
 _CLASSES = ("123456789", "aeiou", "bcdfghklmnprstvz", "jqwxy")
@@ -41,11 +42,14 @@ class TamperedSandbox:
         self.python_version = inner.python_version
 
     def session(self) -> AbstractAsyncContextManager[SandboxSession]:
-        return self._session()
+        return self._tampered(None)
+
+    def prepared(self, setup: Setup) -> AbstractAsyncContextManager[SandboxSession]:
+        return self._tampered(setup)
 
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[SandboxSession]:
-        async with self._inner.session() as session:
+    async def _tampered(self, setup: Setup | None) -> AsyncIterator[SandboxSession]:
+        async with console_of(self._inner, setup) as session:
             yield _TamperedSession(session, self.name)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -170,4 +170,6 @@ def _request(
     trajectory: Trajectory | None = None,
 ) -> Request:
     path = [folder or os.getcwd() for folder in sys.path]
-    return Request(judge=judge, task=task, answer=answer, trajectory=trajectory, path=path, cpu_s=cpu_s)
+    # What its console began with is not the judge's business, and may be large.
+    bare = None if task is None else replace(task, workspace=None)
+    return Request(judge=judge, task=bare, answer=answer, trajectory=trajectory, path=path, cpu_s=cpu_s)

@@ -16,7 +16,7 @@ from repl_rl.machine.threads import InThread
 from repl_rl.record.console import typed_lines
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import open_sandbox
-from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession, console_of
 from repl_rl.tasks import Task
 
 _ATTEMPTS = 2
@@ -49,7 +49,7 @@ def checks(task: Task) -> tuple[Check, ...]:
 
 
 async def run_tests_in(sandbox: Sandbox, task: Task, answer: str) -> float:
-    """1.0 when the program runs without an error and passes every test, in a fresh console of `sandbox`.
+    """1.0 when the program runs without an error and passes every test, in a fresh console with the task's workspace.
 
     Raises:
         ConfigError: the task has no tests.
@@ -57,7 +57,7 @@ async def run_tests_in(sandbox: Sandbox, task: Task, answer: str) -> float:
     """
     wanted = checks(task)
     for _ in range(_ATTEMPTS):
-        async with sandbox.session() as console:
+        async with console_of(sandbox, task.workspace) as console:
             verdict = await _passes(console, answer, wanted)
         if verdict is not None:
             return float(verdict)

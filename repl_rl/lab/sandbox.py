@@ -103,14 +103,14 @@ async def _many(ours: Sandbox, effort: SandboxEffort) -> tuple[dict[str, float],
     """16 consoles at once: lines a second, and memory (PSS, MiB) a console, by contender."""
     rate, memory = {}, {}
     async with AsyncExitStack() as stack:
-        empty = _pss_mib()
+        empty = pss_mib()
         sessions = [await stack.enter_async_context(ours.session()) for _ in range(_AT_ONCE)]
         await asyncio.gather(*(_line(session, "1 + 1") for session in sessions))
-        memory["ours"] = (_pss_mib() - empty) / _AT_ONCE
-        empty = _pss_mib()
+        memory["ours"] = (pss_mib() - empty) / _AT_ONCE
+        empty = pss_mib()
         stocks = await asyncio.gather(*(stack.enter_async_context(_stock()) for _ in range(_AT_ONCE)))
         await asyncio.gather(*(console.line("1 + 1") for console in stocks))
-        memory["stock"] = (_pss_mib() - empty) / _AT_ONCE
+        memory["stock"] = (pss_mib() - empty) / _AT_ONCE
 
         async def ours_lines(session: SandboxSession) -> None:
             for number in range(effort.many):
@@ -170,7 +170,7 @@ def _family() -> list[int]:
     return found
 
 
-def _pss_mib() -> float:
+def pss_mib() -> float:
     """Proportional memory of every process below this one, MiB."""
     total = 0
     for pid in _family():

@@ -123,6 +123,7 @@ class Record:
             seed=origin.seed,
             wall_s=wall_s,
             failure=failure,
+            workspace=origin.task.workspace,
         )
         if seen is not None:
             _check_prefix(seen, (*origin.prompt.token_ids, *record.completion_ids), origin.id)

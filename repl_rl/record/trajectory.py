@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
 
 from repl_rl.errors import InvariantError
 from repl_rl.record.failure import Failure, FailureKind
@@ -31,9 +30,10 @@ from repl_rl.record.line import (
     refuse_unless_sum,
     refuse_unless_tuple,
 )  # fmt: skip
+from repl_rl.record.setup import Setup
 
 __all__ = [
-    "Execution", "Failure", "FailureKind", "Group", "HostCall", "Line", "LineEnd", "LineStatus", "Member",
+    "Execution", "Failure", "FailureKind", "HostCall", "Line", "LineEnd", "LineStatus", 
     "NamedReward", "Observed", "Prompt", "Sampled", "Segment", "Stop", "Trajectory", "spread",
 ]  # fmt: skip
 
@@ -139,6 +139,8 @@ class Trajectory:
     """What the outcome is the sum of, by who gave it: judges, the sampler; (): it is one judge's alone."""
     grade: float | None = None
     """Beside several parts: what the task's first judge gave the answer, unweighted; None: it was not asked."""
+    workspace: Setup | None = None
+    """What its console began with; None: it was empty."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("Trajectory.wall_s", self.wall_s)
@@ -282,34 +284,3 @@ def spread(values_L: Sequence[float], trajectory: Trajectory, observed: float = 
             for line in segment.lines:
                 widened.extend([next(values)] * len(line.token_ids))
     return tuple(widened)
-
-
-class Member(Protocol):
-    """What a group asks of a rollout: a `Trajectory`, or what another process tells of one."""
-
-    @property
-    def task_id(self) -> str: ...
-
-    @property
-    def prompt_key(self) -> str: ...
-
-
-M = TypeVar("M", bound=Member)
-
-
-@dataclass(frozen=True, slots=True)
-class Group(Generic[M]):
-    """Rollouts of one task from one prompt; the baseline of an advantage."""
-
-    members: tuple[M, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.members) < 2:
-            refuse("Group.members", f"{len(self.members)} long", "a group needs at least 2 rollouts for an advantage")
-        first = self.members[0]
-        for number, other in enumerate(self.members):
-            if other.task_id != first.task_id:
-                refuse("Group.members", other.task_id, f"a group shares one task, here {first.task_id!r}")
-            if other.prompt_key != first.prompt_key:
-                where = f"rollout {number} of task {first.task_id!r}"
-                refuse("Group.members", where, "it starts from another prompt; a group shares one prompt")

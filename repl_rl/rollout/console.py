@@ -3,21 +3,23 @@
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.errors import ConfigError, SandboxFault, SetupError
 from repl_rl.record.console import LineBuffer, likely_silent
 from repl_rl.record.trajectory import HostCall, Line, LineEnd
 from repl_rl.rollout.host_session import HostSession
-from repl_rl.sandbox.base import Calling, Host, PushResult, Sandbox, SandboxSession
+from repl_rl.sandbox.base import Calling, Host, PushResult, Sandbox, SandboxSession, console_of
 from repl_rl.sandbox.lines import push_each
+from repl_rl.tasks import Task
 
 
 class Console:
     """A session of the sandbox, opened at the first line that runs, and the text that is still to be typed into it."""
 
-    def __init__(self, sandbox: Sandbox, host: HostSession) -> None:
-        """`host`: the functions that lines may call."""
+    def __init__(self, sandbox: Sandbox, task: Task, host: HostSession | None = None) -> None:
+        """`task`: whose workspace the session begins with. `host`: the functions that lines may call; None: none."""
         self._sandbox = sandbox
-        self.host = host
+        self._task = task
+        self.host = host or HostSession()
         """What answers the calls of its lines."""
         self._resources = AsyncExitStack()
         self._session: SandboxSession | None = None
@@ -28,6 +30,14 @@ class Console:
     async def aclose(self) -> None:
         """Give the session back."""
         await self._resources.aclose()
+
+    async def begin(self) -> None:
+        """Have the session now, and not with the first line.
+
+        Raises:
+            SandboxFault, SetupError: as `run`.
+        """
+        await self._open()
 
     @property
     def ended(self) -> bool:
@@ -55,6 +65,7 @@ class Console:
 
         Raises:
             SandboxFault: no console could be had.
+            SetupError: the task's workspace cannot be made.
         """
         console = await self._open()
         results = await push_each(console, lines)
@@ -83,7 +94,11 @@ class Console:
 
     async def _open(self) -> SandboxSession:
         if self._session is None:
-            self._session = await self._resources.enter_async_context(self._sandbox.session())
+            leased = console_of(self._sandbox, self._task.workspace)
+            try:
+                self._session = await self._resources.enter_async_context(leased)
+            except SetupError as error:
+                raise SetupError(f"task {self._task.id}: {error.thing}", error.value, error.remedy) from error
             if self.host.functions:
                 offered(self._session, self.host, self._sandbox.name)
         return self._session

@@ -47,7 +47,7 @@ class Episode(Earning):
         self.limits = limits
         self._writer = Writer(engine, renderer, context_tokens - len(origin.prompt.token_ids))
         self._sandbox = sandbox
-        self._console = Console(sandbox, host or HostSession())
+        self._console = Console(sandbox, origin.task, host)
         self._stop: Stop | None = None
         self._failure: Failure | None = None
         self._started = time.monotonic()

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, UserCodeError
+from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SetupError, UserCodeError
 from repl_rl.record.trajectory import Stop, Trajectory
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.sampler import RolloutSampler
@@ -90,6 +90,9 @@ def _raised(name: str, done: "asyncio.Task[None]") -> ReplRLError | RolloutFailu
         raise error
     if error is None:
         return None
-    found = UserCodeError(f"{name}: {error}" if isinstance(error, ConfigError) else f"{name} raised {error!r}")
+    if isinstance(error, SetupError):  # not the sampler's doing
+        found = UserCodeError(str(error))
+    else:
+        found = UserCodeError(f"{name}: {error}" if isinstance(error, ConfigError) else f"{name} raised {error!r}")
     found.__cause__ = error
     return found

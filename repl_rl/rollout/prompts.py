@@ -12,7 +12,7 @@ TEMPLATES = ("bare", "base", "few_shot", "chat", "chat_few_shot")
 """Prompt templates that are shipped: a file each in `prompts/`."""
 OWN = "text:"
 """What the text of a file of one's own is recorded behind, so that a run is played again without the file."""
-_QUESTION, _BANNER = "{question}", "{banner}"
+_QUESTION, _BANNER, _WORKSPACE = "{question}", "{banner}", "{workspace}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Start:
     """Plain text before the console; "" where there is a system message."""
     console: str
     """How the console begins: its banner, where the template shows it, and its first prompt."""
+    question: str
+    """What the model's chat template has as the user's message."""
 
 
 def template(wanted: str) -> str:
@@ -59,8 +61,10 @@ def declaring(question: str, functions: Sequence[str]) -> str:
     return told.replace("{functions}", listed).replace(_QUESTION, question)
 
 
-def start(wanted: str, question: str, version: str) -> Start:
+def start(wanted: str, question: str, version: str, told: str = "") -> Start:
     """A template (see `template`) for a question, in the console of Python `version`.
+
+    `told` is what is said of the task's workspace. It stands in the place of {workspace}, or else after the question.
 
     A text with {question} in it is plain: the question stands there, and the banner in the place of {banner}. One
     without is the system message of the model's chat template; then the console begins with its banner.
@@ -71,11 +75,13 @@ def start(wanted: str, question: str, version: str) -> Start:
     known = template(wanted)
     own = known.startswith(OWN)
     text = known.removeprefix(OWN) if own else asset(f"prompts/{known}.txt").read_text()
+    if _WORKSPACE not in text:
+        question = f"{question} {told}" if told else question
     banner = asset("prompts/banner.txt").read_text().replace("{version}", version)
     if _QUESTION not in text:
-        return Start(text.strip(), "", banner + PS1)
+        return Start(text.strip().replace(_WORKSPACE, told), "", banner + PS1, question)
     plain = text.removesuffix(PS1)
     shown = plain.endswith(_BANNER)
     console = (banner if shown else "") + text[len(plain) :]
-    head = plain.removesuffix(_BANNER).replace(_BANNER, banner).replace(_QUESTION, question)
-    return Start(None, head, console)
+    head = plain.removesuffix(_BANNER).replace(_BANNER, banner).replace(_WORKSPACE, told).replace(_QUESTION, question)
+    return Start(None, head, console, question)

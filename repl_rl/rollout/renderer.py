@@ -134,20 +134,23 @@ class Renderer:
         own = self.tokenizer.eos_token_id
         return int(own) if own is not None else min(self.eos_ids)
 
-    def prompt(self, question: str, template: str = "base", version: str = "3", console: bool = True) -> Prompt:
+    def prompt(
+        self, question: str, template: str = "base", version: str = "3", console: bool = True, told: str = ""
+    ) -> Prompt:
         """The prompt of a task, up to and including the first console prompt.
 
         `template` is a shipped one or a text of one's own, see `prompts.template`: plain text, or a system message for
         the model's chat template. `console`: with the beginning of the console, which is assistant's text in a chat.
+        `told`: what is said of the task's workspace.
 
         Raises:
             ConfigError: there is no such template, or the model has no chat template.
         """
-        begun = start(template, question, version)
+        begun = start(template, question, version, told)
         prefill = begun.console if console else ""
         if begun.system is None:
             return Prompt(begun.head + prefill, self.encode(begun.head + prefill))
-        asked = self.asked(begun.system, question)
+        asked = self.asked(begun.system, begun.question)
         return Prompt(asked.text + prefill, (*asked.token_ids, *self.encode(prefill)))
 
     def asked(self, system: str, question: str) -> Prompt:

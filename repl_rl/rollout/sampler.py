@@ -80,7 +80,7 @@ class RolloutSampler(ABC):
             template: the run's prompt template, see `Renderer.prompt`.
             version: of the Python in the sandbox.
         """
-        return renderer.prompt(task.question, template, version)
+        return renderer.prompt(task.question, template, version, told=task.told)
 
     def check(self, limits: RolloutLimits) -> None:  # noqa: B027 (a hook: most samplers have nothing to refuse)
         """Refuse budgets under which an option of this sampler has no effect; called before anything is opened.
@@ -172,7 +172,7 @@ class ReplSampler(RolloutSampler):
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         """See `RolloutSampler.prompt`; with `thinking`, it ends where the console would begin."""
-        return renderer.prompt(task.question, template, version, console=not self.thinking)
+        return renderer.prompt(task.question, template, version, console=not self.thinking, told=task.told)
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
         """See `RolloutSampler.check_policy`."""

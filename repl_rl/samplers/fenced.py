@@ -52,7 +52,7 @@ class FencedCodeSampler(RolloutSampler):
         self._answer = one_group("answer", answer)
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        return opening(renderer, self.system, task.question, template)
+        return opening(renderer, self.system, task.asked, template)
 
     async def rollout(self, episode: Episode) -> None:
         while not episode.ended:

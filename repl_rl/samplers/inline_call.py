@@ -72,7 +72,7 @@ class InlineCallSampler(RolloutSampler):
         self.rehearsals = ((f"a <fn>{name}()</fn> b <fn>{name}(x=</fn><answer>c</answer>",), ("no call",))
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        return opening(renderer, self.system, task.question, template)
+        return opening(renderer, self.system, task.asked, template)
 
     async def rollout(self, episode: Episode) -> None:
         while not episode.ended:

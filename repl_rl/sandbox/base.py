@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.line import LineStatus, refuse, refuse_unless_duration
+from repl_rl.record.setup import Setup
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 
 OPEN_FILES = 64
@@ -126,6 +127,32 @@ class Sandbox(Protocol):
 
     def session(self) -> AbstractAsyncContextManager[SandboxSession]:
         """Lease a fresh console from a warm pool; it is never reused."""
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A sandbox whose consoles can begin with a task's workspace. All that are shipped are."""
+
+    def prepared(self, setup: Setup) -> AbstractAsyncContextManager[SandboxSession]:
+        """Lease a fresh console in which `setup` is. It shares nothing with the others that begin with it.
+
+        Raises:
+            SetupError: on entering; the workspace cannot be made here.
+        """
+
+
+def console_of(sandbox: Sandbox, setup: Setup | None) -> AbstractAsyncContextManager[SandboxSession]:
+    """A fresh console of `sandbox`, with a workspace or (None) empty.
+
+    Raises:
+        ConfigError: the sandbox cannot prepare consoles.
+    """
+    if setup is None:
+        return sandbox.session()
+    if isinstance(sandbox, Preparing):
+        return sandbox.prepared(setup)
+    remedy = "its consoles cannot begin with a task's workspace; give it the method `prepared`, or use another"
+    raise ConfigError("sandbox", sandbox.name, remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,19 @@ import asyncio
 import itertools
 import json
 import os
-import secrets
 import socket
 from collections.abc import Callable
 from typing import Protocol, Self
 
 import zmq
 
-from repl_rl.errors import SandboxFault, SandboxUnavailable
-from repl_rl.sandbox.base import INODES, OPEN_FILES, Limits
+from repl_rl.errors import SandboxUnavailable
+from repl_rl.record.setup import Setup
+from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.client import ConsoleSession
-from repl_rl.sandbox.keeper import KeeperLink
+from repl_rl.sandbox.door import Door, Station
 
 _START_TIMEOUT_S = 120.0
-_READY_TIMEOUT_S = 30.0
 _OWN_WORDS = "repl_kernel: "
 """Begins what the fork server itself says of its end, remedy included."""
 _FIRST_UID = 1_600_000_000
@@ -62,13 +61,6 @@ class Launch(Protocol):
         """
 
 
-def _request(key: str, uid: int, limits: Limits) -> bytes:
-    names = ("cpu_s", "memory_mb", "output_bytes", "processes", "disk_mb")
-    chosen = {name: getattr(limits, name) for name in names}
-    fixed = {"open_files": OPEN_FILES, "inodes": INODES}
-    return json.dumps({"key": key, "uid": uid, **chosen, **fixed}).encode()
-
-
 class ForkServer:
     """One running fork server."""
 
@@ -76,9 +68,9 @@ class ForkServer:
         self._connection = connection
         self._running = running
         self._launch = launch
-        self._broken = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = 8192
+        self._door = Door(connection, self._context, running.last_words, isolated=launch.isolated)
         self.python_version = (0, 0, 0)
 
     @classmethod
@@ -115,39 +107,18 @@ class ForkServer:
     @property
     def alive(self) -> bool:
         """False once the process has ended."""
-        return self._running.alive and not self._broken
+        return self._running.alive and not self._door.broken
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
-        """A fresh console, ready for its first line.
+        """As `Door.open_console`."""
+        return await self._door.open_console(limits, uid=self._uid(), decide=decide)
 
-        Raises:
-            SandboxFault: it died or was not ready in time.
-        """
-        key = secrets.token_hex(32)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        link = KeeperLink(ours, isolated=self._launch.isolated, max_text_bytes=2 * limits.output_bytes)
-        try:
-            with theirs:
-                uid = _FIRST_UID + next(_uids) % _UIDS if self._launch.own_uids else 0
-                socket.send_fds(self._connection, [_request(key, uid, limits)], [theirs.fileno()])
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                await link.ready
-            if link.death is not None:
-                raise SandboxFault(f"a console died at birth: {self._running.last_words()}")
-            return ConsoleSession(link, key, limits, self._context, decide=decide)
-        except TimeoutError:
-            link.close()
-            raise SandboxFault(f"a console was not ready after {_READY_TIMEOUT_S:g} s") from None
-        except BlockingIOError:  # it is alive, with more requests before it than its socket holds
-            link.close()
-            raise SandboxFault("the fork server takes no further request now") from None
-        except OSError as error:
-            self._broken = True
-            link.close()
-            raise SandboxFault(f"the fork server is gone: {error}") from error
-        except BaseException:
-            link.close()
-            raise
+    async def prepare(self, setup: Setup, limits: Limits) -> Station:
+        """As `Door.prepare`."""
+        return await self._door.prepare(setup, limits, uid=self._uid())
+
+    def _uid(self) -> int:
+        return _FIRST_UID + next(_uids) % _UIDS if self._launch.own_uids else 0
 
     async def stop(self) -> None:
         """End it and every console that it made."""

@@ -3,7 +3,9 @@
 import builtins
 import code
 import contextlib
+import importlib
 import io
+import json
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +13,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from typing import ClassVar
 
+from repl_rl.errors import SetupError
+from repl_rl.record.setup import Setup
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Births, Limits, PushResult, Sandbox, SandboxKind, refuse_unfit
 
@@ -60,6 +64,25 @@ class InProcessSession:
     def ended(self) -> bool:
         """True once no further line can be pushed."""
         return self._ended
+
+    def prepare(self, setup: Setup) -> None:
+        """Make a workspace in this console.
+
+        Raises:
+            SetupError: it has files, for which there is no place here, or a module or a line raises.
+        """
+        said, name = json.loads(setup.content), f"workspace {setup.digest[:12]}"
+        if said["files"]:
+            remedy = "this process has no folder for them; use another sandbox"
+            raise SetupError(f"{name}, files", sorted(said["files"]), remedy)
+        try:
+            with _streams(self._console, io.StringIO()):
+                for module in said["preload"]:
+                    importlib.import_module(module)
+                self._console.locals.update(said["values"])
+                exec(compile("\n".join(said["lines"]), "<workspace>", "exec", dont_inherit=True), self._console.locals)
+        except (Exception, SystemExit) as error:
+            raise SetupError(f"{name}, a module or line", repr(error), "mend the task's workspace") from error
 
     async def push(self, line: str) -> PushResult:
         """As `SandboxSession.push`, except that no deadline is kept: the line runs on the caller's own thread."""
@@ -124,6 +147,13 @@ class InProcessSandbox:
     async def session(self) -> AsyncIterator[InProcessSession]:
         """A fresh console. Modules and interpreter settings are shared with the process."""
         yield InProcessSession(self._limits)
+
+    @asynccontextmanager
+    async def prepared(self, setup: Setup) -> AsyncIterator[InProcessSession]:
+        """A fresh console in which the workspace has been made, anew each time."""
+        session = InProcessSession(self._limits)
+        session.prepare(setup)
+        yield session
 
 
 @dataclass(frozen=True, slots=True)

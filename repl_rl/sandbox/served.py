@@ -7,10 +7,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from repl_rl.errors import SandboxFault, SandboxUnavailable
+from repl_rl.record.setup import Setup
 from repl_rl.sandbox.base import Births, Limits
 from repl_rl.sandbox.client import ConsoleSession
+from repl_rl.sandbox.door import Station
 from repl_rl.sandbox.forkserver import ForkServer, Launch
 from repl_rl.sandbox.pool import Pool
+from repl_rl.sandbox.stations import Stations
 
 
 class Source(Protocol):
@@ -18,6 +21,21 @@ class Source(Protocol):
 
     async def open(self) -> ConsoleSession:
         """A fresh console.
+
+        Raises:
+            SandboxFault: none could be started.
+        """
+
+    async def prepare(self, setup: Setup) -> Station:
+        """A process in which a workspace was made.
+
+        Raises:
+            SetupError: it cannot be made.
+            SandboxFault: no such process could be started.
+        """
+
+    async def birth(self, station: Station) -> ConsoleSession:
+        """A fresh console that begins with the workspace of `station`.
 
         Raises:
             SandboxFault: none could be started.
@@ -47,12 +65,24 @@ class SharedServer:
 
     async def open(self) -> ConsoleSession:
         """As `Source.open`."""
+        server = await self._alive()
+        return await server.open_console(self._limits, decide=self._decide)
+
+    async def prepare(self, setup: Setup) -> Station:
+        """As `Source.prepare`."""
+        server = await self._alive()
+        return await server.prepare(setup, self._limits)
+
+    async def birth(self, station: Station) -> ConsoleSession:
+        """As `Source.birth`."""
+        return await station.open_console(self._limits, decide=self._decide)
+
+    async def _alive(self) -> ForkServer:
         async with self._replacing:
             if not self._server.alive:
                 await self._server.stop()
                 self._server = await _another(self._launch)
-            server = self._server
-        return await server.open_console(self._limits, decide=self._decide)
+            return self._server
 
     async def close(self) -> None:
         """As `Source.close`."""
@@ -80,6 +110,21 @@ class ServerEach:
         session.on_close = lambda: self._stop(server)
         return session
 
+    async def prepare(self, setup: Setup) -> Station:
+        """As `Source.prepare`: one for a single console, which ends with it."""
+        server, self._spare = self._spare or await _another(self._launch), None
+        try:
+            station = await server.prepare(setup, self._limits)
+        except BaseException:
+            await server.stop()
+            raise
+        station.on_close = lambda: self._stop(server)
+        return station
+
+    async def birth(self, station: Station) -> ConsoleSession:
+        """As `Source.birth`."""
+        return await station.open_console(self._limits, decide=self._decide)
+
     def _stop(self, server: ForkServer) -> None:
         task = asyncio.create_task(server.stop())
         self._stopping.add(task)
@@ -96,14 +141,19 @@ class ServerEach:
 class ServedSandbox:
     """Leases consoles from a pool."""
 
-    def __init__(self, name: str, python_version: tuple[int, int, int], pool: Pool) -> None:
+    def __init__(self, name: str, python_version: tuple[int, int, int], pool: Pool, stations: Stations) -> None:
         self.name = name
         self.python_version = python_version
         self._pool = pool
+        self._stations = stations
 
     def session(self) -> AbstractAsyncContextManager[ConsoleSession]:
         """As `Sandbox.session`."""
         return self._pool.lease()
+
+    def prepared(self, setup: Setup) -> AbstractAsyncContextManager[ConsoleSession]:
+        """As `Preparing.prepared`."""
+        return self._stations.lease(setup)
 
 
 @asynccontextmanager
@@ -118,6 +168,7 @@ async def serve(
     server = await ForkServer.start(launch)
     source: Source = (ServerEach if server_each else SharedServer)(launch, births.limits, server)
     pool = Pool(source.open, warm=births.warm, starting=births.starting)
+    stations = Stations(source.prepare, source.birth, starting=births.starting, shared=not server_each)
     try:
         try:
             first = await source.open()
@@ -130,7 +181,8 @@ async def serve(
                 f"sandbox {name!r} cannot isolate a console here: {fault}; {launch.remedy_for(str(fault))}"
             ) from fault
         pool.fill()
-        yield ServedSandbox(name, server.python_version, pool)
+        yield ServedSandbox(name, server.python_version, pool, stations)
     finally:
+        await stations.close()
         await pool.close()
         await source.close()

@@ -8,6 +8,7 @@ from repl_rl.tasks.graded import GRADED, LEVELS, TOPICS
 from repl_rl.tasks.loaders import load_tasks
 from repl_rl.tasks.model import FollowUp, Split, Task, split_of
 from repl_rl.tasks.weights import judged_by
+from repl_rl.tasks.workspace import Workspace
 
 __all__ = [
     "BUILTIN",
@@ -24,6 +25,7 @@ __all__ = [
     "Sketch",
     "Split",
     "Task",
+    "Workspace",
     "assigned",
     "families_of",
     "generate",

@@ -1,8 +1,9 @@
 """Tasks from files, data sets and the built-in families. Every complaint names the file, the line and the field."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import parse_qsl
 
@@ -10,6 +11,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.tasks.generate import families_of, generate
 from repl_rl.tasks.model import FollowUp, Split, Task, parse_split, split_of
 from repl_rl.tasks.rows import Row, rows
+from repl_rl.tasks.setups import FIELD, workspace_of
 from repl_rl.tasks.suites import SUITES, Suite
 
 _DEFAULT_COUNT = 1000
@@ -29,7 +31,7 @@ def load_tasks(
             - `builtin:quickstart`, `builtin:easy`, `builtin:hard`, or `builtin:` and a family's name;
             - `builtin:graded`, `builtin:graded/2` (one level), `builtin:dates` (one topic), `builtin:dates/2`;
             - PATH: JSONL or Parquet with `id`, `question` and `answer` (a text or a number), and optionally `judge`,
-              `family` and `follow_ups`; other fields are ignored. Rows of Parquet need no `id`;
+              `family`, `follow_ups` and `workspace`. Rows of Parquet need no `id`;
             - `dataset:NAME`: what `datasets` loads by that name, or a folder that it saved;
             - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
             - `math:` and then PATH or `dataset:NAME`: `problem`, and `answer` or a `solution` with a `\\boxed{}`,
@@ -38,6 +40,7 @@ def load_tasks(
 
             A place may end in `?question=problem&judge=math`: which fields hold `id`, `question`, `answer` and
             `family` (`a.b` looks into a nested one), the judge of every row, a data set's `config` and `part`.
+            Every other field of a row is kept in `Task.fields`.
         split: a question falls in `train` or `held_out` by its text alone, in files too.
         count: at most so many tasks (>= 1). None: all of a file, 1000 of a built-in source.
         seed: draws the built-in tasks; a file ignores it.
@@ -78,13 +81,20 @@ class _Reading:
 
 
 Adapter = Callable[[Row, _Reading], Task]
+_READ = {"id", "question", "answer", "judge", "family", "follow_ups"}
+"""Fields that a task says itself."""
 
 
 def _read(adapter: Adapter, source: str) -> Iterator[tuple[Row, Task]]:
     place, options = _place(source)
     reading = _Reading(options, numbered=place.startswith("dataset:") or place.endswith(".parquet"))
+    folder = None if place.startswith("dataset:") else Path(place).parent
+    read = _READ - set(_KEPT.get(adapter, ())) - set(options)
+    taken = {FIELD, *read, *(options[name] for name in _MAPPED if name in options)}
     for row in rows(place, options):
-        yield row, adapter(row, reading)
+        workspace = workspace_of(row, folder, columns=reading.numbered)
+        others = {name: value for name, value in row.fields.items() if name not in taken}
+        yield row, replace(adapter(row, reading), workspace=workspace, fields=others)
 
 
 def _place(source: str) -> tuple[str, Mapping[str, str]]:
@@ -177,6 +187,10 @@ def _of(suite: Suite) -> Adapter:
     return lambda row, reading: suite(row, reading.options)
 
 
+_KEPT: MappingProxyType[Adapter, tuple[str, ...]] = MappingProxyType(
+    {_gsm8k: ("id", "answer", "judge"), _math: ("judge",)}
+)
+"""Fields of `_READ` that an adapter does not read, or of which it takes a part."""
 _ADAPTERS: MappingProxyType[str, Adapter] = MappingProxyType(
     {"gsm8k": _gsm8k, "math": _math, **{name: _of(suite) for name, suite in SUITES.items()}}
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.workspace import Workspace
 
 _HELD_OUT_PERCENT = 20
 
@@ -46,6 +47,8 @@ class Task:
     """What it is tabulated under; "" for none."""
     follow_ups: tuple[FollowUp, ...] = ()
     """What is asked next, in order; empty: the task is a single question."""
+    workspace: Workspace | None = None
+    """What is in its console before the first line; None: the console starts empty."""
     fields: Mapping[str, object] = field(default_factory=dict, hash=False)
     """What else its row holds, for samplers, judges and rewards; the policy is not told."""
 
@@ -54,6 +57,16 @@ class Task:
         given: object = self.follow_ups
         if not isinstance(given, tuple):
             raise ConfigError("task.follow_ups", given, "give a tuple")
+
+    @property
+    def told(self) -> str:
+        """What the prompt says of its workspace, one line; "": nothing."""
+        return self.workspace.in_words() if self.workspace is not None else ""
+
+    @property
+    def asked(self) -> str:
+        """The question, and then what is told of the workspace."""
+        return f"{self.question}\n{self.told}" if self.told else self.question
 
     def turns(self) -> tuple["Task", ...]:
         """Every question as a task of its own, the first one included, so that each can be graded like any other."""

@@ -64,6 +64,19 @@ def rows(place: str, options: Mapping[str, str]) -> Iterator[Row]:
     return _parquet_rows(Path(place)) if place.endswith(".parquet") else _json_rows(Path(place))
 
 
+def as_json(text: str, where: str, remedy: str) -> object:
+    """What a text of JSON says; `where` and `remedy` are what a complaint says.
+
+    Raises:
+        ConfigError: it is no JSON.
+    """
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(where, text[:_SHOWN_CHARS], f"{remedy}: {error}") from error
+    return found
+
+
 def _json_rows(path: Path) -> Iterator[Row]:
     """Blank lines are skipped."""
     try:
@@ -74,10 +87,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
     for n, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}:{n}", line[:_SHOWN_CHARS], f"write one JSON object a line: {error}") from error
+        record = as_json(line, f"{path}:{n}", "write one JSON object a line")
         if not isinstance(record, dict):
             raise ConfigError(f"{path}:{n}", line[:_SHOWN_CHARS], "write one JSON object a line")
         yield Row(f"{path}:{n}", n, record)

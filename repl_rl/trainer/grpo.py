@@ -23,8 +23,9 @@ from repl_rl.credit.stops import CUT
 from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError, WeightSyncError
+from repl_rl.record.group import Group
 from repl_rl.record.series import mean_parts
-from repl_rl.record.trajectory import Group, Trajectory
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer import choices
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_few, refuse_unfit
@@ -255,9 +256,8 @@ class ReplGRPOTrainer(GRPOTrainer):
         # A mean over the tokens of the whole batch, as TRL's is for "dapo": gradients are averaged over processes and
         # added up over the passes of an optimizer step, of which a batch makes one or several.
         passes = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        share = self.accelerator.num_processes / (taught.tokens * passes)
-        weight: float = self.observation_weight * share
-        return loss + weight * taught.nats(self._logprobs, rows)
+        share: float = self.observation_weight * self.accelerator.num_processes / (taught.tokens * passes)
+        return loss + share * taught.nats(self._logprobs, rows)
 
     def _get_per_token_logps_and_entropies(
         self,

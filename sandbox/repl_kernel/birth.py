@@ -7,13 +7,14 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 
 import zmq
 
-from repl_kernel import mounts, seccomp, system
+from repl_kernel import mounts, seccomp, system, workspace
 from repl_kernel.capture import Capture
 from repl_kernel.console import Console
 from repl_kernel.keeper import READY, Place
@@ -31,6 +32,8 @@ _OUR_PROCESSES = 3
 _SENDING_MS = 1000
 _FILTER = seccomp.program()
 """Made once, by the fork server: a console may not be able to read the list."""
+_STATION_FILTER = seccomp.program(allowed=("unshare", "mount", "sethostname"))
+"""Of a process in which a workspace was made: its children still have to leave its namespaces. They add `_FILTER`."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Request:
     open_files: int
     disk_mb: int
     inodes: int
+    prepares: bool = False
+    """It is no console that is asked for, but a process in which a workspace is made, to fork consoles from."""
 
 
 def fork_first() -> int:
@@ -108,11 +113,11 @@ def _enter_user_namespace(others: int) -> None:
             file.write(text)
 
 
-def renounce() -> None:
-    """No capability, no way to gain one, and only the system calls of a computation."""
+def renounce(station: bool = False) -> None:
+    """No capability, no way to gain one, and only the system calls of a computation; a `station` may fork consoles."""
     system.drop_capabilities()
     system.no_new_privileges()
-    system.install_filter(_FILTER)
+    system.install_filter(_STATION_FILTER if station else _FILTER)
 
 
 def expose() -> Place:
@@ -135,9 +140,58 @@ def open_capture(request: Request, place: Place, isolated: bool) -> Capture:
 
 
 def become_console(
-    kernel: ReplKernel, request: Request, connection: socket.socket, capture: Capture, place: Place, isolated: bool
+    kernel: ReplKernel,
+    request: Request,
+    connection: socket.socket,
+    capture: Capture,
+    place: Place,
+    isolated: bool,
+    prepared: workspace.Prepared | None,
 ) -> None:
-    """Make `kernel` the kernel of this process, tell the host, and set the limits."""
+    """Make `kernel` the kernel of this process, tell the host, and set the limits.
+
+    `prepared`: what this process was forked with; None: its console starts empty.
+    """
+    _settle(capture, place)
+    if prepared is not None:
+        workspace.lay_copies(prepared.scratch)
+        os.close(prepared.scratch)
+    if prepared is not None and prepared.random_state is not None:
+        random.setstate(prepared.random_state)
+    else:
+        random.seed()
+        if "numpy.random" in sys.modules:  # numpy imports it when it is first asked for, and then it is seeded anew
+            sys.modules["numpy.random"].seed()
+    _start(kernel, request, capture, place, prepared.console if prepared else Console())
+    connection.send(READY)
+    connection.close()
+    for kind, pair in _limits(request, isolated).items():
+        _, hard = resource.getrlimit(kind)
+        ceiling = pair[1] if hard == resource.RLIM_INFINITY else min(pair[1], hard)
+        resource.setrlimit(kind, (min(pair[0], ceiling), ceiling))
+
+
+def become_station(
+    request: Request, capture: Capture, place: Place, isolated: bool, content: bytes
+) -> workspace.Prepared:
+    """Make a workspace in this process, within the limits of a console, and leave nothing that its children share.
+
+    Raises:
+        Refused: it cannot be made.
+    """
+    outside = os.environ.get("TMPDIR", "/tmp")
+    _settle(capture, place)
+    with _limited(_limits(request, isolated)):
+        prepared = workspace.make(content)
+    os.environ["TMPDIR"] = outside  # where consoles without namespaces get their folders: not in this one's
+    tempfile.tempdir = None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    capture.leave()
+    return prepared
+
+
+def _settle(capture: Capture, place: Place) -> None:
+    """Begin as a process that runs a user's code: a group of its own, no input, its own folder and output."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     null = os.open("/dev/null", os.O_RDONLY)
@@ -148,27 +202,20 @@ def become_console(
     os.environ["HOME"] = os.environ["TMPDIR"] = place.scratch
     tempfile.tempdir = None
     capture.install()
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-    _start(kernel, request, capture, place)
-    connection.send(READY)
-    connection.close()
-    _limit(request, isolated)
 
 
-def _start(kernel: ReplKernel, request: Request, capture: Capture, place: Place) -> None:
+def _start(kernel: ReplKernel, request: Request, capture: Capture, place: Place, repl: Console) -> None:
     context = zmq.Context()
     shell = context.socket(zmq.ROUTER)
     shell.linger = _SENDING_MS
     shell.bind(f"ipc://{place.folder}/shell")
-    repl = Console(before_traceback=capture.make_room)
+    repl.before_traceback = capture.make_room
     repl.offer_submit()
     kernel.start_console(request.key.encode(), repl, capture, shell)
 
 
-def _limit(request: Request, isolated: bool) -> None:
-    """Set this process's limits, on top of what the kernel itself already uses."""
+def _limits(request: Request, isolated: bool) -> dict[int, tuple[int, int]]:
+    """What this process may use, soft and hard, on top of what the kernel itself already uses."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     space = used + request.memory_mb * _MIB
@@ -186,7 +233,18 @@ def _limit(request: Request, isolated: bool) -> None:
     else:
         size = max(request.disk_mb * _MIB, _OUTPUT_SLACK_BYTES + 4 * request.output_bytes)
         limits[resource.RLIMIT_FSIZE] = (size, size)
-    for kind, pair in limits.items():
-        _, hard = resource.getrlimit(kind)
-        ceiling = pair[1] if hard == resource.RLIM_INFINITY else min(pair[1], hard)
-        resource.setrlimit(kind, (min(pair[0], ceiling), ceiling))
+    return limits
+
+
+@contextmanager
+def _limited(limits: dict[int, tuple[int, int]]) -> Iterator[None]:
+    """Keep limits for a while. Only soft ones are set: a hard one would hold for every console that is forked later."""
+    before = {kind: resource.getrlimit(kind) for kind in limits}
+    for kind, (soft, _) in limits.items():
+        _, hard = before[kind]
+        resource.setrlimit(kind, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    try:
+        yield
+    finally:
+        for kind, pair in before.items():
+            resource.setrlimit(kind, pair)

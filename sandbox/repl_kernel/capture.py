@@ -72,6 +72,14 @@ class Capture:
         os.dup2(self._write_fd, 1)
         os.dup2(self._write_fd, 2)
 
+    def leave(self) -> None:
+        """Let this process's output go nowhere, and let go of the file: nothing that is forked later can reach it."""
+        null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        for descriptor in (null, self._write_fd, self._read_fd):
+            os.close(descriptor)
+
     def take(self) -> Printed:
         """What was printed since the last call."""
         end = os.fstat(self._write_fd).st_size

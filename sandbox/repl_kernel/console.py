@@ -33,7 +33,7 @@ class Console(code.InteractiveConsole):
         super().__init__(fresh_main().__dict__, "<stdin>")
         self.outcome = "ok"
         self.answer: str | None = None
-        self._before_traceback = before_traceback
+        self.before_traceback = before_traceback
 
     def showsyntaxerror(self, filename: str | None = None) -> None:
         self.outcome = "syntax_error"
@@ -42,7 +42,7 @@ class Console(code.InteractiveConsole):
     def showtraceback(self) -> None:
         kind = sys.exc_info()[0]
         self.outcome = "memory_limit" if kind is not None and issubclass(kind, MemoryError) else "exception"
-        self._before_traceback()
+        self.before_traceback()
         _forget_frames(sys.exc_info()[1], self.own_files)
         super().showtraceback()
 

@@ -8,6 +8,7 @@ import errno
 import json
 import platform
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -34,8 +35,8 @@ def denied() -> dict[str, dict[str, int]]:
     return table
 
 
-def program(machine: str = platform.machine()) -> bytes:
-    """The BPF program for `machine`.
+def program(machine: str = platform.machine(), allowed: Sequence[str] = ()) -> bytes:
+    """The BPF program for `machine`; it lets the calls `allowed` pass all the same.
 
     Raises:
         OSError: there are no numbers for this machine.
@@ -52,8 +53,8 @@ def program(machine: str = platform.machine()) -> bytes:
     ]
     if machine == "x86_64":  # the x32 interface has its own numbers
         code += [_instruction(_JUMP_AT_LEAST, 0x40000000, 0, 1), refuse]
-    for numbers in denied().values():
-        if machine in numbers:
+    for name, numbers in denied().items():
+        if machine in numbers and name not in allowed:
             code += [_instruction(_JUMP_EQUAL, numbers[machine], 0, 1), refuse]
     # The flags of clone3 are behind a pointer, so it does not exist; libc then falls back to clone.
     code += [_instruction(_JUMP_EQUAL, _CLONE3, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]

@@ -1,7 +1,11 @@
 """The fork server: it imports everything once, then forks a console for each request.
 
-On its socket (SEQPACKET) each packet is a request (JSON) with one file descriptor: the console's own socket to the
-host. Its options: `isolate` (namespaces a console), `preload` (modules to import).
+On its socket (SEQPACKET) each packet is a request (JSON) with a file descriptor: the console's own socket to the host.
+Its options: `isolate` (namespaces a console), `preload` (modules to import).
+
+A request may also ask for a station: a process, in namespaces of its own and without any privilege, in which a
+workspace is made, and which is then asked for consoles as the fork server is. Two more descriptors come with it: the
+socket on which it is asked, and the workspace.
 """
 
 import gc
@@ -17,11 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from repl_kernel import birth, keeper, system
+from repl_kernel import birth, keeper, system, workspace
+from repl_kernel.capture import Capture
 from repl_kernel.console import clean_interpreter
 from repl_kernel.kernel import ReplKernel
 
 _MAX_REQUEST_BYTES = 65_536
+_SHOWN_CHARS = 2000
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,25 @@ def _forget_dead_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
-def _next_request(host: socket.socket) -> tuple[birth.Request, socket.socket]:
-    data, descriptors, _, _ = socket.recv_fds(host, _MAX_REQUEST_BYTES, 1)
-    if not data:
-        os._exit(0)
-    return birth.Request(**json.loads(data)), socket.socket(fileno=descriptors[0])
+@dataclass(frozen=True)
+class _Station:
+    """A process that consoles are forked from: the fork server, or one in which a workspace was made."""
+
+    host: socket.socket
+    """On which it is asked."""
+    prepared: workspace.Prepared | None = None
+
+    def next_request(self) -> tuple[birth.Request, list[int]]:
+        """What is asked for, and the descriptors that come with it."""
+        data, descriptors, _, _ = socket.recv_fds(self.host, _MAX_REQUEST_BYTES, 3)
+        if not data:
+            os._exit(0)
+        return birth.Request(**json.loads(data)), descriptors
+
+    def leave(self) -> list[int]:
+        """Stop being it, in a forked child. Returns what a supervisor has to let go of as well."""
+        self.host.close()
+        return [self.prepared.scratch] if self.prepared else []
 
 
 def _leave(message: str) -> NoReturn:
@@ -56,27 +76,66 @@ def _leave(message: str) -> NoReturn:
     os._exit(1)
 
 
-def _become_keeper_or_console(
-    kernel: ReplKernel, request: birth.Request, connection: socket.socket, options: Options
-) -> None:
-    """In the forked child: returns in the console only."""
+def _split(
+    request: birth.Request, connection: socket.socket, options: Options, unneeded: Sequence[int]
+) -> tuple[keeper.Place, Capture]:
+    """In a forked child: isolate it, and fork once more. Returns in the second child only; the first supervises it.
+
+    `unneeded`: descriptors that the supervisor does not keep.
+    """
     place, isolate = None, options.isolate
     try:
         place = birth.isolate(request, options.kept) if options.isolate else birth.expose()
         keeper.announce(connection, place)
         capture = birth.open_capture(request, place, isolate)
         if isolate:
-            birth.renounce()
+            birth.renounce(station=request.prepares)
         pid = os.fork()
         if pid:
+            for descriptor in unneeded:
+                os.close(descriptor)
             keeper.keep(connection, pid, capture, place, owns_all=isolate)
         if not isolate:
             system.die_with_parent()
-        birth.become_console(kernel, request, connection, capture, place, isolate)
     except OSError as error:  # the host may have changed its mind before the birth
         if place is not None and place.temporary:
             shutil.rmtree(place.folder, ignore_errors=True)
         _leave(str(error))
+    return place, capture
+
+
+def _become_console(
+    kernel: ReplKernel, request: birth.Request, descriptors: list[int], options: Options, station: _Station
+) -> None:
+    """In the forked child: returns in the console only."""
+    unneeded = station.leave()
+    connection = socket.socket(fileno=descriptors[0])
+    place, capture = _split(request, connection, options, unneeded)
+    try:
+        birth.become_console(kernel, request, connection, capture, place, options.isolate, station.prepared)
+    except OSError as error:
+        _leave(str(error))
+
+
+def _become_station(request: birth.Request, descriptors: list[int], options: Options, station: _Station) -> _Station:
+    """In the forked child: returns in the new station only, when its workspace is made."""
+    station.leave()
+    connection, channel = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
+    place, capture = _split(request, connection, options, descriptors[1:])
+    connection.close()
+    with open(descriptors[2], "rb") as file:
+        content = file.read()
+    try:
+        prepared = birth.become_station(request, capture, place, options.isolate, content)
+    except workspace.Refused as refused:
+        said = {"place": refused.place, "value": refused.value, "problem": refused.problem}
+        channel.send(json.dumps({name: text[:_SHOWN_CHARS] for name, text in said.items()}).encode())
+        os._exit(0)
+    _forget_dead_children()
+    gc.collect()
+    gc.freeze()
+    channel.send(b"{}")
+    return _Station(channel, prepared)
 
 
 def _connect(address: str) -> socket.socket:
@@ -107,16 +166,19 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
     gc.collect()
     gc.freeze()
     host.send(json.dumps({"python": sys.version_info[:3], "pid": os.getpid()}).encode())
+    station = _Station(host)
     while True:
-        request, connection = _next_request(host)
+        request, descriptors = station.next_request()
         try:
             pid = birth.fork_first() if options.isolate and request.uid else os.fork()
         except OSError as error:  # no process or namespace to be had: the host learns of it as its connection closes
             sys.stderr.write(f"repl_kernel: {error}\n")
-            connection.close()
-            continue
-        if pid == 0:
-            host.close()
-            _become_keeper_or_console(kernel, request, connection, options)
+            pid = -1
+        if pid:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif request.prepares:
+            station = _become_station(request, descriptors, options, station)
+        else:
+            _become_console(kernel, request, descriptors, options, station)
             return kernel
-        connection.close()

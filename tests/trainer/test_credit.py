@@ -8,7 +8,8 @@ import pytest
 from repl_rl.credit.figures import length_metrics
 from repl_rl.credit.group import Earned
 from repl_rl.errors import InvariantError
-from repl_rl.record.trajectory import Group, Prompt
+from repl_rl.record.group import Group
+from repl_rl.record.trajectory import Prompt
 from tests.trainer.policies import ReplayedSource, prompt_of, tiny_model, trajectory_of
 from tests.trainer.test_grpo import SMALL, make, run
 

@@ -9,8 +9,9 @@ import pytest
 from repl_rl.credit.advantages import ESTIMATORS
 from repl_rl.credit.figures import earned_metrics, shaping_metrics
 from repl_rl.credit.group import earned_by, group_advantages
+from repl_rl.record.group import Group
 from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import Group, Stop, Trajectory
+from repl_rl.record.trajectory import Stop, Trajectory
 from repl_rl.trainer import TrainerConfig, credit_of
 from tests.worlds import TASK, world
 

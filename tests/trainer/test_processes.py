@@ -54,8 +54,8 @@ def test_two_processes_train_the_same_weights_as_one(fast: bool, weight: float, 
     # Three groups of two over two processes of three rollouts: the second group begins on one, ends on the other.
     one, records = run(1, "two_stream", fast, weight, tmp_path / "one")
     two, records_two = run(2, "two_stream", fast, weight, tmp_path / "two")
-    for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=0, atol=1e-6)
+    for name, expected in one.items():
+        torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-6)
     for a, b in zip(records, records_two, strict=True):
         told = ("observation_loss",) if weight else ()
         for key in ("loss", "reward_mean", "sampled_tokens", "logprob_gap_max", "grad_norm", *told):

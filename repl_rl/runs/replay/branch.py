@@ -14,7 +14,7 @@ from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.host import of_record
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.replay.session import Replay, Step, check
-from repl_rl.tasks import Task
+from repl_rl.tasks import Task, Workspace
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -150,15 +150,17 @@ class Continue(RolloutSampler):
 async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int, temperature: float = 1.0) -> Branches:
     """Sample `count` (>= 1) continuations of `start` with the policy and the sampler of `rollouts`.
 
-    Every continuation begins with exactly the ids of `start`. `task` grades them; None: they stay ungraded. Calls of
-    host functions before `start` are answered from the record; those after it are refused where `rollouts` has no such
-    function.
+    Every continuation begins with exactly the ids of `start`, in a console with the recorded workspace. `task` grades
+    them; None: they stay ungraded. Calls of host functions before `start` are answered from the record; those after it
+    are refused where `rollouts` has no such function.
 
     Raises:
+        StoreError: the workspace is not stored.
         EngineError, UserCodeError, InvariantError: as `Rollouts.collect`.
     """
     origin = start.trajectory
-    graded = task or Task(origin.task_id, origin.prompt.text, "")
+    setup = Workspace.read(origin.workspace.content) if origin.workspace is not None else None
+    graded = replace(task or Task(origin.task_id, origin.prompt.text, ""), workspace=setup)
     seed = rollouts.seed + zlib.crc32(f"{origin.id}/{start.line}".encode())
     known = {function.name for function in rollouts.host}
     host = (*rollouts.host, *(of_record(name) for name in origin.host_functions if name not in known))

@@ -12,7 +12,7 @@ from repl_rl.rollout.console import offered
 from repl_rl.rollout.host_record import Recall
 from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, held, same
 from repl_rl.runs.store import Transition, transitions
-from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
+from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession, console_of
 from repl_rl.sandbox.lines import combined, push_each, push_lines
 
 STATE_LINE = (
@@ -179,15 +179,16 @@ class Replay:
 
 @asynccontextmanager
 async def open_replay(trajectory: Trajectory, sandbox: Sandbox, to_line: int = 0) -> AsyncIterator[Replay]:
-    """A fresh console in which the first `to_line` lines of `trajectory` have run.
+    """A fresh console with the workspace of `trajectory`, in which the first `to_line` of its lines have run.
 
     Raises:
+        SetupError, StoreError: the workspace cannot be made here, or is not stored.
         ConfigError: the trajectory cannot be typed into a console, or there is no such line; or lines could call host
             functions, and the sandbox has no way to.
         SandboxFault: no console could be had.
     """
     check(trajectory)
-    async with sandbox.session() as console:
+    async with console_of(sandbox, trajectory.workspace) as console:
         recall = Recall(dict.fromkeys(trajectory.host_functions, "known from a record alone"))
         if trajectory.host_functions:
             offered(console, recall, sandbox.name)

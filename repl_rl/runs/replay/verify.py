@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.errors import ConfigError, SandboxFault, StoreError
 from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause
 from repl_rl.runs.replay.session import Step, open_replay
@@ -62,7 +62,7 @@ async def verify(trajectory: Trajectory, sandbox: Sandbox) -> Verification:
         if last is None or last.difference is None:
             return Verification(trajectory.id, len(steps), None)
         again = await _played(trajectory, sandbox, len(steps))
-    except (ConfigError, SandboxFault) as error:
+    except (ConfigError, SandboxFault, StoreError) as error:
         return Verification(trajectory.id, 0, None, str(error))
     now = again[-1].shown if len(again) == len(steps) else None
     return Verification(trajectory.id, len(steps), _judged(steps, last.difference, now))

@@ -14,6 +14,7 @@ from repl_rl.credit.credited import Credited, ratios
 from repl_rl.machine.files import Json
 from repl_rl.record.clip import TEXT_CHARS, clip
 from repl_rl.record.trajectory import LineStatus
+from repl_rl.runs.report.workspaces import drawn
 from repl_rl.runs.store import Transition, transitions
 
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
@@ -97,7 +98,9 @@ def detail(entry: Credited) -> dict[str, Json]:
         )
     failure = None if t.failure is None else legible(f"{t.failure.kind}: {t.failure.message}")
     parts: list[Json] = [[_utf8(part.name), _round(part.value)] for part in t.outcomes]
-    return {"lines": lines, "failure": failure, "wall_s": _round(t.wall_s), "seed": t.seed, "parts": parts}
+    setup = None if t.workspace is None else drawn(t.workspace)
+    told = {"lines": lines, "failure": failure, "wall_s": _round(t.wall_s), "seed": t.seed}
+    return {**told, "parts": parts, "workspace": setup}
 
 
 def whole(entry: Credited) -> dict[str, Json]:

@@ -11,6 +11,7 @@ from repl_rl.errors import StoreError
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store.members import Damage, Place, is_plain, pack, plain_lines, scan, unpack
 from repl_rl.runs.store.records import dump, parse
+from repl_rl.runs.store.workspaces import keep
 
 _TOKENS = "tokens.json"
 
@@ -32,7 +33,7 @@ def write_step(
 
 
 def append(path: Path, entries: Iterable[Credited | Trajectory]) -> None:
-    """Append records to a file of this format, which may not exist yet.
+    """Append records to a file of this format, which may not exist yet; their workspaces are stored beside it.
 
     Raises:
         StoreError: the file is damaged or of another make; what was appended could not be found.
@@ -44,6 +45,7 @@ def append(path: Path, entries: Iterable[Credited | Trajectory]) -> None:
     with path.open("ab") as file:
         for entry in entries:
             credited = entry if isinstance(entry, Credited) else Credited(entry)
+            keep(path.parent, credited.trajectory.workspace)
             file.write(pack(credited.trajectory.id, dump(credited)))
             file.flush()  # an unbuffered file may write a part and call that success
         os.fsync(file.fileno())
@@ -151,13 +153,13 @@ def read(source: Path) -> Iterator[Trajectory]:
 
 def _load(place: Place) -> Credited:
     where = f"line {place.offset + 1}" if place.plain else f"byte {place.offset}"
-    return parse(unpack(place), f"{place.path}, {where}")
+    return parse(unpack(place), f"{place.path}, {where}", place.path.parent)
 
 
 def _plain_entries(path: Path) -> Iterator[Credited]:
     for number, line in enumerate(plain_lines(path), 1):
         if not isinstance(line, Damage):
-            yield parse(line, f"{path}, line {number}")
+            yield parse(line, f"{path}, line {number}", path.parent)
 
 
 def _plain_places(path: Path) -> Iterator[Place | Damage]:

@@ -1,18 +1,21 @@
 """A trajectory as a Jupyter notebook (nbformat 4.5), and back.
 
 Each line is a code cell with what it printed. The exact record lies in the notebook's metadata, as the store's line of
-JSON, and it alone is read back: cells are for people, and what they show is escaped.
+JSON, and its workspace beside it. They alone are read back: cells are for people, and what they show is escaped.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import StoreError
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.runs.store.text import Transition, printable, transitions
+from repl_rl.tasks import Workspace
 
 _KEY = "repl_rl"
+_WORKSPACE = "repl_rl_workspace"
 
 
 def write_notebook(entry: Credited, path: Path) -> None:
@@ -24,9 +27,10 @@ def write_notebook(entry: Credited, path: Path) -> None:
     credit_L = entry.credit_L or (None,) * len(t.lines)
     first: dict[str, object] = {"cell_type": "raw", "id": "prompt", "metadata": {}, "source": printable(head)}
     pairs = zip(transitions(t), credit_L, strict=True)
+    setup = {_WORKSPACE: t.workspace.content.decode()} if t.workspace is not None else {}
     notebook = {
         "cells": [first, *(_cell(each, credit, number) for number, (each, credit) in enumerate(pairs, 1))],
-        "metadata": {_KEY: dump(entry).decode(), "language_info": {"name": "python"}},
+        "metadata": {_KEY: dump(entry).decode(), **setup, "language_info": {"name": "python"}},
         "nbformat": 4,
         "nbformat_minor": 5,
     }
@@ -40,12 +44,19 @@ def read_notebook(path: Path) -> Credited:
         StoreError: it is no notebook, or holds no trajectory.
     """
     try:
-        record = json.loads(path.read_text())["metadata"].get(_KEY)
+        metadata = json.loads(path.read_text())["metadata"]
+        record, setup = metadata.get(_KEY), metadata.get(_WORKSPACE)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{path} is no notebook: {error!r}") from error
     if record is None:
         raise StoreError(f"{path} holds no trajectory; give a notebook that was exported from one")
-    return parse(str(record).encode(), str(path))
+    entry = parse(str(record).encode(), str(path))
+    if entry.trajectory.workspace is None or setup is None:
+        return entry
+    workspace = Workspace.read(str(setup).encode())
+    if workspace != entry.trajectory.workspace:
+        raise StoreError(f"{path}: its workspace is not the one of its trajectory; export it again")
+    return replace(entry, trajectory=replace(entry.trajectory, workspace=workspace))
 
 
 def _cell(each: Transition, credit: LineCredit | None, number: int) -> dict[str, object]:

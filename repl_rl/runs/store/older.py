@@ -21,8 +21,11 @@ _KINDS = {
 
 
 def upgraded(record: TrajectoryRecord) -> TrajectoryRecord:
-    """A record of version 1 or 2 as this release would have written it, as far as that can be told."""
+    """A record of an older version as this release would have written it, as far as that can be told."""
     newer = record.copy()
+    newer["workspace"] = None
+    if record["schema_version"] == 3:
+        return newer
     newer["segments"] = list(_segments(record))
     if record["schema_version"] == 1:
         newer["credit"] = []

@@ -1,6 +1,8 @@
 """The JSON form of a trajectory and its credit, in the schema of `SCHEMA_VERSION`; older ones are still read."""
 
 import json
+import re
+from pathlib import Path
 
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import InvariantError, StoreError
@@ -29,8 +31,10 @@ from repl_rl.runs.store.schema import (
     SegmentRecord,
     TrajectoryRecord,
 )
+from repl_rl.runs.store.workspaces import StoredWorkspace
 
-READABLE = (1, 2, SCHEMA_VERSION)
+_DIGEST = re.compile("[0-9a-f]{64}")
+READABLE = (1, 2, 3, SCHEMA_VERSION)
 """Schema versions that this release reads. It writes the last one."""
 
 
@@ -39,14 +43,14 @@ def dump(entry: Credited) -> bytes:
     return json.dumps(to_record(entry), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
 
-def parse(text: bytes, where: str) -> Credited:
-    """The inverse of `dump`. `where` begins the message of an error.
+def parse(text: bytes, where: str, folder: Path | None = None) -> Credited:
+    """The inverse of `dump`. `where` begins the message of an error; `folder`: beside it, workspaces are stored.
 
     Raises:
         StoreError: it is no record, of another version, or breaks an invariant.
     """
     try:
-        return from_record(json.loads(text))
+        return from_record(json.loads(text), folder)
     except StoreError as error:
         raise StoreError(f"{where}: {error}") from error
     except (KeyError, TypeError, ValueError, InvariantError, AttributeError, RecursionError) as error:
@@ -72,6 +76,7 @@ def to_record(entry: Credited) -> TrajectoryRecord:
         credit=[
             CreditRecord(reward=c.reward, advantage=c.advantage, logprobs=list(c.logprobs)) for c in entry.credit_L
         ],
+        workspace=trajectory.workspace.digest if trajectory.workspace is not None else None,
     )
     if trajectory.host_functions:
         record["host_functions"] = list(trajectory.host_functions)
@@ -85,8 +90,8 @@ def to_record(entry: Credited) -> TrajectoryRecord:
     return record
 
 
-def from_record(record: TrajectoryRecord) -> Credited:
-    """The inverse of `to_record`; every invariant is checked again.
+def from_record(record: TrajectoryRecord, folder: Path | None = None) -> Credited:
+    """The inverse of `to_record`; every invariant is checked again. `folder`: see `parse`.
 
     Raises:
         StoreError: the schema version or the policy step is missing or unknown (I10).
@@ -99,12 +104,12 @@ def from_record(record: TrajectoryRecord) -> Credited:
         )
     newest = record if version == SCHEMA_VERSION else upgraded(record)
     credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in newest["credit"])
-    return Credited(_trajectory(newest), credit_L)
+    return Credited(_trajectory(newest, folder), credit_L)
 
 
-def _trajectory(record: TrajectoryRecord) -> Trajectory:
+def _trajectory(record: TrajectoryRecord, folder: Path | None) -> Trajectory:
     text, ids = record["prompt"]
-    failure = record["failure"]
+    failure, digest = record["failure"], record["workspace"]
     return Trajectory(
         id=record["id"],
         task_id=record["task_id"],
@@ -117,11 +122,18 @@ def _trajectory(record: TrajectoryRecord) -> Trajectory:
         outcome=record["outcome"],
         failure=Failure(FailureKind(failure[0]), failure[1]) if failure else None,
         host_functions=tuple(record.get("host_functions", ())),
-        children=tuple(map(_trajectory, record.get("children", ()))),
+        children=tuple(_trajectory(child, folder) for child in record.get("children", ())),
         parent=record.get("parent", ""),
         outcomes=tuple(NamedReward(name, value) for name, value in record.get("outcomes", ())),
         grade=record.get("grade"),
+        workspace=_stored(digest, folder) if digest is not None else None,
     )
+
+
+def _stored(digest: str, folder: Path | None) -> StoredWorkspace:
+    if not _DIGEST.fullmatch(digest):  # it becomes the name of a file
+        raise StoreError(f"its workspace {digest[:80]!r} is no digest of 64 hexadecimal digits")
+    return StoredWorkspace(digest, folder)
 
 
 def _segment_record(segment: Segment) -> SegmentRecord:

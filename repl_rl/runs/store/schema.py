@@ -2,8 +2,9 @@
 
 from typing import NotRequired, TypedDict
 
-SCHEMA_VERSION = 3
-"""Version 1 had no credit. Versions 1 and 2 had neither `ran` nor `cut`, and named the class of a failure."""
+SCHEMA_VERSION = 4
+"""Version 1 had no credit. Versions 1 and 2 had neither `ran` nor `cut`, and named the class of a failure. Versions 1
+to 3 had no `workspace`."""
 
 
 class CallRecord(TypedDict):
@@ -63,3 +64,5 @@ class TrajectoryRecord(TypedDict):
     parent: NotRequired[str]
     children: NotRequired[list["TrajectoryRecord"]]
     """Trajectories that were sampled for host functions, without credit of their own."""
+    workspace: str | None
+    """Digest of what the console began with; None: it was empty."""

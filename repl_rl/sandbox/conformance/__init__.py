@@ -6,7 +6,7 @@
 import statistics
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repl_rl.record.trajectory import LineStatus
@@ -17,6 +17,7 @@ from repl_rl.sandbox.conformance.host import HOST_CHECKS, run_host_check
 from repl_rl.sandbox.conformance.isolation import probes, run_probe, shared, spaces, world
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
 from repl_rl.sandbox.conformance.reference import SCRIPT, compare, reference_texts, reproducible
+from repl_rl.sandbox.conformance.workspaces import EMPTYISH, WORKSPACE_CHECKS, Begun, run_workspace_check
 
 __all__ = [
     "Row",
@@ -28,6 +29,7 @@ __all__ = [
     "latency",
     "limits",
     "run",
+    "workspaces",
 ]
 
 _HARVESTED = """
@@ -41,6 +43,8 @@ _HARVESTED_MODULES = """
 """
 _LATENCY_LINES = ("x = 1", "1 + 1", "print('a')", "1/0")
 _LATENCY_REPEATS = 50
+WORKSPACE_LIMITS = replace(CHECK_LIMITS, cpu_s=6.0)
+"""What `workspaces` is checked with: a workspace that never ends is refused after so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,21 @@ async def host_calls(sandbox: Sandbox) -> list[Row]:
     return rows
 
 
+async def workspaces(sandbox: Sandbox, *, isolates: bool) -> list[Row]:
+    """Consoles that begin with a workspace: what they promise beside the others, and all that those promise.
+
+    `isolates`: isolation is among the promises. The sandbox must have been opened with `WORKSPACE_LIMITS`.
+    """
+    rows = []
+    for name in WORKSPACE_CHECKS:
+        problem = await run_workspace_check(sandbox, name)
+        rows.append(Row("workspace", name, not problem, problem))
+    begun = Begun(sandbox, EMPTYISH)
+    inherited = await limits(begun)
+    inherited += await isolation(begun) if isolates else []
+    return [*rows, *(replace(row, section=f"workspace, {row.section}") for row in inherited)]
+
+
 async def latency(sandbox: Sandbox) -> list[Row]:
     """Median round trip of a few lines, milliseconds. It passes when every line came back as it should."""
     rows = []
@@ -142,6 +161,8 @@ async def run(kind: SandboxKind | str, *, doctests: int | None = 60) -> list[Row
         checked += await limits(sandbox)
         checked += await host_calls(sandbox)
         checked += await latency(sandbox)
+    async with open_sandbox(chosen, limits=WORKSPACE_LIMITS) as sandbox:
+        checked += await workspaces(sandbox, isolates=chosen.isolates)
     async with open_sandbox(chosen) as sandbox:
         command = chosen.reference(SCRIPT)
         rows = await fidelity(sandbox, edge_transcripts(), "corner cases", command)

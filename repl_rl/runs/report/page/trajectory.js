@@ -19,6 +19,7 @@ function outcomeChip(t) {
 function trajectoryView(t, captions, options = {}) {
   const { heat = "none", upto = t.lines.length, split = null, current = null, onpick = null } = options;
   const box = el("div", { class: "session", "data-heat": heat });
+  if (t.workspace) box.append(el("div", { class: "row" }, el("span"), workspaceView(t.workspace)));
   box.append(el("div", { class: "row start" }, el("span"), el("pre", { class: "seen" }, visible(bare(t.prompt)))));
   t.lines.slice(0, upto).forEach((line, i) => box.append(...lineRows(t, line, i)));
   if (upto >= t.lines.length) box.append(el("p", { class: "ending" }, ending(t)));
@@ -48,6 +49,15 @@ function trajectoryView(t, captions, options = {}) {
     }
     return rows;
   }
+}
+
+/* What the console began with: closed at first, each part with its size and as much of its text as was kept. */
+function workspaceView(workspace) {
+  const names = workspace.parts.map(([name]) => name).join(", ");
+  return el("details", { class: "workspace" },
+    el("summary", {}, visible("workspace " + workspace.digest.slice(0, 12) + ": " + names)),
+    workspace.parts.map(([name, size, text]) => [el("p", { class: "quiet" }, visible(name + (size ? " (" + size + ")" : ""))),
+      el("pre", { class: "seen" }, visible(text))]));
 }
 
 /* Without the console's next prompt, which is drawn at the next line. */

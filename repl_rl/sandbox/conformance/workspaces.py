@@ -1,0 +1,128 @@
+"""Consoles that begin with a workspace: apart from siblings, from other tasks' consoles, and within the limits."""
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from repl_rl.errors import ConfigError, SetupError
+from repl_rl.record.setup import Setup
+from repl_rl.sandbox.base import Sandbox, SandboxSession, console_of
+
+_LOOK = "import os; rows, os.path.exists('kept.txt') and open('kept.txt').read(), os.environ.get('MARK')"
+_SEEN = "([1, 2, 3], 'kept', None)\n"
+_CHANGES = ("rows.clear()", "open('kept.txt', 'w').write('changed')", "os.environ['MARK'] = 'seen'")
+
+
+class Given:
+    """A workspace of these parts."""
+
+    def __init__(
+        self, values: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None, *lines: str
+    ) -> None:
+        laid = {path: base64.b64encode(data).decode() for path, data in (files or {}).items()}
+        said: dict[str, object] = {"values": values or {}, "files": laid, "lines": lines, "preload": [], "told": None}
+        self.content = json.dumps(said).encode()
+        self.digest = hashlib.sha256(self.content).hexdigest()
+
+
+KEPT = Given({"rows": [1, 2, 3]}, {"kept.txt": b"kept"})
+EMPTYISH = Given(None, None, "import math")
+"""One without a file, for promises about a console's folder."""
+
+
+class Begun:
+    """A sandbox all of whose consoles begin with one workspace."""
+
+    def __init__(self, inner: Sandbox, setup: Setup) -> None:
+        self.name = inner.name
+        self.python_version = inner.python_version
+        self._inner = inner
+        self._setup = setup
+
+    def session(self) -> AbstractAsyncContextManager[SandboxSession]:
+        """As `Sandbox.session`."""
+        return console_of(self._inner, self._setup)
+
+
+async def _said(session: SandboxSession, lines: Sequence[str]) -> str:
+    return "".join([(await session.push(line)).text for line in lines])
+
+
+async def siblings(sandbox: Sandbox) -> str:
+    """ "" where no console sees what another one of its workspace has changed, alive or dead."""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(console_of(sandbox, KEPT))
+        second = await stack.enter_async_context(console_of(sandbox, KEPT))
+        before = await _said(first, (_LOOK,))
+        await _said(first, _CHANGES)
+        seen = await _said(second, (_LOOK,))
+    async with console_of(sandbox, KEPT) as later:
+        after = await _said(later, (_LOOK,))
+    return next((f"it saw {text!r}" for text in (before, seen, after) if text != _SEEN), "")
+
+
+async def strangers(sandbox: Sandbox) -> str:
+    """ "" where consoles without this workspace see nothing of it."""
+    look = "import os; 'rows' in globals(), os.path.exists('kept.txt')"
+    async with console_of(sandbox, KEPT), console_of(sandbox, EMPTYISH) as other, sandbox.session() as plain:
+        seen = [await _said(console, (look,)) for console in (other, plain)]
+    return "" if seen == ["(False, False)\n"] * 2 else f"they saw {seen}"
+
+
+async def held_open(sandbox: Sandbox) -> str:
+    """ "" where a console holds no descriptor more than one that began empty."""
+    count = "import os; len(os.listdir('/proc/self/fd'))"
+    async with sandbox.session() as plain, console_of(sandbox, KEPT) as begun:
+        seen = [await _said(console, (count,)) for console in (plain, begun)]
+    return "" if seen[0] == seen[1] else f"{seen[0].strip()} descriptors without, {seen[1].strip()} with a workspace"
+
+
+async def refusals(sandbox: Sandbox) -> str:
+    """ "" where a workspace that leaves its limits, or something that siblings would share, is refused."""
+    bad = {
+        "an error": Given(None, None, "1 / 0"),
+        "memory": Given(None, None, "x = bytearray(10 ** 9)"),
+        "disk": Given(None, {"large": bytes(20_000_000)}),
+        "an open file": Given(None, None, "f = open('f', 'w')"),
+        "shared memory": Given(None, None, "import mmap", "m = mmap.mmap(-1, 4096)"),
+        "a process": Given(None, None, "import subprocess", "p = subprocess.Popen(['sleep', '99'])"),
+        "its death": Given(None, None, "import os", "os._exit(0)"),
+    }
+    made = [name for name, setup in bad.items() if not await _refused(sandbox, setup)]
+    return f"not refused: {', '.join(made)}" if made else ""
+
+
+async def endless(sandbox: Sandbox) -> str:
+    """ "" where a workspace that never ends is refused, and siblings of other workspaces go on meanwhile."""
+    async with asyncio.TaskGroup() as both:
+        stuck = both.create_task(_refused(sandbox, Given(None, None, "while True: pass")))
+        beside = both.create_task(siblings(sandbox))
+    return beside.result() or ("" if stuck.result() else "not refused")
+
+
+async def _refused(sandbox: Sandbox, setup: Setup) -> bool:
+    try:
+        async with console_of(sandbox, setup):
+            return False
+    except SetupError:
+        return True
+
+
+WORKSPACE_CHECKS: Mapping[str, Callable[[Sandbox], Awaitable[str]]] = {
+    "siblings do not see each other's changes": siblings,
+    "consoles of other tasks see nothing": strangers,
+    "nothing is held open": held_open,
+    "what cannot be made is refused": refusals,
+    "what never ends is refused": endless,
+}
+
+
+async def run_workspace_check(sandbox: Sandbox, name: str) -> str:
+    """ "" when the promise holds, else what happened."""
+    try:
+        return await WORKSPACE_CHECKS[name](sandbox)
+    except ConfigError as error:
+        return str(error)

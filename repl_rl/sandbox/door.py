@@ -1,0 +1,197 @@
+"""The host's end of a process that consoles are forked from: a fork server, or one in which a workspace was made."""
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import zmq
+
+from repl_rl.errors import SandboxFault, SetupError
+from repl_rl.record.setup import Setup
+from repl_rl.sandbox.base import INODES, OPEN_FILES, Limits
+from repl_rl.sandbox.client import ConsoleSession
+from repl_rl.sandbox.keeper import Death, KeeperLink
+from repl_rl.sandbox.wire import plain_text
+
+_READY_TIMEOUT_S = 30.0
+_NEWS_S = 2.0
+"""How long the news of a death may take after its signs."""
+_PACKET_BYTES = 65_536
+_SIGXCPU = 24
+
+
+class Door:
+    """A socket on which consoles are asked for. Everything happens on the loop that made it."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        last_words: Callable[[], str],
+        *,
+        isolated: bool,
+    ) -> None:
+        """`last_words`: the end of what the fork server wrote to its log; `isolated`: see `KeeperLink`."""
+        self.connection = connection
+        self.broken = False
+        """Nobody is behind it any more."""
+        self._context = context
+        self._last_words = last_words
+        self._isolated = isolated
+
+    async def open_console(self, limits: Limits, *, uid: int, decide: bool) -> ConsoleSession:
+        """A fresh console, ready for its first line; `uid`: its user outside, 0: that of who is asked.
+
+        Raises:
+            SandboxFault: it died or was not ready in time.
+        """
+        key = secrets.token_hex(32)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link = self._link(ours, limits)
+        try:
+            with theirs:
+                self._ask(_request(limits, uid, key=key), theirs)
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                await link.ready
+            if link.death is not None:
+                raise SandboxFault(f"a console died at birth: {self._last_words()}")
+            return ConsoleSession(link, key, limits, self._context, decide=decide)
+        except TimeoutError:
+            link.close()
+            raise SandboxFault(f"a console was not ready after {_READY_TIMEOUT_S:g} s") from None
+        except BaseException:
+            link.close()
+            raise
+
+    async def prepare(self, setup: Setup, limits: Limits, *, uid: int) -> "Station":
+        """A process in which a workspace was made, to ask for consoles that begin with it.
+
+        Raises:
+            SetupError: the workspace cannot be made, within the limits of a console and `limits.cpu_s` of wall clock.
+            SandboxFault: the process could not be isolated, or nobody answered.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.setblocking(False)
+        link = self._link(ours, limits)
+        try:
+            with theirs, other, _in_memory(setup.content) as content:
+                self._ask(_request(limits, uid, prepares=True), theirs, other, content)
+            said = await _verdict(channel, link, limits)
+            if said is None:
+                raise self._ended(setup, link.death, limits)
+            if said:
+                raise _refused(setup, said["place"], said["value"], f"{said['problem']}; mend the task's workspace")
+            return Station(Door(channel, self._context, self._last_words, isolated=self._isolated), link)
+        except BaseException:
+            link.close()
+            channel.close()
+            raise
+
+    def _link(self, connection: socket.socket, limits: Limits) -> KeeperLink:
+        return KeeperLink(connection, isolated=self._isolated, max_text_bytes=2 * limits.output_bytes)
+
+    def _ask(self, request: bytes, *sockets: socket.socket | int) -> None:
+        descriptors = [each if isinstance(each, int) else each.fileno() for each in sockets]
+        try:
+            socket.send_fds(self.connection, [request], descriptors)
+        except BlockingIOError:  # it is alive, with more requests before it than its socket holds
+            raise SandboxFault("the fork server takes no further request now") from None
+        except OSError as error:
+            self.broken = True
+            raise SandboxFault(f"the fork server is gone: {error}") from error
+
+    def _ended(self, setup: Setup, death: Death | None, limits: Limits) -> SetupError | SandboxFault:
+        """What a process that ended without a word says of its workspace."""
+        if death is None or death.code is None:
+            return SandboxFault(f"a workspace's process died at birth: {self._last_words()}")
+        reason = f"it ended its process ({death.code}) while it was made"
+        if death.code == -_SIGXCPU:
+            reason = f"it takes more than {limits.cpu_s:g} s of CPU; make it smaller, or give a larger limits.cpu_s"
+        elif death.code < 0:
+            reason = f"it was killed by signal {-death.code} while it was made; it may take too much memory or time"
+        return _refused(setup, "its end", plain_text(death.text[-200:]), reason)
+
+
+class Station:
+    """A process in which a workspace was made, and which is asked for consoles that begin with it."""
+
+    def __init__(self, door: Door, link: KeeperLink) -> None:
+        self._door = door
+        self._link = link
+        self.on_close: Callable[[], None] = lambda: None
+        """Called once, when it has been let go."""
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended; its consoles have ended with it."""
+        return self._link.death is None and not self._door.broken
+
+    async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
+        """As `Door.open_console`. Consoles of one workspace have one user outside, and namespaces of their own."""
+        return await self._door.open_console(limits, uid=0, decide=decide)
+
+    def close(self) -> None:
+        """End it, and every console that it made."""
+        self._door.connection.close()
+        self._link.close()
+        on_close, self.on_close = self.on_close, lambda: None
+        on_close()
+
+
+def _request(limits: Limits, uid: int, *, key: str = "", prepares: bool = False) -> bytes:
+    names = ("cpu_s", "memory_mb", "output_bytes", "processes", "disk_mb")
+    chosen = {name: getattr(limits, name) for name in names}
+    fixed = {"open_files": OPEN_FILES, "inodes": INODES}
+    return json.dumps({"key": key, "uid": uid, "prepares": prepares, **chosen, **fixed}).encode()
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[int]:
+    """A descriptor from which `content` can be read: it may be more than a socket takes at once."""
+    descriptor = os.memfd_create("workspace")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def _verdict(channel: socket.socket, link: KeeperLink, limits: Limits) -> Mapping[str, str] | None:
+    """What a process says of its workspace: nothing, or what is wrong with it. None: it ended, and said nothing."""
+    packet = await _packet(channel, limits.cpu_s)
+    if packet is None:
+        link.interrupt()
+        packet = await _packet(channel, limits.interrupt_grace_s)
+    if packet is None:
+        return {"place": "its end", "value": "deaf to interrupts", "problem": f"it takes more than {limits.cpu_s:g} s"}
+    if not packet:
+        async with asyncio.timeout(_NEWS_S):
+            await link.ready
+        return None
+    try:
+        said = json.loads(packet)
+        return {name: plain_text(str(said[name])) for name in ("place", "value", "problem")} if said else {}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {"place": "its process", "value": plain_text(repr(packet[:80])), "problem": "it sent nonsense"}
+
+
+async def _packet(channel: socket.socket, timeout_s: float) -> bytes | None:
+    """The next packet, empty at the end; None: it took too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.get_running_loop().sock_recv(channel, _PACKET_BYTES)
+    except TimeoutError:
+        return None
+    except OSError:
+        return b""
+
+
+def _refused(setup: Setup, place: str, value: str, remedy: str) -> SetupError:
+    return SetupError(f"workspace {setup.digest[:12]}, {place}", value, remedy)

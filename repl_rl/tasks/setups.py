@@ -1,0 +1,105 @@
+"""A task's workspace as rows of files and data sets carry it."""
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks.rows import Row, as_json
+from repl_rl.tasks.workspace import MAX_BYTES, Workspace
+
+FIELD = "workspace"
+_PARTS = ("values", "files", "lines", "preload", "told")
+_SHOWN_CHARS = 80
+
+
+def workspace_of(row: Row, folder: Path | None, *, columns: bool) -> Workspace | None:
+    """The workspace in a row's field `workspace`: a record, or the JSON of one as text. None: it has none.
+
+    Args:
+        row: the row.
+        folder: beside the task file, where its `{"path": ...}` are looked for; None: there is no such file.
+        columns: rows share their columns, so a field that is None is one that other rows have.
+
+    Raises:
+        ConfigError: it is no workspace; names the row.
+    """
+    said = row.value(FIELD)
+    if isinstance(said, str):
+        said, columns = as_json(said, f"{row.where}: field {FIELD!r}", "write one JSON object"), False
+    if said is None:
+        return None
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{row.where}: field {FIELD!r}", _cut(said), f"give a record of {', '.join(_PARTS)}")
+    unknown = sorted(set(said) - set(_PARTS))
+    if unknown:
+        raise ConfigError(f"{row.where}: field {FIELD!r}, key", unknown[0], f"choose among {', '.join(_PARTS)}")
+    given = {name: value for name, value in said.items() if value is not None}
+    if columns and not any(given.values()):
+        return None
+    values, files = (_record(row, given, name) for name in ("values", "files"))
+    if columns:
+        values = {name: value for name, value in values.items() if value is not None}
+    found = {path: _file(row, path, value, folder) for path, value in files.items() if value is not None}
+    told = given.get("told")
+    try:
+        return Workspace(
+            values,
+            found,
+            _texts(given.get("lines", ())),
+            _texts(given.get("preload", ())),
+            None if told is None else str(told),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{row.where}: {error.thing}", error.value, error.remedy) from error
+
+
+def _record(row: Row, given: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = given.get(name, {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{row.where}: workspace.{name}", _cut(found), "give a record")
+    return found
+
+
+def _texts(given: object) -> tuple[str, ...]:
+    """A list of texts, or a text of several lines."""
+    if isinstance(given, str):
+        return tuple(given.removesuffix("\n").split("\n"))
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ConfigError("workspace, lines or modules", _cut(given), "give a list of texts, or one text")
+    return tuple(given)
+
+
+def _file(row: Row, path: str, value: object, folder: Path | None) -> bytes:
+    """A file's content: a text, bytes, `{"base64": ...}`, or `{"path": ...}` beside the task file."""
+    what = f"{row.where}: workspace.files[{path!r}]"
+    if isinstance(value, str | bytes):
+        return value.encode() if isinstance(value, str) else value
+    given = {name: each for name, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
+    ((kind, content),) = given.items() if len(given) == 1 else ((None, None),)
+    if kind == "base64" and isinstance(content, str):
+        try:
+            return base64.b64decode(content, validate=True)
+        except ValueError as error:
+            raise ConfigError(what, content[:_SHOWN_CHARS], f"give base64: {error}") from error
+    if kind == "path" and isinstance(content, str):
+        return _read(what, content, folder)
+    raise ConfigError(what, _cut(value), 'give a text, {"base64": ...}, or {"path": ...} beside the task file')
+
+
+def _read(what: str, name: str, folder: Path | None) -> bytes:
+    if folder is None:
+        raise ConfigError(what, name, "only a task file has files beside it; give base64")
+    place = (folder / name).resolve()
+    if Path(name).is_absolute() or not place.is_relative_to(folder.resolve()):
+        raise ConfigError(what, name, "give a path below the folder of the task file")
+    try:
+        if place.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{what}, bytes", place.stat().st_size, f"give at most {MAX_BYTES}")
+        return place.read_bytes()
+    except OSError as error:
+        raise ConfigError(what, name, f"it cannot be read: {error.strerror}") from error
+
+
+def _cut(value: object) -> str:
+    return repr(value)[:_SHOWN_CHARS]

@@ -1,0 +1,197 @@
+"""A workspace: values, files, modules and lines that a console starts with. It is made once, in a process that is then
+forked for each of its consoles.
+
+Memory is each console's own after a fork, and files are copied. Open files, shared memory, threads and processes would
+be shared or gone, so a set-up that leaves any behind is refused.
+"""
+
+import base64
+import importlib
+import json
+import linecache
+import os
+import random
+import re
+import stat
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from repl_kernel.console import Console
+
+SOURCE = "<workspace>"
+"""What tracebacks call the file of a set-up's lines."""
+_SEEDS = re.compile(r"\bseed\s*\(")
+_DEVICES = "/dev/"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Refused(Exception):
+    """A set-up cannot be made: where it fails, what stands there, and why."""
+
+    def __init__(self, place: str, value: str, problem: str) -> None:
+        super().__init__(problem)
+        self.place, self.value, self.problem = place, value, problem
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a set-up has made, ready to be forked."""
+
+    console: Console
+    scratch: int
+    """Descriptor of the folder with its files."""
+    random_state: tuple[object, ...] | None
+    """Of `random`, where the lines seed: consoles go on from it, and from numpy's. None: each is seeded anew."""
+
+
+def make(content: bytes) -> Prepared:
+    """Make what `content` says, in this process and its working folder.
+
+    Raises:
+        Refused: it cannot be made.
+    """
+    said = json.loads(content)
+    opened, shared, threads = _opened(), _shared_memory(), threading.active_count()
+    for name, data in said["files"].items():
+        _lay(name, base64.b64decode(data))
+    with _no_bytecode():
+        for name in said["preload"]:
+            _import(name)
+        console = Console()
+        console.locals.update(said["values"])
+        source = "\n".join(said["lines"]) + "\n"
+        _run(source, console.locals)
+    _refuse_leftovers(opened, shared, threads)
+    state = random.getstate() if _SEEDS.search(source) else None  # kept: `random` seeds itself anew in a forked child
+    return Prepared(console, os.open(".", _FOLDER), state)
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    """No `__pycache__` among the files."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _lay(name: str, data: bytes) -> None:
+    try:
+        os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+        with open(name, "xb") as file:
+            file.write(data)
+    except OSError as error:
+        raise Refused(f"file {name}", f"{len(data)} bytes", f"it cannot be written: {error.strerror}") from None
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        raise Refused("preload", name, f"it cannot be imported: {_last_line(error)}") from None
+
+
+def _run(source: str, namespace: dict[str, object]) -> None:
+    """Run the lines as one program."""
+    lines = source.splitlines(keepends=True)
+    linecache.cache[SOURCE] = (len(source), None, lines, SOURCE)
+    try:
+        exec(compile(source, SOURCE, "exec", dont_inherit=True), namespace)
+    except BaseException as error:
+        number = _line_of(error)
+        line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        problem = "it took too long" if isinstance(error, KeyboardInterrupt) else f"it raises {_last_line(error)}"
+        raise Refused(f"line {number}", line, problem) from None
+
+
+def _line_of(error: BaseException) -> int:
+    """The number of the line of the set-up itself in which it failed, from 1; 0: none of them."""
+    entries = traceback.walk_tb(error.__traceback__)
+    found = next((number for frame, number in entries if frame.f_code.co_filename == SOURCE), 0)
+    return found or (error.lineno or 0 if isinstance(error, SyntaxError) else 0)
+
+
+def _last_line(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+
+
+def _opened() -> Mapping[int, str]:
+    """Descriptors of this process, and what they refer to."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the one that listed them
+            continue
+    return found
+
+
+def _shared_memory() -> set[str]:
+    """Mappings that a fork would share, and into which one may write."""
+    with open("/proc/self/maps") as maps:
+        return {line.split()[0] for line in maps if line.split()[1].startswith("rw") and line.split()[1].endswith("s")}
+
+
+def _refuse_leftovers(opened: Mapping[int, str], shared: set[str], threads: int) -> None:
+    """Refuse what a forked console would share with its siblings, or would miss."""
+    place = "what its lines leave behind"
+    for number, target in _opened().items():
+        if opened.get(number) != target and not target.startswith(_DEVICES):
+            raise Refused(place, target, "it is still open, and all consoles would share it: close it")
+    if _shared_memory() - shared:
+        raise Refused(place, "shared memory", "all consoles would share it: let it go")
+    if threading.active_count() > threads:
+        raise Refused(
+            place, threading.enumerate()[-1].name, "this thread still runs, and no console would have it: join it"
+        )
+    try:
+        pid, _ = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return
+    if pid == 0:
+        raise Refused(place, "a process", "it still runs, and no console would see it: end it")
+
+
+def lay_copies(scratch: int) -> None:
+    """Copy the files of the folder `scratch` into the working folder."""
+    source, target = os.open(".", _FOLDER, dir_fd=scratch), os.open(".", _FOLDER)
+    try:
+        _copy_folder(source, target)
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def _copy_folder(source: int, target: int) -> None:
+    with os.scandir(source) as entries:
+        found: Sequence[os.DirEntry[str]] = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        name, status = entry.name, entry.stat(follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        elif stat.S_ISREG(status.st_mode):
+            _copy_file(name, status, source, target)
+        elif stat.S_ISDIR(status.st_mode):
+            os.mkdir(name, 0o700, dir_fd=target)
+            below, there = os.open(name, _FOLDER, dir_fd=source), os.open(name, _FOLDER, dir_fd=target)
+            _copy_folder(below, there)
+            os.fchmod(there, stat.S_IMODE(status.st_mode))
+            os.close(below)
+            os.close(there)
+
+
+def _copy_file(name: str, status: os.stat_result, source: int, target: int) -> None:
+    old = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=source)
+    new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+    at = 0
+    while sent := os.sendfile(new, old, at, 1 << 30):
+        at += sent
+    os.fchmod(new, stat.S_IMODE(status.st_mode))
+    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.close(old)
+    os.close(new)
