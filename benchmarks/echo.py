@@ -27,7 +27,7 @@ SHOWN = {
 
 def block(reports: Sequence[Mapping[str, object]]) -> str:
     """The generated block of docs/echo.md."""
-    return "\n".join(part for report in reports for part in _experiment(report))
+    return "\n".join(part for report in reports for part in _experiment(report)) or "No experiment is published yet.\n"
 
 
 def _experiment(report: Mapping[str, object]) -> Iterator[str]:
