@@ -33,7 +33,9 @@ from repl_rl.tasks import Split, Task, load_tasks
 
 QUICKSTART = "builtin:quickstart"
 """The bundled tasks."""
-OF_A_RUN = frozenset({"name", "out", "overwrite", "train_tasks", "eval_tasks", "curriculum", "trainer"})
+OF_A_RUN = frozenset(
+    {"name", "out", "overwrite", "resume", "states", "train_tasks", "eval_tasks", "curriculum", "trainer"}
+)
 """What `config.toml` of a training run says beside its world."""
 
 

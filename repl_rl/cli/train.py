@@ -1,5 +1,6 @@
 """`repl-rl train`: evaluate, train, evaluate again, and say what changed."""
 
+import json
 import logging
 import os
 import time
@@ -27,9 +28,10 @@ from repl_rl.runs.folder import RunFolder
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split
-from repl_rl.trainer import StepRecord, TrainerConfig, fit, refuse_run
+from repl_rl.trainer import Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,12 @@ class TrainConfig(World):
     """Where run folders are made."""
     overwrite: bool = False
     """Replace a run of the same name."""
+    resume: bool = False
+    """Go on with the run of the same name where its newest state is; its settings must be the same, but that steps may
+    grow. Where there is no such run yet it begins."""
+    states: str = "within(seconds=60, keep=2)"
+    """How often all that --resume needs is saved, so that at most so many seconds or one step are lost, and how many
+    such states are kept; "never": not at all."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
     """Tasks to draw from, >= 1."""
     eval_tasks: Annotated[int, AtLeast(1)] = 240
@@ -61,6 +69,7 @@ class TrainConfig(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self)
+        saving(self.states)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,8 +78,14 @@ def main(argv: Sequence[str]) -> int:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         remedy = "this verb runs in one process; start `repl_rl.trainer.train` in several (docs/howto.md)"
         raise ConfigError("WORLD_SIZE", os.environ["WORLD_SIZE"], remedy)
-    run = RunFolder(config.out / config.name, config.overwrite)
-    Run(config, run).execute()
+    folder = RunFolder(config.out / config.name, config.overwrite, config.resume)
+    run = Run(config, folder)
+    if config.resume and folder.begun:
+        check_same_settings(folder.path, run.settings)
+        if folder.finished(config.trainer.steps):
+            print(f"{folder.path} is finished: nothing is left to do; more --trainer.steps would go on with it")
+            return 0
+    run.execute()
     return 0
 
 
@@ -82,6 +97,8 @@ class Run:
         self.folder = folder
         self.console = Console(stderr=False, highlight=False)
         self.started = time.monotonic()
+        self.spent_s: dict[str, float] = {}
+        self.state: State | None = None
         self.training = config.drawn(Split.TRAIN, config.train_tasks)
         self.held_out = config.drawn(Split.HELD_OUT, config.eval_tasks)
         self.summary: dict[str, Json] = {}
@@ -90,6 +107,7 @@ class Run:
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
         refuse_run(config, config.trainer, len(self.training))
+        self.settings = dump(replace(config, model=config.policy.reference, resume=False))
 
     def execute(self) -> None:
         """Train and evaluate. A summary is written whatever happens after the run folder was made.
@@ -100,8 +118,10 @@ class Run:
         config = self.config
         engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
-        with RolloutThread(config.rollouts, {task.id: task for task in self.training}) as source:
-            self.folder.create(dump(replace(config, model=config.policy.reference)))
+        with (
+            RolloutThread(config.rollouts, {task.id: task for task in self.training}) as source,
+            taken(self.folder, self.settings, config.resume) as self.state,
+        ):
             rollouts = source.rollouts
             self.folder.name_tokens([rollouts.renderer.decode((i,)) for i in range(len(rollouts.renderer.tokenizer))])
             self.summary = {
@@ -118,6 +138,7 @@ class Run:
                 "held_out_tasks": len(self.held_out),
                 "cores": cores(),
             }
+            self._take_up()
             try:
                 self._train(source)
                 self.summary["status"] = "finished"
@@ -140,15 +161,20 @@ class Run:
             self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
         pressure = source.rollouts.pressure
         self.summary["preemptions"] = asdict(pressure) if pressure is not None else None
-        self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
+        self.summary["wall_s"] = self._spent("wall_s", self.started)
         self.folder.summarise(self.summary)
         self.folder.report()
 
     def _train(self, source: RolloutThread) -> None:
         config = self.config
-        first = self._evaluate(source, "first")
+        if self.state is None:
+            self._evaluate(source, "first")
         begun = time.monotonic()
-        with Progress(self.console, config.trainer.steps) as progress:
+        kept = saving(config.states)
+        keeper = None
+        if kept is not None:
+            keeper = Keeper(self.folder.states, kept, self.state, lambda: json.dumps(self._lasting(begun)))
+        with Progress(self.console, config.trainer.steps, len(self.folder.rows)) as progress:
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
                 metrics = {**record.metrics, **source.rollouts.metrics(trajectories)}
@@ -166,19 +192,39 @@ class Run:
                 Curriculum(self.training, config.seed) if config.curriculum else None,
                 config.seed,
                 self._fell_back,
+                keeper,
             )
-        self.summary["train_s"] = round(time.monotonic() - begun, 3)
+        self.summary["train_s"] = self._spent("train_s", begun)
         source.load_weights(final, config.trainer.optimizer_steps)
         last = self._evaluate(source, "last")
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
-        points = [(0, first.solve_rate.value), (config.trainer.steps, last.solve_rate.value)]
+        points = [(0, _number(self.summary, "solve_rate_first")), (config.trainer.steps, last.solve_rate.value)]
         draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
+
+    def _take_up(self) -> None:
+        """Go on with the summary of the run that is resumed."""
+        if self.state is not None:
+            told = json.loads(self.state.said["run"])
+            self.spent_s = told["spent_s"]
+            self.summary |= {**told["summary"], "resumed_at_steps": [*told["resumed"], self.state.step]}
+            self.console.print(f"going on with {self.folder.path} after step {self.state.step}")
+
+    def _lasting(self, begun: float) -> dict[str, object]:
+        """What a run that goes on later needs of this one's summary."""
+        first = {key: value for key, value in self.summary.items() if key.endswith("_first") or "fallbacks" in key}
+        spent_s = {"wall_s": self._spent("wall_s", self.started), "train_s": self._spent("train_s", begun)}
+        return {"summary": first, "spent_s": spent_s, "resumed": self.summary.get("resumed_at_steps", [])}
+
+    def _spent(self, what: str, since: float) -> float:
+        """Seconds, those before the run was resumed with them."""
+        return round(self.spent_s.get(what, 0.0) + time.monotonic() - since, 3)
 
     def _fell_back(self, what: str) -> None:
         log.warning(what)
         told = self.summary["update_fallbacks"]
         assert isinstance(told, list)
-        told.append(what)
+        if what not in told:
+            told.append(what)
 
     def _evaluate(self, source: RolloutThread, when: str) -> Study:
         result = evaluate(source, self.held_out)

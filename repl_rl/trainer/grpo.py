@@ -27,6 +27,7 @@ from repl_rl.tasks import Curriculum, assigned
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
 from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
 from repl_rl.trainer.fast import Batch, FastPass
+from repl_rl.trainer.kept import KeptTrainer
 from repl_rl.trainer.reference import frozen
 from repl_rl.trainer.source import RolloutSource, check_rollouts
 from repl_rl.trainer.weights import Sync
@@ -57,7 +58,7 @@ class Scored:
     """Of each token, nats, float32 on the CPU, shape (B, T)."""
 
 
-class ReplGRPOTrainer(GRPOTrainer):
+class ReplGRPOTrainer(KeptTrainer):
     """GRPO on trajectories of a live console.
 
     The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them. `weights` is an existing

@@ -1,5 +1,6 @@
 """The entry: a model folder, tasks and a rollout source in; a trained model folder and a record a step out."""
 
+import json
 import logging
 import os
 import time
@@ -32,6 +33,7 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.sinks import PREFIX, Sinks
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
@@ -51,6 +53,7 @@ def fit(
     curriculum: Curriculum | None = None,
     seed: int = 0,
     tell: Tell = log.warning,
+    keeper: Keeper | None = None,
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
@@ -61,7 +64,8 @@ def fit(
     `on_step` or `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the
     adapters merged into its weights, `out/adapter` holds them alone, and so do checkpoints. `tell` is given a line
     about whatever is done in another way than usual. The text part of a composite model is trained; `out/final` is the
-    whole model again, where `model` is its folder.
+    whole model again, where `model` is its folder. With a `keeper` the run's state is saved, and the run goes on where
+    the keeper's state is.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
@@ -87,8 +91,10 @@ def fit(
             importance=config.importance,
             curriculum=curriculum,
         )
-        _report(trainer, on_step, out.parent)
-        trainer.train()
+        reporter = _report(trainer, on_step, out.parent)
+        if keeper is not None:
+            trainer.keep(keeper, {"source": source, "curriculum": curriculum, "reporter": reporter})
+        trainer.go_on()
     return _save(trainer, out, config.lora_rank > 0, model if isinstance(model, Path) else None)
 
 
@@ -99,11 +105,13 @@ def _silence() -> None:
     disable_progress_bar()
 
 
-def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path) -> None:
+def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path) -> "Reporter":
     trainer.remove_callback(PrinterCallback)
     sinks = Sinks(trainer, run)
-    trainer.add_callback(Reporter(trainer, on_step, sinks))
+    reporter = Reporter(trainer, on_step, sinks)
+    trainer.add_callback(reporter)
     sinks.join()
+    return reporter
 
 
 def _tell_router(policy: PreTrainedModel, config: TrainerConfig, tell: Tell) -> None:
@@ -178,6 +186,14 @@ class Reporter(TrainerCallback):
         self.sinks = sinks
         self._mark = (0.0, 0.0, 0.0)
         self._first_line_tokens = 0.0
+
+    def memory(self) -> str:
+        """What its figures are compared with, as JSON."""
+        return json.dumps(self._first_line_tokens)
+
+    def remember(self, memory: str) -> None:
+        """Go on from what `memory` gave."""
+        self._first_line_tokens = json.loads(memory)
 
     def _drift(self, line_tokens: float) -> float:
         """Growth of the mean line since the first step that had lines, as a share of it."""
