@@ -21,7 +21,8 @@ test:
 
 test-heavy:
 	scripts/setup test
-	.venv/bin/python -m pytest -m heavy
+	.venv/bin/python -m pytest -m "heavy and not alone" -n 2 --dist loadfile --no-loadscope-reorder
+	.venv/bin/python -m pytest -m alone
 
 test-soak:
 	scripts/setup test

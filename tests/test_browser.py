@@ -11,7 +11,7 @@ from tests.chromium import Tab, chromium
 from tests.runs import run_folder
 from tests.test_report import served
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,7 @@ def test_sigterm_ends_a_run_with_a_summary_and_without_remains(tmp_path: Path, w
 
 
 @pytest.mark.heavy
+@pytest.mark.alone
 @pytest.mark.parametrize("where", ["evaluation", "rollout", "update"])
 def test_sigterm_ends_vllm_too(tmp_path: Path, where: str) -> None:
     with training(tmp_path, where, "vllm") as run:
@@ -137,6 +138,7 @@ def test_sigterm_ends_vllm_too(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.alone
 def test_sigterm_for_the_whole_group_is_no_crash_of_the_engine(tmp_path: Path) -> None:
     with training(tmp_path, "passing", "vllm") as run:
         engine = [p for p in run.below if "EngineCore" in command(p[0])]
@@ -210,6 +212,7 @@ def test_every_verb_ends_with_143(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.alone
 def test_sigterm_ends_processes_that_train_side_by_side(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "repl_rl.cli", "bench", "credit", "--workers", "1", "--seeds", "1"]
     process = subprocess.Popen(

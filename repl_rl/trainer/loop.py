@@ -128,6 +128,8 @@ def _save(trainer: ReplGRPOTrainer, out: Path, adapters: bool, base: Path | None
     trainer.save_model(str(out / "final"))
     if base is not None and accelerator.is_main_process:
         complete(out / "final", base)
+    # Nobody goes on before it is whole; and a process that ends with gloo's threads at work can wait for them for ever.
+    accelerator.wait_for_everyone()
     return out / "final"
 
 

@@ -95,6 +95,12 @@ def test_a_console_killed_while_it_computes_or_prints_is_noticed_within_a_second
 
 
 @pytest.mark.heavy
+@pytest.mark.alone
+def test_two_hundred_consoles_killed_while_they_compute_or_print_are_noticed_within_a_second() -> None:
+    assert _kills(200) == []
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_thousand_consoles_killed_while_they_compute_or_print_are_noticed_within_a_second() -> None:
     assert _kills(1000) == []

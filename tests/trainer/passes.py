@@ -103,7 +103,7 @@ def main(kind: str, steps: int, out: Path) -> None:
     if rank == 0:
         save_file(state, out / "weights.safetensors")
     if kind != "one":
-        # Whoever leaves first takes its sockets along, and the other one's threads may wait for them as they end.
+        # Destroyed while its threads still free the tensors of the last meeting, gloo waits for them for ever.
         distributed.barrier()
         del policy, fast, optimizer
         distributed.destroy_process_group()
