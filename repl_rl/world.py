@@ -34,7 +34,10 @@ from repl_rl.tasks import Split, Task, load_tasks
 QUICKSTART = "builtin:quickstart"
 """The bundled tasks."""
 OF_A_RUN = frozenset(
-    {"name", "out", "overwrite", "resume", "states", "train_tasks", "eval_tasks", "curriculum", "trainer"}
+    {
+        *("name", "out", "overwrite", "resume", "states", "train_tasks", "eval_tasks", "eval_every", "validation"),
+        *("curriculum", "trainer"),
+    }
 )
 """What `config.toml` of a training run says beside its world."""
 
@@ -221,10 +224,11 @@ def recorded_task(run: Path, id: str) -> Task | None:
     """The task of that id among those that a stored run drew; None: it is not there."""
     folder = folder_of(run)
     said = load(folder / "config.toml") if folder else {}
-    world = World.recorded(run)
-    for split, name in ((Split.TRAIN, "train_tasks"), (Split.HELD_OUT, "eval_tasks")):
+    world, validation = World.recorded(run), str(said.get("validation", ""))
+    sides = ((Split.ALL, ""), (Split.ALL, validation)) if validation else ((Split.TRAIN, ""), (Split.HELD_OUT, ""))
+    for (split, tasks), name in zip(sides, ("train_tasks", "eval_tasks"), strict=True):
         count = said.get(name)
-        drawn = world.drawn(split, count if isinstance(count, int) else None)
+        drawn = replace(world, tasks=tasks or world.tasks).drawn(split, count if isinstance(count, int) else None)
         found = next((task for task in drawn if task.id == id), None)
         if found is not None:
             return found

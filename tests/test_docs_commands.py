@@ -30,11 +30,13 @@ ACTIONS = {
     "bench update": "UpdateBenchConfig",
     "bench rollout": "RolloutBenchConfig",
     "bench credit": "CreditBenchConfig",
+    "bench echo": "EchoBenchConfig",
 }
 ELSEWHERE = {
     "bench rollout": "tests/bench/test_rollout.py",
     "bench update": "tests/trainer/test_bench.py",
     "bench credit": "tests/bench/test_credit_worker.py",
+    "bench echo": "tests/bench/test_echo.py",
     "--serve": "tests/test_browser.py",
     "sandbox build": "scripts/docker, on a base image that can be had without a registry",
     "--from-doctests sympy": "tests/test_doctests.py, where it takes a quarter of an hour",
@@ -57,6 +59,7 @@ OURS = {
     "FILE.jsonl": "problems.jsonl",
     "--out FOLDER": "--out runs/looked-at",
     "--to-line 2": "--to-line 1",
+    "--eval-every 10": "--eval-every 1",
     "runs/mine/checkpoints/checkpoint-60": "policy",
     "--train-tasks 512": "--engine transformers --train-tasks 4 --rollout.max-lines 3",
 }

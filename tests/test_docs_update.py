@@ -35,10 +35,12 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
         file = tmp_path / f"{number}.toml"
         file.write_text(text)
         configs.append(parse(TrainConfig, "train", ["--config", str(file)]).trainer)
-    assert [config.optimizer_steps_per_step for config in configs] == [1, 1, 1, 8, 1, 1, 1]
-    credit, potential, stops, _, _, _, memory = (credit_of(config) for config in configs)
+    assert [config.optimizer_steps_per_step for config in configs] == [1, 1, 1, 1, 8, 1, 1, 1, 1]
+    credit, potential, stops, *_, memory = (credit_of(config) for config in configs)
     sys.modules.pop("shaping")
-    assert configs[6].lora_rank == 16
+    assert configs[-1].lora_rank == 16
+    assert [config.observation_weight for config in configs if config.observation_weight] == [0.05]
+    assert [config.groups for config in configs if config.groups] == ["refill(most=2)"]
     assert memory.stops.mask == ()
     assert (stops.stops.mask, stops.stops.penalise) == (("wall_clock",), ("max_lines", "line_too_long"))
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
@@ -48,7 +50,7 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
 
 def test_the_page_names_every_loss_optimizer_and_schedule_that_there_is() -> None:
     named = set(re.findall(r"`(\w+)[`(]", PAGE))
-    assert named >= {*choices.LOSSES, *choices.KLS, *choices.OPTIMIZERS, *choices.SCHEDULES}
+    assert named >= {*choices.LOSSES, *choices.KLS, *choices.PLANS, *choices.OPTIMIZERS, *choices.SCHEDULES}
 
 
 def test_a_trained_weight_takes_the_bytes_that_the_page_says() -> None:

@@ -1,4 +1,4 @@
-"""`repl-rl bench sandbox | update | rollout | credit`: figures beside the usual way's, measured in the same run."""
+"""`repl-rl bench sandbox | update | rollout | credit | echo`: figures beside the usual way's, from the same run."""
 
 import json
 import sys
@@ -10,8 +10,10 @@ from typing import TypeVar
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.settings import Settings
+from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
+from repl_rl.machine.assets import asset
 from repl_rl.settings.arguments import parse
 
 
@@ -72,6 +74,11 @@ class CreditBenchConfig(Settings, BenchConfig):
     """Processes of one core each, >= 1."""
 
 
+@dataclass(frozen=True)
+class EchoBenchConfig(EchoConfig, BenchConfig):
+    """Does it help to learn what the console prints? Runs that differ in trainer.observation_weight alone."""
+
+
 def _bench_credit(config: CreditBenchConfig) -> object:
     settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
     experiment = Experiment(config.out, settings, config.conditions, config.seeds, config.workers)
@@ -84,6 +91,10 @@ def _bench_rollout(config: RolloutBenchConfig) -> object:
 
     repeats = {"small": config.small} | ({"medium": config.medium} if config.medium else {})
     return bench_rollout(RolloutEffort(config.rollouts, config.lines, repeats))
+
+
+def _bench_echo(config: EchoBenchConfig) -> object:
+    return run_echo(config, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _writable(config: Config) -> Config:
@@ -109,11 +120,14 @@ def main(argv: Sequence[str]) -> int:
     elif what == "credit":
         config = _writable(parse(CreditBenchConfig, "bench credit", rest))
         figures = _bench_credit(config)
+    elif what == "echo":
+        config = _writable(parse(EchoBenchConfig, "bench echo", rest, presets=asset("presets")))
+        figures = _bench_echo(config)
     elif what in ("-h", "--help"):
-        print("usage: repl-rl bench sandbox|update|rollout|credit [options]    (--help after either lists them)")
+        print("usage: repl-rl bench sandbox|update|rollout|credit|echo [options]    (--help after either lists them)")
         return 0
     else:
-        raise ConfigError("benchmark", what, "choose sandbox, update, rollout or credit")
+        raise ConfigError("benchmark", what, "choose sandbox, update, rollout, credit or echo")
     text = json.dumps(figures, indent=2)
     print(text)
     if config.json is not None:

@@ -25,7 +25,8 @@ _ROLLOUTS = "rollouts"
 
 @dataclass(frozen=True)
 class SftConfig(World):
-    """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines."""
+    """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines,
+    and with learning.observation_weight on what the console printed too."""
 
     data: tuple[Path, ...] = ()
     """Folders or files of trajectories: of `repl-rl transcripts`, or of a training run."""
@@ -117,7 +118,8 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, console: Co
     from repl_rl.coldstart.finetune import context_tokens, finetune, labelled  # torch and trl: slow to import
 
     room = context_tokens(config.model_folder)
-    examples = [labelled(trajectory, config.learn_errors) for trajectory in chosen.kept]
+    never = renderer.forbidden_ids if config.learning.observation_weight else None
+    examples = [labelled(trajectory, config.learn_errors, never) for trajectory in chosen.kept]
     fitting = [example for example in examples if len(example["input_ids"]) <= room]
     if len(fitting) < len(examples):
         console.print(f"  left out {len(examples) - len(fitting)}: longer than the policy's context of {room} tokens")
@@ -127,4 +129,8 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, console: Co
         if step == 1 or step % every == 0:
             console.print(f"step {step:>5}/{config.learning.steps}  loss {loss:.4f} nats a token")
 
-    finetune(config.model_folder, renderer, fitting, config.out, config.learning, config.seed, on_step)
+    def on_observed(step: int, loss: float) -> None:
+        if step == 1 or step % every == 0:
+            console.print(f"           what the console printed: {loss:.4f} nats a token")
+
+    finetune(config.model_folder, renderer, fitting, config.out, config.learning, config.seed, on_step, on_observed)

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
-from rich.table import Table
 
+from repl_rl.cli.outcome import show
 from repl_rl.cli.progress import Progress
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
@@ -30,8 +31,8 @@ from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
-from repl_rl.tasks import Curriculum, Split
-from repl_rl.trainer import Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
+from repl_rl.tasks import Curriculum, Split, Task, load_tasks
+from repl_rl.trainer import Evaluation, Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,11 @@ class TrainConfig(World):
     """Tasks to draw from, >= 1."""
     eval_tasks: Annotated[int, AtLeast(1)] = 240
     """Held-out tasks of the evaluation before and after, >= 1."""
+    eval_every: Annotated[int, AtLeast(0)] = 0
+    """Steps between evaluations while training, >= 0; 0: only before and after. Each plays every held-out task twice,
+    at temperature 1 and greedily; checkpoints/best is the policy that solved most at temperature 1."""
+    validation: str = ""
+    """Where held-out tasks come from, as `tasks`; then all of `tasks` is trained on. Empty: `tasks` is split."""
     curriculum: bool = False
     """Choose each step's tasks by the solve rates so far: mostly of families that are solved now and then."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -70,6 +76,26 @@ class TrainConfig(World):
         super().__post_init__()
         check_fields(self)
         saving(self.states)
+        if self.eval_every > self.trainer.steps:
+            remedy = f"training takes {self.trainer.steps} steps, so none would be made; give at most that"
+            raise ConfigError("eval_every", self.eval_every, remedy)
+
+    def split_tasks(self) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+        """The tasks to train on, and those to evaluate on, at most `train_tasks` and `eval_tasks`; no question is in
+        both: what a validation file asks is not trained on.
+
+        Raises:
+            ConfigError: one of them cannot be read, or is empty.
+        """
+        if not self.validation:
+            return self.drawn(Split.TRAIN, self.train_tasks), self.drawn(Split.HELD_OUT, self.eval_tasks)
+        held_out = load_tasks(self.validation, count=self.eval_tasks, seed=self.seed)
+        asked = {task.question for task in held_out}
+        training = tuple(task for task in self.drawn(Split.ALL, self.train_tasks) if task.question not in asked)
+        if not training:
+            remedy = "every question of `tasks` is in it; give another file, or leave it out: then `tasks` is split"
+            raise ConfigError("validation", self.validation, remedy)
+        return training, held_out
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,8 +125,11 @@ class Run:
         self.started = time.monotonic()
         self.spent_s: dict[str, float] = {}
         self.state: State | None = None
-        self.training = config.drawn(Split.TRAIN, config.train_tasks)
-        self.held_out = config.drawn(Split.HELD_OUT, config.eval_tasks)
+        self.training, self.held_out = config.split_tasks()
+        self.studies: dict[int, Study] = {}
+        """Evaluations by the step that they came after."""
+        self.solved: dict[int, float] = {}
+        """Their solve rates; those of a run that is resumed, too."""
         self.summary: dict[str, Json] = {}
         # Refuse what would fail later before anything slow starts, and before anything is written.
         check_judges([*self.training, *self.held_out])
@@ -152,7 +181,7 @@ class Run:
             finally:
                 with undisturbed():
                     self._conclude(source)
-        self._show()
+        show(self.console, config.name, self.folder, self.summary)
 
     def _conclude(self, source: RolloutThread) -> None:
         """Write the summary and the report, however the run ended."""
@@ -168,7 +197,7 @@ class Run:
     def _train(self, source: RolloutThread) -> None:
         config = self.config
         if self.state is None:
-            self._evaluate(source, "first")
+            self._evaluate(source, "first", 0)
         begun = time.monotonic()
         kept = saving(config.states)
         keeper = None
@@ -192,13 +221,14 @@ class Run:
                 Curriculum(self.training, config.seed) if config.curriculum else None,
                 config.seed,
                 self._fell_back,
+                Evaluation(config.eval_every, partial(self._during, source)) if config.eval_every else None,
                 keeper,
             )
         self.summary["train_s"] = self._spent("train_s", begun)
         source.load_weights(final, config.trainer.optimizer_steps)
-        last = self._evaluate(source, "last")
+        self._evaluate(source, "last", config.trainer.steps)
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
-        points = [(0, _number(self.summary, "solve_rate_first")), (config.trainer.steps, last.solve_rate.value)]
+        points = sorted(self.solved.items())
         draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
 
     def _take_up(self) -> None:
@@ -206,14 +236,17 @@ class Run:
         if self.state is not None:
             told = json.loads(self.state.said["run"])
             self.spent_s = told["spent_s"]
+            self.solved = {int(step): rate for step, rate in told["solved"].items()}
             self.summary |= {**told["summary"], "resumed_at_steps": [*told["resumed"], self.state.step]}
             self.console.print(f"going on with {self.folder.path} after step {self.state.step}")
 
     def _lasting(self, begun: float) -> dict[str, object]:
         """What a run that goes on later needs of this one's summary."""
-        first = {key: value for key, value in self.summary.items() if key.endswith("_first") or "fallbacks" in key}
+        ends = ("_first", "_best", "best_step", "_fallbacks")
+        first = {key: value for key, value in self.summary.items() if key.endswith(ends)}
         spent_s = {"wall_s": self._spent("wall_s", self.started), "train_s": self._spent("train_s", begun)}
-        return {"summary": first, "spent_s": spent_s, "resumed": self.summary.get("resumed_at_steps", [])}
+        resumed = self.summary.get("resumed_at_steps", [])
+        return {"summary": first, "spent_s": spent_s, "solved": self.solved, "resumed": resumed}
 
     def _spent(self, what: str, since: float) -> float:
         """Seconds, those before the run was resumed with them."""
@@ -226,8 +259,11 @@ class Run:
         if what not in told:
             told.append(what)
 
-    def _evaluate(self, source: RolloutThread, when: str) -> Study:
-        result = evaluate(source, self.held_out)
+    def _evaluate(self, source: RolloutThread, when: str, step: int) -> None:
+        if step not in self.studies:  # the last step's policy may have been evaluated when training came to it
+            self.studies[step] = evaluate(source, self.held_out)
+        result = self.studies[step]
+        self.solved[step] = result.solve_rate.value
         self.summary |= {
             f"solve_rate_{when}": result.solve_rate.value,
             f"greedy_{when}": result.greedy.value if result.greedy else 0.0,
@@ -235,22 +271,15 @@ class Run:
             f"families_{when}": {name: part.solve_rate.value for name, part in result.families.items()},
         }
         self.console.print(f"held-out tasks, {when}: {result}")
-        return result
 
-    def _show(self) -> None:
-        table = Table("held-out tasks", "before", "after", title=f"{self.config.name}: what training changed")
-        for key, label in (("solve_rate", "solved, temperature 1"), ("greedy", "solved, greedy"),
-                           ("line_error_rate", "lines in error")):  # fmt: skip
-            table.add_row(label, *(f"{_number(self.summary, f'{key}_{when}'):.1%}" for when in ("first", "last")))
-        self.console.print(table)
-        followed = self.summary["tamper_followed"]
-        if isinstance(followed, float):
-            self.console.print(f"answers that follow an altered console output: {followed:.1%}")
-        self.console.print(f"run folder {self.folder.path}: report.html, metrics.jsonl, summary.json, trajectories/")
-        self.console.print(f"trained policy {self.folder.checkpoints / 'final'}")
-
-
-def _number(summary: Mapping[str, Json], key: str) -> float:
-    value = summary[key]
-    assert isinstance(value, int | float)
-    return float(value)
+    def _during(self, source: RolloutThread, step: int) -> Mapping[str, float]:
+        """Evaluate after a step of training."""
+        pressed = source.rollouts.pressed
+        of_the_step = pressed.latest
+        self.studies[step] = result = evaluate(source, self.held_out)
+        pressed.latest = of_the_step  # what the step's row is about to tell
+        self.console.print(f"held-out tasks, after step {step}: {result}")
+        self.solved[step] = result.solve_rate.value
+        best = max((step for step in self.solved if step), key=lambda step: self.solved[step])
+        self.summary |= {"best_step": best, "solve_rate_best": self.solved[best]}
+        return result.figures

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on trajectories by TRL's trainer: the loss is on sampled tokens alone.
+"""Supervised fine-tuning by TRL's trainer: on the tokens that a policy sampled, and if asked to on what it observed.
 
 TRL gets ids and labels, and tokenises nothing: the ids are those of the trajectory, and a label is the id where the
 policy is to learn it, else -100, which TRL's loss leaves out of sum and count.
@@ -26,20 +26,22 @@ from transformers.utils import is_torch_bf16_gpu_available
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig, SFTTrainer
 
+from repl_rl.coldstart.observing import IGNORED, LOSS, OBSERVED, Collator, ObservingTrainer
 from repl_rl.coldstart.selection import FinetuneConfig
 from repl_rl.engine.forbidden import forbid
 from repl_rl.engine.logits import attention
 from repl_rl.engine.names import complete, read_config
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
+from repl_rl.record.printed import printed
 from repl_rl.record.trajectory import Trajectory, spread
 from repl_rl.rollout.renderer import Renderer
 
-IGNORED = -100
-"""The label of a token that is context and not learned."""
 _TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 OnStep = Callable[[int, float], None]
-"""Told the optimizer step, from 1, and its loss, nats a learned token."""
+"""Told the optimizer step, from 1, and its loss, nats a learned token of the policy's lines."""
+OnObserved = Callable[[int, float], None]
+"""Told the optimizer step, from 1, and the loss on what the console printed, nats a token."""
 
 
 def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
@@ -79,11 +81,14 @@ def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
     )
 
 
-def labelled(trajectory: Trajectory, learn_errors: bool = False) -> Mapping[str, list[int]]:
+def labelled(
+    trajectory: Trajectory, learn_errors: bool = False, never: frozenset[int] | None = None
+) -> Mapping[str, list[int]]:
     """`input_ids` and `labels` of a trajectory, both (T,), prompt included.
 
     The tokens of each line of the policy are learned; prompt and observations are context. So are, unless
-    `learn_errors`, the lines that ended in an error.
+    `learn_errors`, the lines that ended in an error. With `never`, the ids that the policy never samples, there is
+    `observed` too, (T,): what the console printed, for `FinetuneConfig.observation_weight`.
     """
     prompt = trajectory.prompt.token_ids
     learned_L = [
@@ -91,7 +96,11 @@ def labelled(trajectory: Trajectory, learn_errors: bool = False) -> Mapping[str,
     ]
     pairs = zip(trajectory.completion_ids, spread(learned_L, trajectory), strict=True)
     labels = [*[IGNORED] * len(prompt), *(i if learned else IGNORED for i, learned in pairs)]
-    return {"input_ids": [*prompt, *trajectory.completion_ids], "labels": labels}
+    example = {"input_ids": [*prompt, *trajectory.completion_ids], "labels": labels}
+    if never is not None:
+        words = zip(trajectory.completion_ids, printed(trajectory, never), strict=True)
+        example[OBSERVED] = [*[IGNORED] * len(prompt), *(i if learned else IGNORED for i, learned in words)]
+    return example
 
 
 def trainer(
@@ -100,18 +109,24 @@ def trainer(
     examples: Sequence[Mapping[str, list[int]]],
     args: SFTConfig,
     callbacks: Sequence[TrainerCallback] = (),
+    observation_weight: float = 0.0,
 ) -> SFTTrainer:
-    """TRL's trainer on examples of `labelled`."""
+    """TRL's trainer on examples of `labelled`, which have `observed` if there is an `observation_weight`."""
     # TRL advises about chat templates and end tokens; it tokenises nothing here.
     logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
-    columns = {name: [list(example[name]) for example in examples] for name in ("input_ids", "labels")}
-    made = SFTTrainer(
+    names = ("input_ids", "labels", OBSERVED) if observation_weight else ("input_ids", "labels")
+    columns = {name: [list(example[name]) for example in examples] for name in names}
+    kind = ObservingTrainer if observation_weight else SFTTrainer
+    made = kind(
         model=model,
         args=args,
         train_dataset=Dataset.from_dict(columns),
         processing_class=tokenizer,
         callbacks=list(callbacks),
+        data_collator=Collator(pad_token_id=tokenizer.pad_token_id) if observation_weight else None,
     )
+    if isinstance(made, ObservingTrainer):
+        made.observation_weight = observation_weight
     made.remove_callback(PrinterCallback)
     return made
 
@@ -124,12 +139,16 @@ def finetune(
     config: FinetuneConfig,
     seed: int = 0,
     on_step: OnStep = lambda step, loss: None,
+    on_observed: OnObserved = lambda step, loss: None,
 ) -> float:
     """Fine-tune the policy in folder `base` on examples of `labelled`; save it, with its tokenizer, in `out`.
 
     The policy that learns is the one that samples: what `renderer` forbids has probability 0.
 
-    Returns the last step's loss, nats a learned token.
+    With `config.observation_weight` it learns what the console printed too: examples then have `observed`, and
+    `on_observed` is told that loss.
+
+    Returns the last step's loss, nats a learned token of the policy's lines.
 
     Raises:
         ConfigError: there is nothing to learn, an example is longer than the policy's context or holds an id to learn
@@ -137,6 +156,9 @@ def finetune(
     """
     if not examples:
         raise ConfigError("examples", 0, "give at least one trajectory to learn from")
+    if config.observation_weight and not all(OBSERVED in example for example in examples):
+        remedy = "give `labelled` the ids that are never sampled, so that its examples say what the console printed"
+        raise ConfigError("observation_weight", config.observation_weight, remedy)
     never = sum(not renderer.forbidden_ids.isdisjoint(example["labels"]) for example in examples)
     if never:
         raise ConfigError("examples with forbidden ids to learn", never, "leave them out, or use --overshoot carry")
@@ -150,14 +172,15 @@ def finetune(
         remedy = f"the policy's context has {room} tokens; leave longer trajectories out"
         raise ConfigError("tokens of a trajectory", longest, remedy)
     with whole_folder(out, replace=True) as torn:
-        made = trainer(model, renderer.tokenizer, examples, sft_args(config, torn, seed), [_telling(on_step)])
-        made.train()
+        told = Told(config.observation_weight, on_step, on_observed)
+        args = sft_args(config, torn, seed)
+        trainer(model, renderer.tokenizer, examples, args, [told], config.observation_weight).train()
         model.config.use_cache = True  # TRL turns it off for the training
         model.save_pretrained(torn)
         complete(torn, base)
         for file in (file for pattern in _TOKENIZER_FILES for file in base.glob(pattern)):
             shutil.copy(file, torn)
-    return [float(entry["loss"]) for entry in made.state.log_history if "loss" in entry][-1]
+    return told.last
 
 
 def context_tokens(base: Path) -> int:
@@ -165,19 +188,28 @@ def context_tokens(base: Path) -> int:
     return int(AutoConfig.from_pretrained(base).get_text_config().max_position_embeddings)
 
 
-def _telling(on_step: OnStep) -> TrainerCallback:
-    """A callback that tells each step's loss."""
+class Told(TrainerCallback):
+    """Tells each step's losses."""
+
+    def __init__(self, weight: float, on_step: OnStep, on_observed: OnObserved) -> None:
+        self._weight = weight
+        self._on_step = on_step
+        self._on_observed = on_observed
+        self.last: float
+        """The newest step's loss, nats a learned token of the policy's lines."""
 
     def on_log(
+        self,
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
         logs: Mapping[str, float],
         **_: object,
     ) -> None:
-        if "loss" in logs:
-            on_step(state.global_step, float(logs["loss"]))
-
-    callback = TrainerCallback()
-    callback.on_log = on_log
-    return callback
+        if "loss" not in logs:
+            return
+        observed = float(logs.get(LOSS, 0.0))
+        self.last = float(logs["loss"]) - self._weight * observed
+        self._on_step(state.global_step, self.last)
+        if self._weight:
+            self._on_observed(state.global_step, observed)

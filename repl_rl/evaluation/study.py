@@ -105,6 +105,19 @@ class Study:
         """Share of executed lines in error at temperature 1."""
         return sum(r.error_lines for r in self.results) / max(1, sum(r.lines for r in self.results))
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """For a curve: `greedy` only where it was tried, `solve_rate/FAMILY` where there are several families."""
+        greedy = {"greedy": self.greedy.value} if self.greedy else {}
+        families = {f"solve_rate/{name}": part.solve_rate.value for name, part in self.families.items()}
+        return {
+            "solve_rate": self.solve_rate.value,
+            **greedy,
+            "line_error_rate": self.line_error_rate,
+            "faults": float(self.faults),
+            **(families if len(families) > 1 else {}),
+        }
+
     def __str__(self) -> str:
         greedy = f", {self.greedy.value:.1%} greedy" if self.greedy else ""
         return (

@@ -160,7 +160,9 @@ class _Replay:
 
 def _config(rollouts: Sequence[Trajectory]) -> TrainerConfig:
     # Random weights and made-up log probabilities disagree, so the check of the sync is set wide.
-    return TrainerConfig(steps=1, prompts_per_step=1, group_size=len(rollouts), logprob_tolerance=1e9)
+    return TrainerConfig(
+        steps=1, prompts_per_step=1, group_size=len(rollouts), importance="token_truncate(tolerance=1e9)"
+    )
 
 
 def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -> ReplGRPOTrainer:

@@ -1,7 +1,8 @@
 """One rollout and many: what is sampled, executed, observed and rewarded, and the machinery that runs it."""
 
+from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.rollout.thread import RolloutThread
 
-__all__ = ["ReplSampler", "RolloutSampler", "RolloutThread", "Rollouts"]
+__all__ = ["Raced", "ReplSampler", "RolloutSampler", "RolloutThread", "Rollouts"]

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +17,7 @@ from repl_rl.rollout.doomed import lines_saved
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.race import Raced, Referee
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.sandbox.base import Sandbox
@@ -83,6 +84,36 @@ class Rollouts:
             ConfigError: most prompts do not fit into the context.
             EngineError, InvariantError: all rollouts are cancelled.
         """
+        running, _ = await self._played(tasks, temperature)
+        played = [running[index].result() for index in range(len(tasks))]
+        for task, trajectory in zip(tasks, played, strict=True):
+            self.lengths.learn(task, trajectory)
+        return played
+
+    async def race(self, groups: Sequence[Sequence[Task]], keep: int) -> Raced:
+        """Play all `groups` at temperature 1 until `keep` (>= 1) of them are done, and cut the others' rollouts.
+
+        A rollout that is cut gives its console and its place in the engine back before this returns. Which groups are
+        done first depends on the machine, so with equal seeds others may be kept.
+
+        Raises:
+            ConfigError: there are fewer groups than are to be kept; and as `collect`.
+        """
+        if not 1 <= keep <= len(groups):
+            raise ConfigError("groups to keep", keep, f"there are {len(groups)}; keep 1 of them, or more")
+        tasks = [task for group in groups for task in group]
+        referee = Referee([len(group) for group in groups], keep)
+        running, tokens = await self._played(tasks, 1.0, referee)
+        raced = referee.ended(running, tokens)
+        by_id = {task.id: task for task in tasks}
+        for trajectory in (one for group in raced.groups for one in group):
+            self.lengths.learn(by_id[trajectory.task_id], trajectory)
+        return raced
+
+    async def _played(
+        self, tasks: Sequence[Task], temperature: float, referee: Referee | None = None
+    ) -> tuple[Mapping[int, "asyncio.Task[Trajectory]"], int]:
+        """The rollouts, ended, by their place; and the tokens of those that the referee cut while they sampled."""
         before = self.pressure
         places = asyncio.Semaphore(self.concurrency)
         counts: dict[str, int] = {}
@@ -91,13 +122,16 @@ class Rollouts:
             index = counts[task.id] = counts.get(task.id, -1) + 1
             origins.append(self._origin(task, index))
         errors: list[ReplRLError] = []
+        cut: list[int] = []
         failures: Sequence[Exception] = ()
         try:
             async with asyncio.TaskGroup() as rollouts:
                 running = {
-                    index: rollouts.create_task(self._one(origins[index], temperature, places, errors))
+                    index: rollouts.create_task(self._one(origins[index], temperature, places, errors, cut))
                     for index in self.lengths.longest_first(tasks)
                 }
+                if referee is not None:
+                    await referee.decide(running)
         except ExceptionGroup as group:
             failures = group.exceptions
         if failures:
@@ -108,10 +142,7 @@ class Rollouts:
             _log.warning("%d of %d rollouts dropped: %s", len(errors), len(tasks), errors[0])
         after = self.pressure
         self.pressed.latest = after.since(before) if after and before else Pressure()
-        played = [running[index].result() for index in range(len(tasks))]
-        for task, trajectory in zip(tasks, played, strict=True):
-            self.lengths.learn(task, trajectory)
-        return played
+        return running, sum(cut)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, the last that were collected; what giving up early saved, where
@@ -138,8 +169,14 @@ class Rollouts:
         return Origin(f"{step}-{task.id}-{number}", task, prompt, seed, step)
 
     async def _one(
-        self, origin: Origin, temperature: float, places: asyncio.Semaphore, errors: list[ReplRLError]
+        self,
+        origin: Origin,
+        temperature: float,
+        places: asyncio.Semaphore,
+        errors: list[ReplRLError],
+        cut: list[int],
     ) -> Trajectory:
+        """A whole rollout. One that is cancelled adds its tokens to `cut`, one that fails in a sampler its error."""
         if len(origin.prompt.token_ids) >= self.engine.context_tokens:
             errors.append(_too_long(origin, self.engine.context_tokens))
             failure = Failure(FailureKind.PROMPT_TOO_LONG, str(errors[-1]))
@@ -157,12 +194,18 @@ class Rollouts:
             except UserCodeError as error:
                 errors.append(error)
                 episode.fail(error)
+            except asyncio.CancelledError:
+                cut.append(len(plain.ids) - len(origin.prompt.token_ids))
+                raise
             episode.finish()
             trajectory = episode.trajectory()
         if trajectory.failure is not None:
             return trajectory
         try:
             outcome = await graded(origin.task, trajectory.answer, self.sandbox)
+        except asyncio.CancelledError:
+            cut.append(len(trajectory.completion_ids))
+            raise
         except SandboxFault as fault:
             return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
         return replace(trajectory, outcome=outcome)

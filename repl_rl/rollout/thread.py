@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from repl_rl.engine.base import Resting
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
 from repl_rl.tasks import Task
 
@@ -90,10 +91,19 @@ class RolloutThread:
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """One trajectory a task id, in order; the engine must hold the weights of `policy_step`."""
         trajectories = self.sample([self._tasks[i] for i in task_ids])
+        self._rest()
+        return trajectories
+
+    def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
+        """The first `keep` of these groups of task ids that are done: see `Rollouts.race`; else as `collect`."""
+        raced = self._thread.run(self.rollouts.race([[self._tasks[i] for i in group] for group in groups], keep))
+        self._rest()
+        return raced
+
+    def _rest(self) -> None:
         engine = self.rollouts.engine
         if isinstance(engine, Resting):
             self._thread.run(engine.rest())
-        return trajectories
 
     def sample(self, tasks: Sequence[Task], temperature: float = 1.0) -> Sequence[Trajectory]:
         """One trajectory a task, at `temperature` (0: greedy)."""

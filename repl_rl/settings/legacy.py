@@ -49,6 +49,7 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
         value = tables.get(table, {}).pop(name, default)
         if value != default:
             _log.warning("%s = %r was recorded, which this version cannot choose; it is left out", key, value)
+    _fold_importance(tables.get("trainer", {}))
     given = {name: tables.get("rollout", {}).pop(name, default) for name, default in _OF_THE_SAMPLER.items()}
     options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != _OF_THE_SAMPLER[name])
     if options and found.get("sampler", "repl") == "repl":
@@ -59,3 +60,11 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
             tables.pop(kind, None)
     tables.pop("engine_options", None)
     return {**found, **{name: table for name, table in tables.items() if table}}
+
+
+def _fold_importance(trainer: dict[str, object]) -> None:
+    """The cap and the tolerance were settings of their own."""
+    options = {"cap": trainer.pop("importance_cap", None), "tolerance": trainer.pop("logprob_tolerance", None)}
+    said = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+    if said:
+        trainer["importance"] = f"{trainer.get('importance', 'token_truncate')}({said})"

@@ -1,6 +1,7 @@
 """The update: trajectories in, a better policy out, on TRL's GRPO trainer."""
 
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.evaluations import BEST, Evaluation
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.loop import credit_of, fit
@@ -11,6 +12,8 @@ from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
 from repl_rl.trainer.states import State, taken
 
 __all__ = [
+    "BEST",
+    "Evaluation",
     "Keeper",
     "OnStep",
     "ReplGRPOTrainer",

@@ -1,4 +1,4 @@
-"""What a run chooses by name, with options: its loss, its KL, its optimizer and its schedule, as TRL is told them.
+"""What a run chooses by name, with options: loss, importance correction, KL, optimizer and schedule, as TRL is told.
 
 dapo                            dapo(clip_low=0.1, clip_high=0.2)
 k3(beta=0.04)                   adamw_torch(weight_decay=0.1)
@@ -6,6 +6,7 @@ k3(beta=0.04)                   adamw_torch(weight_decay=0.1)
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
@@ -52,6 +53,66 @@ LOSSES: Mapping[str, Callable[..., Arguments]] = {
     "sapo": soft,
 }
 """TRL losses that survive advantages of shape (B, T). `luspo` and `vespo` weigh whole sequences, so they do not."""
+
+
+IMPORTANCE_CAP = 2.0
+"""Largest ratio of trainer to sampler that is kept as it is: TRL's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """What is done about sampler and trainer being apart."""
+
+    cap: float
+    """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
+    tolerance: float | None
+    """Largest gap of one log probability that is no error, nats; None: what the number format makes usual."""
+
+
+def capped(
+    *,
+    cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
+    tolerance: Annotated[float | None, Above(0)] = None,
+) -> Apart:
+    """The corrections, which differ in whose ratio it is and in what happens above `cap`."""
+    return Apart(cap, tolerance)
+
+
+IMPORTANCES: Mapping[str, Callable[..., Apart]] = {
+    f"{whose}_{how}": capped for whose in ("token", "line", "sequence") for how in ("truncate", "mask")
+}
+"""Of a token, of a line's tokens or of all of a rollout's; cut to the cap, or masked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """Other groups are played in the place of those that teach nothing, so many times in a step at most."""
+
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overprovision:
+    """So many groups more than a step takes are played on each process, and those that are done last are cut."""
+
+    extra: int
+
+
+Plan = Refill | Overprovision
+"""What is done about groups that teach nothing, or that take long."""
+
+
+def refill(*, most: Annotated[int, AtLeast(1)] = 2) -> Plan:
+    """Dynamic sampling (DAPO, arXiv 2503.14476), bounded."""
+    return Refill(most)
+
+
+def overprovision(*, extra: Annotated[int, AtLeast(1)] = 2) -> Plan:
+    """A step does not wait for its last rollouts."""
+    return Overprovision(extra)
+
+
+PLANS: Mapping[str, Callable[..., Plan]] = {"refill": refill, "overprovision": overprovision}
 
 
 def k3(*, beta: Positive = 0.04) -> Arguments:
@@ -123,6 +184,20 @@ def loss(text: str) -> Arguments:
     return {"loss_type": Named.read("trainer.loss", text).name, **_arguments("trainer.loss", text, LOSSES)}
 
 
+def importance(text: str) -> tuple[str, Apart]:
+    """`trainer.importance`: its name and its options. Raises as `loss`."""
+    named = _known("trainer.importance", text, IMPORTANCES)
+    return named.name, named.bound("trainer.importance", IMPORTANCES[named.name])()
+
+
+def groups(text: str) -> Plan | None:
+    """`trainer.groups`. "": None. Raises as `loss`."""
+    if not text:
+        return None
+    named = _known("trainer.groups", text, PLANS)
+    return named.bound("trainer.groups", PLANS[named.name])()
+
+
 def kl(text: str) -> Arguments:
     """`trainer.kl`; as `loss`. "": none."""
     return _arguments("trainer.kl", text, KLS) if text else {"beta": 0.0}
@@ -179,7 +254,12 @@ def schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> Arg
 
 
 def _arguments(thing: str, text: str, table: Mapping[str, Callable[..., Arguments]]) -> Arguments:
+    named = _known(thing, text, table)
+    return named.bound(thing, table[named.name])()
+
+
+def _known(thing: str, text: str, table: Mapping[str, object]) -> Named:
     named = Named.read(thing, text)
     if named.name not in table:
         raise ConfigError(thing, named.name, f"choose one of {', '.join(table)}")
-    return named.bound(thing, table[named.name])()
+    return named

@@ -24,8 +24,6 @@ with warnings.catch_warnings():
 
 __all__ = ["GRPOConfig", "GRPOTrainer", "TrainerConfig", "refuse_unfit"]
 
-Importance = Literal["token_truncate", "token_mask", "line_truncate", "line_mask", "sequence_truncate", "sequence_mask"]
-
 MAX_GRAD_NORM = 1.0
 """Gradients are scaled down to this norm: TRL's and transformers' default."""
 
@@ -66,11 +64,17 @@ class TrainerConfig:
     kl: str = ""
     """Distance to the policy that training began with, added to the loss: "k3(beta=0.04)" or "unbiased(beta=0.04)";
     "": none."""
-    importance: Importance = "token_truncate"
-    """Whose ratio of trainer to sampler corrects the loss (a token's, or the geometric mean of a line's or a whole
-    sequence's tokens), and what happens above `importance_cap`: it is cut to it, or its tokens are masked."""
-    importance_cap: Annotated[float, AtLeast(1)] = 2.0
-    """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
+    importance: str = "token_truncate"
+    """What is done about sampler and trainer being apart: "token_truncate(cap=2.0)" cuts the ratio of each token to
+    cap, "token_mask" leaves its token out; "line_..." and "sequence_..." take the geometric mean of a line's or a
+    rollout's tokens. With "token_truncate(tolerance=1e-3)", a log probability further off, nats, stops the run; the
+    default is 1e-3 in float32, 1.0 in bfloat16, whose own rounding moves single tokens by tenths of a nat."""
+    observation_weight: Annotated[float, AtLeast(0)] = 0.0
+    """Weight, >= 0, of a loss that predicts what the console prints: its mean over observed tokens, nats; 0: none."""
+    groups: str = ""
+    """Which groups a step is made of: "refill(most=2)" plays others in the place of those whose outcomes are all
+    equal, so many times at most; "overprovision(extra=2)" plays so many more on each process, and cuts those that are
+    done last; "": each is played once."""
     estimator: str = "two_stream"
     """Line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function; options in parentheses,
     such as "two_stream(line_weight=0.5)"."""
@@ -85,9 +89,6 @@ class TrainerConfig:
     """Steps over which line rewards fade to nothing, >= 0; 0: they stay."""
     stops: StopPolicy = field(default_factory=StopPolicy)
     """What the way in which a rollout ended means for learning."""
-    logprob_tolerance: Annotated[float | None, Above(0)] = None
-    """Largest gap of one log probability between sampler and trainer, nats, > 0; None: 1e-3 in float32, 1.0 in
-    bfloat16, whose own rounding moves single tokens by tenths of a nat."""
     fast: bool = True
     """Score only sampled tokens, once a step where that suffices; false: TRL's own passes, equal to it bit for bit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -117,11 +118,22 @@ class TrainerConfig:
         self.share(1)  # what one process cannot share, several cannot
 
     @property
+    def importance_cap(self) -> float:
+        """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
+        return choices.importance(self.importance)[1].cap
+
+    @property
     def tolerance(self) -> float:
         """Largest allowed gap of one log probability between sampler and trainer, nats."""
-        if self.logprob_tolerance is not None:
-            return self.logprob_tolerance
+        _, apart = choices.importance(self.importance)
+        if apart.tolerance is not None:
+            return apart.tolerance
         return 1e-3 if self.dtype == "float32" else 1.0
+
+    def tasks_needed(self, processes: int = 1) -> int:
+        """Different tasks that a step takes at least."""
+        plan = choices.groups(self.groups)
+        return self.prompts_per_step + (plan.extra * processes if isinstance(plan, choices.Overprovision) else 0)
 
     @property
     def optimizer_steps(self) -> int:
@@ -161,6 +173,9 @@ class TrainerConfig:
             raise ConfigError("rollouts a step", rollouts, remedy)
         if rollouts // processes % self.mini_batches:
             raise ConfigError("mini_batches", self.mini_batches, f"it must divide {share}")
+        if isinstance(choices.groups(self.groups), choices.Overprovision) and rollouts // processes % self.group_size:
+            remedy = f"each of {processes} processes must have whole groups; change prompts_per_step, or leave it out"
+            raise ConfigError("trainer.groups", self.groups, remedy)
         part = rollouts // processes // self.mini_batches
         micro_batch = self.micro_batch or part
         if part % micro_batch:
@@ -176,7 +191,11 @@ class TrainerConfig:
             ConfigError: there is no such choice or option.
         """
         warmup = self.warmup_steps * self.optimizer_steps_per_step
+        corrected, apart = choices.importance(self.importance)
         return {
+            # Ratios of lines and sequences take the place of TRL's ratios of tokens later.
+            "vllm_importance_sampling_mode": corrected if corrected.startswith("token") else "token_truncate",
+            "vllm_importance_sampling_clip_max": apart.cap,
             **choices.loss(self.loss),
             **choices.kl(self.kl),
             **choices.optimizer(self.optimizer),
@@ -208,8 +227,6 @@ class TrainerConfig:
             router_aux_loss_coef=0.0 if self.fast else None,
             **self._chosen(),
             temperature=1.0,
-            vllm_importance_sampling_mode=self.importance if self.importance.startswith("token") else "token_truncate",
-            vllm_importance_sampling_clip_max=self.importance_cap,
             bf16=low,
             use_cpu=low and on_cpu,
             gradient_checkpointing=self.checkpointing,

@@ -23,8 +23,8 @@ class Batch:
     """(b, S), prompts padded on the left, completions on the right: the whole step's, or some of its rows."""
     attention: Tensor
     """(b, S), 1 at real tokens."""
-    sampled: Tensor
-    """(B, T) bool, of the whole step."""
+    scored: Tensor
+    """(B, T) bool, of the whole step: the tokens whose log probabilities are asked for."""
     learning: Tensor
     """(B,) bool, of the whole step: the rows whose log probabilities the loss depends on."""
 
@@ -58,9 +58,9 @@ class FastPass:
     def first(self, model: Scorer, batch: Batch, keep_graph: bool) -> Scores:
         """The scores of a whole step. With `keep_graph` its only update takes its gradients from them."""
         with torch.no_grad():
-            resting = self._score(model, batch, batch.sampled, ~batch.learning)
+            resting = self._score(model, batch, batch.scored, ~batch.learning)
         with torch.set_grad_enabled(keep_graph):
-            learned = self._score(model, batch, batch.sampled, batch.learning)
+            learned = self._score(model, batch, batch.scored, batch.learning)
             self._known = Scores(resting.logprobs + learned.logprobs, resting.entropies + learned.entropies)
         return Scores(self._known.logprobs.detach(), self._known.entropies)
 
@@ -73,7 +73,7 @@ class FastPass:
         if with_graph:
             return known
         learning = batch.learning[rows]
-        fresh = self._score(model, batch, batch.sampled[rows], learning)
+        fresh = self._score(model, batch, batch.scored[rows], learning)
         return Scores(
             torch.where(learning[:, None], fresh.logprobs, known.logprobs.detach()),
             torch.where(learning[:, None], fresh.entropies, known.entropies),
@@ -81,11 +81,11 @@ class FastPass:
 
     @torch.no_grad()
     def reference(self, model: Scorer, batch: Batch) -> Tensor:
-        """The log probabilities of a whole step under the reference policy, (B, T), nats, 0 where nothing was sampled.
+        """The log probabilities of a whole step under the reference policy, (B, T), nats, 0 where nothing is asked for.
 
         `model` is that policy: a frozen one, or the one that is trained while its adapters are off.
         """
-        return self._score(model, batch, batch.sampled, batch.sampled.any(dim=1)).logprobs
+        return self._score(model, batch, batch.scored, batch.scored.any(dim=1)).logprobs
 
     def _score(self, model: Scorer, batch: Batch, sampled: Tensor, wanted: Tensor) -> Scores:
         def scorer(*, input_ids: Tensor, sampled: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ What is TRL's stays TRL's: the loop, the loss, the importance-sampling correctio
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,39 +23,18 @@ from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError, WeightSyncError
 from repl_rl.record.trajectory import Group, Trajectory
-from repl_rl.tasks import Curriculum, assigned
+from repl_rl.tasks import Curriculum
+from repl_rl.trainer import choices
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_unfit
-from repl_rl.trainer.correction import Gap, cut, measure, raw_ratios
+from repl_rl.trainer.correction import cut, measure, raw_ratios
 from repl_rl.trainer.fast import Batch, FastPass
+from repl_rl.trainer.groups import Groups
 from repl_rl.trainer.kept import KeptTrainer
+from repl_rl.trainer.observations import Observations
 from repl_rl.trainer.reference import frozen
-from repl_rl.trainer.source import RolloutSource, check_rollouts
+from repl_rl.trainer.source import RolloutSource
+from repl_rl.trainer.step import Scored, StepState
 from repl_rl.trainer.weights import Sync
-
-
-@dataclass(frozen=True, slots=True)
-class StepState:
-    """The rollouts of a step on this process, and what they earned."""
-
-    trajectories: tuple[Trajectory, ...]
-    """As they were played."""
-    learned: tuple[Trajectory, ...]
-    """The same, as training sees them: see `StopPolicy`."""
-    advantages: Tensor
-    """Of each token, float32, shape (B, T)."""
-    credit: tuple[tuple[Sequence[float], Sequence[float]], ...]
-    """Rewards and advantages of the lines of each rollout."""
-    metrics: dict[str, float]
-    """How line rewards stand to outcomes, and lengths to both, over all processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """What the trainer's policy makes of these rollouts, and how far that is from the sampler's."""
-
-    gap: Gap
-    logprobs: Tensor
-    """Of each token, nats, float32 on the CPU, shape (B, T)."""
 
 
 class ReplGRPOTrainer(KeptTrainer):
@@ -67,7 +46,8 @@ class ReplGRPOTrainer(KeptTrainer):
     The ids that `source` never samples have probability 0 here too: `model` gives them that from now on.
     `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`. A `curriculum` of these
     tasks chooses those of each step in TRL's place. With `args.beta`, the reference is `model` as it is given, without
-    its adapters if it has some.
+    its adapters if it has some. With an `observation_weight` above 0 the loss has as many times the mean negative log
+    probability of what the console printed: see `observations`. `plan` says which groups are played: see `Groups`.
 
     Raises:
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
@@ -78,6 +58,12 @@ class ReplGRPOTrainer(KeptTrainer):
     """The rollouts of the step at hand. There are none before the first one's."""
     scored: Scored
     """What the trainer makes of them."""
+    _rows: Tensor | None = None
+    """Rows of the step that the loss at hand is about; None: TRL scores the rollouts that have just come in."""
+    _unscored = True
+    """True until the policy has scored them: whom TRL asks after it is the reference."""
+    _logprobs: Tensor
+    """What the policy made of those rows, or of the whole step, at last: sampled and observed tokens, nats."""
 
     def __init__(
         self,
@@ -92,11 +78,11 @@ class ReplGRPOTrainer(KeptTrainer):
         fast: bool = True,
         importance: str = "token_truncate",
         curriculum: Curriculum | None = None,
+        observation_weight: float = 0.0,
+        plan: choices.Plan | None = None,
     ) -> None:
         refuse_unfit(args, fast)
-        needed = args.generation_batch_size // args.num_generations
-        if len(task_ids) < needed:
-            raise ConfigError("tasks", len(task_ids), f"a step takes {needed} different tasks; give more, or lower it")
+        _refuse_few(task_ids, args)
         beta, args.beta = args.beta, 0.0  # TRL would read a reference from the folder that the model names
         super().__init__(
             model=model,
@@ -111,8 +97,12 @@ class ReplGRPOTrainer(KeptTrainer):
             raise ConfigError("router_aux_loss_coef", self.router_aux_loss_coef, "set it to 0, or fast = false")
         self.source = source
         self.credit = credit
-        self.tolerance, self.importance = tolerance, importance
+        self.tolerance = tolerance
+        self.importance, _ = choices.importance(importance)
         self.curriculum = curriculum
+        size, seed = args.num_generations, args.seed
+        self.groups = Groups(source, task_ids, size, self.accelerator, plan, curriculum, credit.stops, seed)
+        self.observation_weight = observation_weight
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
         forbid(bare, source.forbidden_ids)
@@ -125,17 +115,11 @@ class ReplGRPOTrainer(KeptTrainer):
         self._last_loaded_step = -1
         self.rollout_s = 0.0
         """Wall clock of all rollouts so far."""
-        self._rows: Tensor | None = None
-        """Rows of the step that the loss at hand is about; None: TRL scores the rollouts that have just come in."""
-        self._unscored = True
-        """True until the policy has scored them: whom TRL asks after it is the reference."""
 
-    @property
-    def steps_done(self) -> int:
-        """Batches of rollouts that were learned from; each took a fixed number of optimizer steps."""
-        passes = self.args.steps_per_generation * self.num_iterations
-        done: int = self.state.global_step // max(1, passes // self.args.gradient_accumulation_steps)
-        return done
+    def sync(self) -> None:
+        """Give the rollout source the weights of now; it does not get them again before they change."""
+        self.vllm_generation.sync_weights()
+        self._last_loaded_step = self.state.global_step
 
     def _send_telemetry(self) -> None:
         """Nothing is reported to anybody."""
@@ -143,12 +127,8 @@ class ReplGRPOTrainer(KeptTrainer):
     def _rollout(self, task_ids: list[str], _: GRPOTrainer) -> dict[str, object]:
         start = time.perf_counter()
         step = self.state.global_step
-        if self.curriculum is not None:
-            place = self.accelerator.process_index, self.accelerator.num_processes
-            task_ids = list(assigned(self.curriculum, task_ids, self.num_generations, *place))
-        trajectories = tuple(self.source.collect(task_ids, step))
+        trajectories = self.groups.play(task_ids, step)
         self.rollout_s += time.perf_counter() - start
-        check_rollouts(trajectories, task_ids, step)
         learned = tuple(map(self.credit.stops.learned, trajectories))
         self.step_state = self._credited(trajectories, learned)
         rows = columns(learned, self._tokenizer.pad_token_id)
@@ -169,7 +149,7 @@ class ReplGRPOTrainer(KeptTrainer):
         size = self.num_generations
         groups = [Group(tuple(earned[start : start + size])) for start in range(0, len(earned), size)]
         advantages = [group_advantages(group, self.credit, self.steps_done) for group in groups]
-        metrics = {**shaping_metrics(earned), **length_metrics(groups, advantages)}
+        metrics = {**shaping_metrics(earned), **length_metrics(groups, advantages), **self.groups.metrics}
         if self.curriculum is not None:
             metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
             self.curriculum.record((e.task_id, e.outcome) for e in earned if e.outcome is not None)
@@ -182,9 +162,15 @@ class ReplGRPOTrainer(KeptTrainer):
             trajectories,
             learned,
             widen(values, learned, width).to(self.accelerator.device),
+            self._observations(learned, width),
             tuple(zip([e.rewards_L for e in earned[here]], mine, strict=True)),
             metrics,
         )
+
+    def _observations(self, learned: tuple[Trajectory, ...], width: int) -> Observations:
+        if not self.observation_weight:
+            return Observations.none(len(learned), width, self.accelerator.device)
+        return Observations.of(learned, width, self.source.forbidden_ids, self.accelerator)
 
     def line_credit(self) -> list[tuple[LineCredit, ...]]:
         """What each line of this process's rollouts was worth in the step at hand."""
@@ -234,16 +220,27 @@ class ReplGRPOTrainer(KeptTrainer):
         raw = raw_ratios(delta, lines, level)
         if level != "token":
             batch["importance_sampling_ratio"] = cut(raw, how, self.vllm_importance_sampling_clip_max)
-        return Scored(measure(delta, lines, raw, batch["importance_sampling_ratio"], self.accelerator), trained.cpu())
+        gap = measure(delta, lines, raw, batch["importance_sampling_ratio"], self.accelerator)
+        taught = self.step_state.observations
+        told = taught.metrics(self._logprobs, self.accelerator) if self.observation_weight else {}
+        return Scored(gap, trained.cpu(), told)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """As TRL's; while it runs, `_rows` says which rows of the step it is about."""
-        self._rows = inputs["rows"]
+        """As TRL's, and what the console teaches; while it runs, `_rows` says which rows of the step it is about."""
+        self._rows = rows = inputs["rows"]
         try:
             loss: Tensor = super()._compute_loss(model, inputs)
         finally:
             self._rows = None
-        return loss
+        taught = self.step_state.observations
+        if not taught.tokens:
+            return loss
+        # A mean over the tokens of the whole batch, as TRL's is for "dapo": gradients are averaged over processes and
+        # added up over the passes of an optimizer step, of which a batch makes one or several.
+        passes = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        share = self.accelerator.num_processes / (taught.tokens * passes)
+        weight: float = self.observation_weight * share
+        return loss + weight * taught.nats(self._logprobs, rows)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -253,30 +250,43 @@ class ReplGRPOTrainer(KeptTrainer):
         logits_to_keep: int,
         **options: object,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """As TRL's without `fast`; with it, only sampled tokens are scored and the others are 0."""
+        """As TRL's without `fast`; with it, only what is learned from is scored and all else is 0."""
         if self._fast is None:
             result: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, **options
             )
+            if self._rows is not None or self._unscored:
+                self._logprobs, self._unscored = result[0], False
             return result
-        advantages = self.step_state.advantages
+        advantages, observed = self.step_state.advantages, self.step_state.observations.mask
         sampled = (line_numbers(self.step_state.learned, advantages.size(1)) >= 0).to(input_ids.device)
         # Every sampled token is held to the reference, also where there is no advantage.
-        batch = Batch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
+        learning = (sampled if self.beta else advantages).any(dim=1) | observed.any(dim=1)
+        batch = Batch(input_ids, attention_mask, sampled | observed, learning)
         if self._rows is not None:
             scores = self._fast.again(model, batch, self._rows, with_graph=self._one_pass)
         elif self._unscored:
             self._unscored = False
             scores = self._fast.first(self.model_wrapped, batch, keep_graph=self._one_pass)
         else:
+            batch = replace(batch, scored=sampled)
             return self._fast.reference(self.ref_model or self.model_wrapped, batch), None, None
-        return scores.logprobs, scores.entropies, None
+        self._logprobs = scores.logprobs
+        # TRL is to see what it would see without the console's tokens.
+        mine = sampled if self._rows is None else sampled[self._rows]
+        return torch.where(mine, scores.logprobs, 0.0), torch.where(mine, scores.entropies, 0.0), None
 
     @property
     def _one_pass(self) -> bool:
         """True when the first scoring of a step serves its only loss: then it keeps its graph for it."""
         only = self.args.steps_per_generation * self.num_iterations == 1
         return only and not self.args.gradient_checkpointing
+
+
+def _refuse_few(task_ids: Sequence[str], args: GRPOConfig) -> None:
+    needed = args.generation_batch_size // args.num_generations
+    if len(task_ids) < needed:
+        raise ConfigError("tasks", len(task_ids), f"a step takes {needed} different tasks; give more, or lower it")
 
 
 def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:

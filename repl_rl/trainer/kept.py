@@ -48,8 +48,10 @@ class KeptTrainer(GRPOTrainer):
 
     @property
     def steps_done(self) -> int:
-        """Steps behind the weights."""
-        raise NotImplementedError
+        """Batches of rollouts that were learned from; each took a fixed number of optimizer steps."""
+        passes = self.args.steps_per_generation * self.num_iterations
+        done: int = self.state.global_step // max(1, passes // self.args.gradient_accumulation_steps)
+        return done
 
     def keep(self, keeper: Keeper, parts: Mapping[str, object]) -> None:
         """Be saved by `keeper` from now on, with those of `parts` that remember something, and go on where it is.

@@ -31,7 +31,9 @@ from repl_rl.errors import ConfigError
 from repl_rl.record.metrics import describe
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum
-from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer import choices
+from repl_rl.trainer.config import GRPOConfig, TrainerConfig
+from repl_rl.trainer.evaluations import Evaluation, Evaluator
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.lora import adapted, whole
@@ -53,6 +55,7 @@ def fit(
     curriculum: Curriculum | None = None,
     seed: int = 0,
     tell: Tell = log.warning,
+    evaluation: Evaluation | None = None,
     keeper: Keeper | None = None,
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
@@ -63,39 +66,58 @@ def fit(
     Checkpoints are `out/checkpoint-<optimizer steps>`, every `config.save_every` steps and at the last. Whatever
     `on_step` or `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the
     adapters merged into its weights, `out/adapter` holds them alone, and so do checkpoints. `tell` is given a line
-    about whatever is done in another way than usual. The text part of a composite model is trained; `out/final` is the
-    whole model again, where `model` is its folder. With a `keeper` the run's state is saved, and the run goes on where
-    the keeper's state is.
+    about whatever is done in another way than usual. An `evaluation` is made every so many steps; its figures join the
+    step's, and `out/best` is the policy that did best (with `config.lora_rank`, its adapters). The text part of a
+    composite model is trained; `out/final` is the whole model again, where `model` is its folder. With a `keeper` the
+    run's state is saved, and the run goes on where the keeper's state is.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
-    credit = credit_of(config)
+    credit_of(config)  # refused before a model is loaded
     _silence()
     args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
     policy = learning(policy, config, seed)
     with weights_folder(size_of(policy), tell) as weights:
-        trainer = ReplGRPOTrainer(
-            model=policy,
-            tokenizer=tokenizer,
-            task_ids=task_ids,
-            source=source,
-            args=args,
-            credit=credit,
-            tolerance=config.tolerance,
-            weights=weights,
-            fast=config.fast,
-            importance=config.importance,
-            curriculum=curriculum,
-        )
-        reporter = _report(trainer, on_step, out.parent)
+        trainer = _trainer(policy, tokenizer, task_ids, source, config, args, weights, curriculum)
+        base = model if isinstance(model, Path) else None
+        evaluator = Evaluator(trainer, evaluation, out, base) if evaluation else None
+        reporter = _report(trainer, on_step, out.parent, evaluator)
         if keeper is not None:
-            trainer.keep(keeper, {"source": source, "curriculum": curriculum, "reporter": reporter})
+            own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter}
+            trainer.keep(keeper, {"source": source, "curriculum": curriculum, **own})
         trainer.go_on()
-    return _save(trainer, out, config.lora_rank > 0, model if isinstance(model, Path) else None)
+    return _save(trainer, out, config.lora_rank > 0, base)
+
+
+def _trainer(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task_ids: Sequence[str],
+    source: RolloutSource,
+    config: TrainerConfig,
+    args: GRPOConfig,
+    weights: Path,
+    curriculum: Curriculum | None,
+) -> ReplGRPOTrainer:
+    return ReplGRPOTrainer(
+        model=policy,
+        tokenizer=tokenizer,
+        task_ids=task_ids,
+        source=source,
+        args=args,
+        credit=credit_of(config),
+        tolerance=config.tolerance,
+        weights=weights,
+        fast=config.fast,
+        importance=config.importance,
+        curriculum=curriculum,
+        observation_weight=config.observation_weight,
+        plan=choices.groups(config.groups),
+    )
 
 
 def _silence() -> None:
@@ -105,10 +127,10 @@ def _silence() -> None:
     disable_progress_bar()
 
 
-def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path) -> "Reporter":
+def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: Evaluator | None) -> "Reporter":
     trainer.remove_callback(PrinterCallback)
     sinks = Sinks(trainer, run)
-    reporter = Reporter(trainer, on_step, sinks)
+    reporter = Reporter(trainer, on_step, sinks, evaluator)
     trainer.add_callback(reporter)
     sinks.join()
     return reporter
@@ -182,8 +204,11 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
 class Reporter(TrainerCallback):
     """Turns TRL's log of a step into a `StepRecord` and hands it on; its figures join the log, for the sinks."""
 
-    def __init__(self, trainer: ReplGRPOTrainer, on_step: OnStep, sinks: Sinks) -> None:
+    def __init__(
+        self, trainer: ReplGRPOTrainer, on_step: OnStep, sinks: Sinks, evaluator: Evaluator | None = None
+    ) -> None:
         self.trainer = trainer
+        self.evaluator = evaluator
         self.on_step = on_step
         self.sinks = sinks
         self._mark = (0.0, 0.0, 0.0)
@@ -220,11 +245,11 @@ class Reporter(TrainerCallback):
     ) -> None:
         if logs is None or "loss" not in logs:
             return
-        wall_s, rollout_s, sync_s = (now - then for now, then in zip(self._clocks(), self._mark, strict=True))
+        clocks = self._clocks()
+        wall_s, rollout_s, sync_s = (now - then for now, then in zip(clocks, self._mark, strict=True))
         # Each process has its part of the step; the record tells of the whole.
         trajectories: list[Trajectory] = gather_object(list(self.trainer.step_state.trajectories))
         credit: list[tuple[LineCredit, ...]] = gather_object(self.trainer.line_credit())
-        described = describe(trajectories)
         metrics = {
             "loss": logs["loss"],
             "grad_norm": logs["grad_norm"],
@@ -234,19 +259,31 @@ class Reporter(TrainerCallback):
             "zero_variance_groups": logs["frac_reward_zero_std"],
             "optimizer_steps": float(state.global_step),
             **({"kl": logs["kl"]} if "kl" in logs else {}),
-            **self.trainer.scored.gap.metrics(),
             "rollout_s": rollout_s,
             "sync_s": sync_s,
             "update_s": wall_s - rollout_s - sync_s,
-            **self.trainer.step_state.metrics,
-            **self.trainer.credit.stops.rates(trajectories),
-            **described,
-            "line_tokens_drift": self._drift(described["line_tokens_mean"]),
+            **self._told(trajectories),
         }
+        if self.evaluator is not None:
+            metrics |= self.evaluator.after(self.trainer.steps_done)
         if state.is_world_process_zero:
             record = StepRecord(self.trainer.steps_done, metrics, tuple(credit))
             self.on_step(record, trajectories)
             self.sinks.send_table(record, trajectories)
         logs.update({f"{PREFIX}{name}": value for name, value in metrics.items()})
-        # What the caller does with the record is not the next step's time.
-        self._mark = self._clocks()
+        # What the caller does with the record is not the next step's time, nor is an evaluation; the weights that the
+        # latter was given are, since the next step does not give them again.
+        now_s, _, synced_s = self._clocks()
+        self._mark = now_s - (synced_s - clocks[2]), *clocks[1:]
+
+    def _told(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """What is told of a step's rollouts, those of all processes."""
+        described = describe(trajectories)
+        return {
+            **self.trainer.scored.gap.metrics(),
+            **self.trainer.scored.metrics,
+            **self.trainer.step_state.metrics,
+            **self.trainer.credit.stops.rates(trajectories),
+            **described,
+            "line_tokens_drift": self._drift(described["line_tokens_mean"]),
+        }

@@ -28,8 +28,9 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int) -> None:
         ConfigError: there are too few tasks; sampler, prompt and policy do not fit each other; a setting of the update
             cannot be had, or not on this machine; or as `refuse_model`.
     """
-    if tasks < config.prompts_per_step:
-        remedy = f"a step takes {config.prompts_per_step} different ones; give more tasks, or lower it"
+    needed = config.tasks_needed(int(os.environ.get("WORLD_SIZE", "1")))
+    if tasks < needed:
+        remedy = f"a step takes {needed} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
     config.check_machine()
     config.share(int(os.environ.get("WORLD_SIZE", "1")))

@@ -15,6 +15,7 @@ from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.evaluations import Evaluation
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.loop import fit
 from repl_rl.trainer.pace import Saving
@@ -34,6 +35,7 @@ def train(
     out: Path,
     train_tasks: int = 4096,
     on_step: OnStep | None = None,
+    evaluation: Evaluation | None = None,
     resume: bool = False,
     saving: Saving | None = _SAVING,
 ) -> Path:
@@ -48,6 +50,7 @@ def train(
         out: new folder of the run: config.toml, metrics.jsonl, summary.json, trajectories/, checkpoints/, report.html.
         train_tasks: tasks to draw from, >= 1.
         on_step: called after each step, in the first process, with its record and trajectories.
+        evaluation: made every so many steps, in the first process; the best policy is `out/checkpoints/best`.
         resume: go on with the run in `out` where its newest state is, exactly; begin where there is none. Its settings
             must be the same, but that steps may grow.
         saving: how often the run's state is saved, and how many are kept; None: never.
@@ -102,6 +105,7 @@ def train(
             step,
             seed=world.seed,
             tell=fell_back,
+            evaluation=evaluation,
             keeper=Keeper(folder.states, saving, state) if saving is not None else None,
         )
         if rank == 0:

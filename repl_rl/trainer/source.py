@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import InvariantError, WeightSyncError
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import Raced
 
 
 class RolloutSource(Protocol):
@@ -25,6 +26,14 @@ class RolloutSource(Protocol):
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         """Replace the policy by the checkpoint in `folder`, which is only valid during the call."""
+
+
+@runtime_checkable
+class RacingSource(RolloutSource, Protocol):
+    """One that can leave rollouts unfinished: what `overprovision` needs."""
+
+    def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
+        """The `keep` of these groups of task ids that are done first; the others are cut. Else as `collect`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def test_its_loss_and_gradient_are_the_trainers_to_one_part_in_ten_thousand(apar
     start = tiny_model()
     sampler = tiny_model(seed=1) if apart else copy.deepcopy(start)
     source = SampledSource(sampler, deaf=apart, faulty=frozenset({5}), forbidden_ids=FORBIDDEN)
-    config = replace(DEFAULT, logprob_tolerance=99.0)  # a gap is not refused
+    config = replace(DEFAULT, importance="token_truncate(tolerance=99.0)")  # a gap is not refused
     theirs = run(make(copy.deepcopy(start), source, config, tmp_path))
     ours = copy.deepcopy(start)
     forbid(ours, FORBIDDEN)

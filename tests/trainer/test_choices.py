@@ -12,6 +12,7 @@ from transformers.training_args import OptimizerNames
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.arguments import read
+from repl_rl.settings.legacy import modern
 from repl_rl.trainer import TrainerConfig, choices
 from repl_rl.trainer.choices import KLS, LOSSES, OPTIMIZERS, SCHEDULES
 from tests.trainer.policies import SampledSource, tiny_model
@@ -135,3 +136,13 @@ def test_every_name_in_the_tables_is_known_to_trl_and_transformers(tmp_path: Pat
     for name in SCHEDULES:
         config = replace(PLAIN, warmup_steps=0, schedule=name + needed.get(name, ""))
         assert config.grpo_args(tmp_path).lr_scheduler_type == name
+
+
+def test_a_cap_and_a_tolerance_that_older_runs_recorded_are_options_now() -> None:
+    said = {"importance": "line_mask", "importance_cap": 3.0, "logprob_tolerance": 0.5, "steps": 2}
+    assert modern({"trainer": said})["trainer"] == {"importance": "line_mask(cap=3.0, tolerance=0.5)", "steps": 2}
+    assert modern({"trainer": {"steps": 2}})["trainer"] == {"steps": 2}
+    table = modern({"trainer": {"importance_cap": 4.0}})["trainer"]
+    assert isinstance(table, dict)
+    config = TrainerConfig(importance=table["importance"])
+    assert (config.importance_cap, config.tolerance) == (4.0, 1e-3)

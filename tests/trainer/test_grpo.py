@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from repl_rl.credit.tensors import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from repl_rl.trainer import ReplGRPOTrainer, RolloutSource, TrainerConfig, credit_of
-from repl_rl.trainer.config import Importance
+from repl_rl.trainer.choices import IMPORTANCES
 from tests.trainer.policies import (
     PAD,
     ReplayedSource,
@@ -76,6 +75,7 @@ def make(
         weights=weights,
         fast=config.fast,
         importance=config.importance,
+        observation_weight=config.observation_weight,
     )
 
 
@@ -347,7 +347,7 @@ def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> 
     with pytest.raises(WeightSyncError, match="sampled at policy step 4 while the trainer is at 0"):
         run(make(model, ReplayedSource([batch]), config, tmp_path, ["task 0"]))
     old = [trajectory_of(prompt_of("task 0"), [((9, 2), ())], [-1.0, -1.0], i) for i in range(2)]
-    loose = replace(config, logprob_tolerance=99.0)
+    loose = replace(config, importance="token_truncate(tolerance=99.0)")
     with pytest.raises(WeightSyncError, match="sampled at policy step 0 while the trainer is at 1"):
         run(make(model, ReplayedSource([old, old]), loose, tmp_path, ["task 0"]))
     with pytest.raises(InvariantError, match="gave tasks"):
@@ -360,7 +360,7 @@ def test_whether_a_rollout_was_cut_is_its_recorded_stop_not_its_last_id(tmp_path
         replace(trajectory_of(prompt_of("task 0"), [((9 + i, 2), ())], [0.0, 0.0], i), stop=stop)
         for i, stop in enumerate(stops)
     ]
-    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=4, logprob_tolerance=99.0)
+    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=4, importance="token_truncate(tolerance=99.0)")
     logs = run(make(tiny_model(), ReplayedSource([batch]), config, tmp_path, ["task 0"])).logs
     assert logs[0]["completions/clipped_ratio"] == 0.5
     assert logs[0]["completions/mean_terminated_length"] == 2.0
@@ -410,17 +410,15 @@ def test_too_few_tasks_for_a_step_are_refused(tmp_path: Path) -> None:
         make(tiny_model(), ReplayedSource([]), SMALL, tmp_path, TASKS[:2])
 
 
-@pytest.mark.parametrize("importance", get_args(Importance))
-def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: Importance, tmp_path: Path) -> None:
+@pytest.mark.parametrize("importance", sorted(IMPORTANCES))
+def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: str, tmp_path: Path) -> None:
     start, prompt = tiny_model(), prompt_of("task 0")
     skeleton: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [((9, 5, 2), None)]
     logprobs = [p - math.log(4) for p in logprobs_of(start, prompt, skeleton)]  # the sampler found all of it unlikely
     batch = [trajectory_of(prompt, skeleton, logprobs, number) for number in range(2)]
     used = []
     for cap in (3.0, 5.0):
-        config = replace(
-            SMALL, prompts_per_step=1, group_size=2, logprob_tolerance=9.0, importance=importance, importance_cap=cap
-        )
+        config = replace(SMALL, prompts_per_step=1, group_size=2, importance=f"{importance}(cap={cap}, tolerance=9.0)")
         trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path / str(cap))
         trainer.model.train()
         ratio = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
@@ -430,7 +428,7 @@ def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: Impo
 
 
 @pytest.mark.parametrize("importance", ["line_truncate", "sequence_truncate"])
-def test_a_correction_by_line_or_sequence_reaches_the_loss(importance: Importance, tmp_path: Path) -> None:
+def test_a_correction_by_line_or_sequence_reaches_the_loss(importance: str, tmp_path: Path) -> None:
     start = tiny_model()
     prompt = prompt_of("task 0")
     batch = []
@@ -441,11 +439,16 @@ def test_a_correction_by_line_or_sequence_reaches_the_loss(importance: Importanc
         logprobs[0] -= math.log(2)
         logprobs[1] = min(logprobs[1] + math.log(2), -1e-3)
         batch.append(trajectory_of(prompt, skeleton, logprobs, number))
-    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=2, logprob_tolerance=9.0, importance_cap=8.0)
+    config = replace(SMALL, steps=1, prompts_per_step=1, group_size=2)
     ratios = {}
-    compared: tuple[Importance, ...] = ("token_truncate", importance)
+    compared = ("token_truncate", importance)
     for name in compared:
-        trainer = make(copy.deepcopy(start), ReplayedSource([batch]), replace(config, importance=name), tmp_path)
+        trainer = make(
+            copy.deepcopy(start),
+            ReplayedSource([batch]),
+            replace(config, importance=f"{name}(cap=8.0, tolerance=9.0)"),
+            tmp_path,
+        )
         trainer.model.train()
         ratios[name] = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
     assert ratios["token_truncate"][:, 0].tolist() == pytest.approx([2.0, 2.0], rel=1e-3)

@@ -119,7 +119,7 @@ def test_a_policy_that_has_nothing_to_learn_is_drawn_back_to_where_it_began(tmp_
     again = ReplayedSource([[replace(t, policy_step=step) for t in played] for step in range(4)])
     config = replace(
         SMALL, steps=4, prompts_per_step=1, kl="k3(beta=1.0)", optimizer="sgd", learning_rate=0.01,
-        schedule="constant", logprob_tolerance=99.0,
+        schedule="constant", importance="token_truncate(tolerance=99.0)",
     )  # fmt: skip
     trainer = make(model, again, config, tmp_path, ["task 0"])
     start = copy.deepcopy(trainer.ref_model.state_dict())

@@ -122,12 +122,12 @@ def test_tied_weights_are_written_once_under_the_name_that_checkpoints_have(tmp_
     (lambda: replace(SMALL, mini_batches=2, micro_batch=2), "micro_batch is 2; it must divide each of 2 parts"),
     (lambda: replace(SMALL, steps=0), "steps is 0; give at least 1"),
     (lambda: replace(SMALL, learning_rate=0.0), "learning_rate is 0.0; give a number above 0"),
-    (lambda: replace(SMALL, logprob_tolerance=0.0), "logprob_tolerance is 0.0"),
-    (lambda: replace(SMALL, importance_cap=0.5), "importance_cap is 0.5"),
+    (lambda: replace(SMALL, importance="line_mask(tolerance=0.0)"), "tolerance of trainer.importance line_mask is 0.0"),
+    (lambda: replace(SMALL, importance="token_mask(cap=0.5)"), "cap of trainer.importance token_mask is 0.5"),
     (lambda: replace(SMALL, line_rewards=("a:b",)), r"line_rewards with estimator 'outcome' is \('a:b',\)"),
     (lambda: replace(SMALL, potential="a:b"), "potential with estimator 'outcome' is 'a:b'"),
     (lambda: replace(SMALL, fade_steps=9), "fade_steps with estimator 'outcome' is 9"),
-    (lambda: replace(SMALL, importance="word_mask"), "importance is 'word_mask'; choose one of"),  # type: ignore[arg-type]
+    (lambda: replace(SMALL, importance="word_mask"), "importance is 'word_mask'; choose one of"),
 ])  # fmt: skip
 def test_a_setting_out_of_range_is_refused_with_its_name_and_value(
     change: Callable[[], TrainerConfig], message: str

@@ -56,7 +56,7 @@ def test_two_processes_train_the_same_weights_as_one(fast: bool, tmp_path: Path)
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=0, atol=1e-6)
     for a, b in zip(records, records_two, strict=True):
-        for key in ("loss", "reward_mean", "sampled_tokens", "logprob_gap_max", "grad_norm"):
+        for key in ("loss", "reward_mean", "sampled_tokens", "logprob_gap_max", "grad_norm", "observation_loss"):
             assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-5), key
 
 

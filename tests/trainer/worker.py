@@ -39,7 +39,13 @@ class SharedSource(SampledSource):
 
 def main(estimator: str, fast: str, out: Path) -> None:
     config = TrainerConfig(
-        steps=2, prompts_per_step=3, group_size=2, warmup_steps=0, estimator=estimator, fast=fast == "1"
+        steps=2,
+        prompts_per_step=3,
+        group_size=2,
+        warmup_steps=0,
+        estimator=estimator,
+        fast=fast == "1",
+        observation_weight=0.3,
     )
     model = tiny_model()
     records: list[dict[str, float]] = []

@@ -3,7 +3,7 @@
 import gc
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +64,31 @@ class Ledger:
     def column(self, name: str) -> list[float]:
         return [round(row[name], 4) for row in self.rows]
 
+    def run(self, condition: str, seed: int, after: Mapping[str, float], began: float) -> Run:
+        """The run that this was; `after` are its figures on held-out tasks, `began` is on the monotonic clock."""
+        return Run(
+            condition=condition,
+            seed=seed,
+            tokens=self.tokens,
+            solve=self.column("solve_rate"),
+            error=self.column("line_error_rate"),
+            lines=self.column("lines_per_rollout"),
+            after=after,
+            gap=max(row["logprob_gap_max"] for row in self.rows),
+            rollout_s=round(sum(self.column("rollout_s")), 1),
+            update_s=round(sum(self.column("update_s")), 1),
+            wall_s=round(time.monotonic() - began, 1),
+        )
+
+
+def held_out_figures(source: RolloutThread, tasks: Sequence[Task]) -> dict[str, float]:
+    """What the engine's policy does on held-out tasks, with `greedy` solve rate and tokens of a rollout."""
+    sampled = source.sample(tasks)
+    found = describe(sampled)
+    greedy = describe(source.sample(tasks, temperature=0.0))["solve_rate"]
+    rates = {name: round(found[name], 5) for name in FIGURES}
+    return {**rates, "greedy": round(greedy, 5), "rollout_tokens": round(found["sampled_tokens"] / len(sampled), 2)}
+
 
 class Worker:
     """An engine, consoles, and the policies that runs start from. Open it with `opened`."""
@@ -91,7 +116,7 @@ class Worker:
             teach(policy_folder(), self.policy(way), self.settings.fenced_steps)
         self.use(way, seed=0)
         self.source.load_weights(self.policy(way), 0)
-        return Start(way, self.figures(), round(time.monotonic() - began, 1))
+        return Start(way, held_out_figures(self.source, self.held_out), round(time.monotonic() - began, 1))
 
     def run(self, condition: Condition, seed: int) -> Run:
         """Train from the starting policy until the tokens are spent, and evaluate.
@@ -111,22 +136,10 @@ class Worker:
             except BudgetSpent:
                 save_weights(model, model.state_dict(), weights)
                 self.source.load_weights(weights, len(ledger.tokens))
-        after = self.figures()
+        after = held_out_figures(self.source, self.held_out)
         del model
         gc.collect()
-        return Run(
-            condition=condition.name,
-            seed=seed,
-            tokens=ledger.tokens,
-            solve=ledger.column("solve_rate"),
-            error=ledger.column("line_error_rate"),
-            lines=ledger.column("lines_per_rollout"),
-            after=after,
-            gap=max(row["logprob_gap_max"] for row in ledger.rows),
-            rollout_s=round(sum(ledger.column("rollout_s")), 1),
-            update_s=round(sum(ledger.column("update_s")), 1),
-            wall_s=round(time.monotonic() - began, 1),
-        )
+        return ledger.run(condition.name, seed, after, began)
 
     def policy(self, way: Way) -> Path:
         """The policy that the runs of a way start from."""
@@ -139,14 +152,6 @@ class Worker:
         sampler = FencedCodeSampler() if way == "fenced" else ReplSampler()
         limits = FENCED_LIMITS if way == "fenced" else LINE_LIMITS
         self.source.rollouts = replace(self.source.rollouts, sampler=sampler, limits=limits, seed=seed)
-
-    def figures(self) -> dict[str, float]:
-        """What the engine's policy does on held-out tasks, with `greedy` solve rate and tokens of a rollout."""
-        sampled = self.source.sample(self.held_out)
-        found = describe(sampled)
-        greedy = describe(self.source.sample(self.held_out, temperature=0.0))["solve_rate"]
-        rates = {name: round(found[name], 5) for name in FIGURES}
-        return {**rates, "greedy": round(greedy, 5), "rollout_tokens": round(found["sampled_tokens"] / len(sampled), 2)}
 
 
 def trainer_config(condition: Condition, settings: Settings) -> TrainerConfig:

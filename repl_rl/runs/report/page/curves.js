@@ -10,6 +10,7 @@ function keyFigures(data) {
     ["held-out tasks solved", change("solve_rate"), s.solve_rate_first !== undefined],
     ["solved greedily", change("greedy"), s.greedy_first !== undefined],
     ["lines in error", change("line_error_rate"), s.line_error_rate_first !== undefined],
+    ["solved by checkpoints/best", `${percent(s.solve_rate_best)} (step ${s.best_step})`, s.best_step !== undefined],
     ["follow altered output", percent(s.tamper_followed), typeof s.tamper_followed === "number"],
     ["steps", String(s.stopped_at_step ?? data.steps.length), true],
     ["wall clock", s.wall_s ? duration(s.wall_s) : "–", s.wall_s !== undefined],
@@ -24,13 +25,17 @@ function duration(s) {
 
 function overview(data) {
   const m = data.metrics, xs = m.step || [];
-  const s = data.summary, held = [];
-  if (s.solve_rate_first !== undefined) held.push([0, s.solve_rate_first]);
-  if (s.solve_rate_last !== undefined) held.push([s.stopped_at_step ?? xs[xs.length - 1] ?? 0, s.solve_rate_last]);
+  const s = data.summary, last = s.stopped_at_step ?? xs[xs.length - 1] ?? 0;
+  const evaluated = (name) => [
+    ...(s[name + "_first"] === undefined ? [] : [[0, s[name + "_first"]]]),
+    ...xs.map((x, i) => [x, (m["eval/" + name] || [])[i]]).filter(([x, y]) => typeof y === "number" && x !== last),
+    ...(s[name + "_last"] === undefined ? [] : [[last, s[name + "_last"]]]),
+  ];
   const of = (name, label) => ({ name: label || name, values: m[name] });
   const steps = data.steps.map((step) => step.step);
   const charts = [
-    chart("Solve rate", xs, [of("solve_rate", "training rollouts"), { name: "held-out tasks", points: held }],
+    chart("Solve rate", xs, [of("solve_rate", "training rollouts"), { name: "held-out tasks", points: evaluated("solve_rate") },
+      { name: "greedy", points: evaluated("greedy") }],
       { max: 1, format: share }),
     chart("Lines in error, by class", steps, classSeries(data.steps), { stacked: true, format: share }),
     chart("Reward of a rollout, by source", steps, rewardSeries(data.steps),
@@ -51,6 +56,7 @@ function overview(data) {
       of("logprob_gap_after_observation", "after observations")],
       { log: true }),
     chart("Entropy, nats", xs, [of("entropy", "")]),
+    chart("Prediction of the console, nats a token", xs, [of("observation_loss", "")]),
     chart("Gradient norm", xs, [of("grad_norm", "")]),
     chart("Endings and faults", xs, [of("answered_rate", "answered"), of("cut_rate", "cut by a budget"), of("too_long_rate", "too long"),
       of("timeout_rate", "timeouts"), of("sandbox_fault_rate", "our faults")], { format: share, max: 1 }),

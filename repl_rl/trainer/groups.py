@@ -1,0 +1,175 @@
+"""The groups of each step: which tasks are played, again where a group teaches nothing, and what is thrown away."""
+
+import json
+import random
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from repl_rl.credit.stops import StopPolicy
+from repl_rl.errors import ConfigError, InvariantError
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.tasks import Curriculum, assigned
+from repl_rl.trainer.choices import Overprovision, Plan, Refill
+from repl_rl.trainer.source import RacingSource, RolloutSource, check_rollouts
+
+SPREAD = 1e-9
+"""Outcomes of a group that are no further apart are equal: its advantages come of rounding."""
+_TRIES = 8
+"""Draws of a curriculum for each task that is wanted: it may draw what the step has already."""
+
+
+def teaches_nothing(outcomes: Sequence[float | None]) -> bool:
+    """True where no two outcomes of a group differ. None: nothing is learned from that rollout."""
+    graded = [outcome for outcome in outcomes if outcome is not None]
+    return not graded or max(graded) - min(graded) <= SPREAD
+
+
+@dataclass(frozen=True, slots=True)
+class _Thrown:
+    """What of a step is not learned from, on this process."""
+
+    rollouts: list[Trajectory] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    """Groups of the whole step that were played again, counted each time."""
+
+
+class Groups:
+    """Plays the rollouts of a step: whole groups, as many as the step takes, on however many processes.
+
+    Rollouts of all processes stand in one row, process by process, and a group may straddle two. Every process decides
+    and draws for the whole step from the same figures, so all decide and draw alike.
+    """
+
+    def __init__(
+        self,
+        source: RolloutSource,
+        task_ids: Sequence[str],
+        size: int,
+        accelerator: Accelerator,
+        plan: Plan | None = None,
+        curriculum: Curriculum | None = None,
+        stops: StopPolicy | None = None,
+        seed: int = 0,
+    ) -> None:
+        """`size` is that of a group. `plan` None: every group is played once, and waited for.
+
+        Raises:
+            ConfigError: `source` cannot cut rollouts, and `plan` does.
+        """
+        if isinstance(plan, Overprovision) and not isinstance(source, RacingSource):
+            remedy = "this source of rollouts has no `race`; leave trainer.groups out"
+            raise ConfigError("trainer.groups", "overprovision", remedy)
+        self.metrics: dict[str, float] = {}
+        """Of the last step, over all processes: names as in `metrics.jsonl`; empty without a plan."""
+        self._source = source
+        self._task_ids = tuple(task_ids)
+        self._size = size
+        self._accelerator = accelerator
+        self._plan = plan
+        self._curriculum = curriculum
+        self._stops = stops or StopPolicy()
+        self._rng = random.Random(f"{seed}/groups")
+
+    def memory(self) -> str:
+        """The dice that choose other tasks, as JSON."""
+        return json.dumps(self._rng.getstate())
+
+    def remember(self, memory: str) -> None:
+        """Go on from what `memory` gave."""
+        version, words, gauss = json.loads(memory)
+        self._rng.setstate((version, tuple(words), gauss))
+
+    def play(self, slots: Sequence[str], step: int) -> tuple[Trajectory, ...]:
+        """This process's rollouts of a step: as many as `slots`, whose tasks a curriculum may replace.
+
+        Raises:
+            InvariantError, WeightSyncError: the source does not keep its contract.
+        """
+        if self._curriculum is not None:
+            place = self._accelerator.process_index, self._accelerator.num_processes
+            slots = assigned(self._curriculum, slots, self._size, *place)
+        if isinstance(self._plan, Overprovision):
+            return self._first(slots, self._plan.extra, step)
+        played = self._collected(slots, step)
+        return self._refilled(played, self._plan.most, step) if isinstance(self._plan, Refill) else tuple(played)
+
+    def _collected(self, task_ids: Sequence[str], step: int) -> list[Trajectory]:
+        played = list(self._source.collect(task_ids, step)) if task_ids else []
+        check_rollouts(played, task_ids, step)
+        return played
+
+    def _refilled(self, played: list[Trajectory], most: int, step: int) -> tuple[Trajectory, ...]:
+        """`played` with others in the place of groups that teach nothing, after `most` rounds at most."""
+        thrown = _Thrown()
+        told: list[tuple[str, float | None]] = gather_object([self._told(t) for t in played])
+        used, seen = {task for task, _ in told}, list(told)
+        first = self._accelerator.process_index * len(played)
+        for _ in range(most):
+            groups = [told[at : at + self._size] for at in range(0, len(told), self._size)]
+            dull = [n for n, group in enumerate(groups) if teaches_nothing([outcome for _, outcome in group])]
+            others = dict(zip(dull, self._others(len(dull), used), strict=False))
+            if not others:
+                break
+            if self._curriculum is not None:
+                # What is learned from is told to it later; this is not.
+                solved = (pair for n in others for pair in groups[n])
+                self._curriculum.record((task, outcome) for task, outcome in solved if outcome is not None)
+            used |= set(others.values())
+            mine = [i for i in range(len(played)) if (first + i) // self._size in others]
+            again = self._collected([others[(first + i) // self._size] for i in mine], step)
+            for i, trajectory in zip(mine, again, strict=True):
+                thrown.rollouts.append(played[i])
+                played[i] = trajectory
+            thrown.groups.extend(others)
+            told = gather_object([self._told(t) for t in played])
+            seen += [pair for n in others for pair in told[n * self._size : (n + 1) * self._size]]
+        graded = [outcome for _, outcome in seen if outcome is not None]
+        self.metrics = {
+            "groups_refilled": float(len(thrown.groups)),
+            **self._thrown(len(thrown.rollouts), sum(len(t.completion_ids) for t in thrown.rollouts)),
+            "solve_rate_played": sum(outcome >= 1.0 for outcome in graded) / max(len(graded), 1),
+        }
+        return tuple(played)
+
+    def _first(self, slots: Sequence[str], extra: int, step: int) -> tuple[Trajectory, ...]:
+        """The groups of this process and `extra` more, of which the first ones done are learned from."""
+        groups = [list(slots[at : at + self._size]) for at in range(0, len(slots), self._size)]
+        others = self._others(extra * self._accelerator.num_processes, set(gather_object(list(slots))))
+        mine = others[self._accelerator.process_index * extra :][:extra]
+        assert isinstance(self._source, RacingSource)
+        raced = self._source.race([*groups, *([task] * self._size for task in mine)], len(groups), step)
+        played = tuple(t for group in raced.groups for t in group)
+        if [len(group) for group in raced.groups] != [self._size] * len(groups):
+            raise InvariantError(f"the rollout source kept {len(raced.groups)} groups for {len(groups)}; keep as many")
+        check_rollouts(played, [group[0].task_id for group in raced.groups for _ in group], step)
+        self.metrics = self._thrown(raced.cut, raced.cut_tokens)
+        return played
+
+    def _told(self, trajectory: Trajectory) -> tuple[str, float | None]:
+        learned = self._stops.learned(trajectory)
+        return trajectory.task_id, learned.outcome if learned.trainable else None
+
+    def _thrown(self, rollouts: int, tokens: int) -> dict[str, float]:
+        """Sums over all processes."""
+        counts: list[tuple[int, int]] = gather_object([(rollouts, tokens)])
+        return {
+            "rollouts_cut": float(sum(count for count, _ in counts)),
+            "tokens_cut": float(sum(count for _, count in counts)),
+        }
+
+    def _others(self, count: int, used: Set[str]) -> list[str]:
+        """`count` tasks, or as many as there are, that this step has not had."""
+        if self._curriculum is None:
+            left = [task_id for task_id in self._task_ids if task_id not in used]
+            return self._rng.sample(left, min(count, len(left)))
+        found: list[str] = []
+        for _ in range(_TRIES * count):
+            if len(found) == count:
+                break
+            (task,) = self._curriculum.draw(1)
+            if task.id not in used and task.id not in found:
+                found.append(task.id)
+        return found

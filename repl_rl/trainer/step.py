@@ -1,0 +1,39 @@
+"""What the trainer holds of the step at hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.trainer.correction import Gap
+from repl_rl.trainer.observations import Observations
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """The rollouts of a step on this process, and what they earned."""
+
+    trajectories: tuple[Trajectory, ...]
+    """As they were played."""
+    learned: tuple[Trajectory, ...]
+    """The same, as training sees them: see `StopPolicy`."""
+    advantages: Tensor
+    """Of each token, float32, shape (B, T)."""
+    observations: Observations
+    """What the console teaches."""
+    credit: tuple[tuple[Sequence[float], Sequence[float]], ...]
+    """Rewards and advantages of the lines of each rollout."""
+    metrics: dict[str, float]
+    """How line rewards stand to outcomes, and lengths to both, over all processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What the trainer's policy makes of these rollouts, and how far that is from the sampler's."""
+
+    gap: Gap
+    logprobs: Tensor
+    """Of each token, nats, float32 on the CPU, shape (B, T)."""
+    metrics: dict[str, float]
+    """How well it predicts the console, where it learns that."""

@@ -1,0 +1,229 @@
+"""Groups of a step: others in the place of those that teach nothing, or the first of more; never a part of one."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+
+from repl_rl.credit.stops import StopPolicy
+from repl_rl.errors import ConfigError, InvariantError
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import Raced
+from repl_rl.tasks import Curriculum, Task
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.choices import Overprovision, Plan, Refill
+from repl_rl.trainer.groups import Groups, teaches_nothing
+from tests.trainer.policies import SampledSource, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
+from tests.trainer.test_processes import launch
+
+IDS = [f"task {n}" for n in range(12)]
+Outcome = Callable[[str, int], float | None]
+
+
+def played(task_id: str, number: int, outcome: float | None, step: int = 0) -> Trajectory:
+    t = trajectory_of(prompt_of(task_id), [((9, 2), (7,))], [-1.0] * 3, number, step, fault=outcome is None)
+    return t if outcome is None else replace(t, outcome=outcome)
+
+
+class Told:
+    """Gives rollouts whose outcome is said by their task and their number in the call; None: it failed."""
+
+    forbidden_ids = frozenset[int]()
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.asked: list[list[str]] = []
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        pass
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
+        self.asked.append(list(task_ids))
+        return [played(task, n, self.outcome(task, n), policy_step) for n, task in enumerate(task_ids)]
+
+
+class Racing(Told):
+    """Of what it is asked for, the last groups are done first."""
+
+    def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
+        self.asked += [list(group) for group in groups]
+        kept = groups[len(groups) - keep :]
+        done = [tuple(played(task, n, n % 2, policy_step) for n, task in enumerate(group)) for group in kept]
+        return Raced(tuple(done), cut=sum(map(len, groups)) - sum(map(len, kept)), cut_tokens=5)
+
+
+def mixed(task: str, number: int) -> float:
+    """Outcomes that differ within a group."""
+    return float(number % 2)
+
+
+def all_dull(task: str, number: int) -> float:
+    return 1.0
+
+
+def some_dull(task: str, number: int) -> float:
+    return 0.0 if task in IDS[:2] else float(number % 2)
+
+
+def groups_of(
+    source: Told, plan: Plan, curriculum: Curriculum | None = None, stops: StopPolicy | None = None, seed: int = 0
+) -> Groups:
+    return Groups(source, IDS, 2, Accelerator(cpu=True), plan, curriculum, stops, seed)
+
+
+def tasks_of(rollouts: Sequence[Trajectory]) -> list[str]:
+    return [t.task_id for t in rollouts]
+
+
+def test_a_group_whose_outcomes_are_equal_gives_its_place_to_another_task() -> None:
+    source = Told(some_dull)
+    groups = groups_of(source, Refill(2))
+    found = tasks_of(groups.play(["task 0", "task 0", "task 5", "task 5", "task 1", "task 1"], 0))
+    assert found[2:4] == ["task 5"] * 2
+    assert found[0] == found[1] != found[4] == found[5]
+    assert not {*found} & {"task 0", "task 1"}
+    assert source.asked[1] == [*found[:2], *found[4:]]
+    assert groups.metrics == {
+        "groups_refilled": 2.0, "rollouts_cut": 4.0, "tokens_cut": 12.0, "solve_rate_played": 0.3,
+    }  # fmt: skip
+
+
+def test_what_teaches_nothing_still_is_learned_from_after_the_last_round() -> None:
+    source = Told(all_dull)
+    groups = groups_of(source, Refill(3))
+    found = tasks_of(groups.play(["task 0", "task 0"], 0))
+    assert [asked[0] for asked in source.asked] == [*dict.fromkeys(asked[0] for asked in source.asked)], "each is new"
+    assert len(source.asked) == 4
+    assert found == source.asked[-1]
+    assert groups.metrics["groups_refilled"] == 3.0
+
+
+def test_when_no_other_task_is_left_the_step_goes_on_with_what_there_is() -> None:
+    source = Told(all_dull)
+    groups = groups_of(source, Refill(99))
+    assert len(groups.play(["task 0", "task 0"], 0)) == 2
+    assert len(source.asked) == len(IDS)
+
+
+@pytest.mark.parametrize(("outcomes", "nothing"), [
+    ((0.0, 0.0, 0.0), True), ((0.3, 0.3 + 1e-12), True), ((0.0, 1.0), False), ((None, 1.0, None), True),
+    ((None, None), True), ((None, 1.0, 0.5), False),
+])  # fmt: skip
+def test_equal_are_outcomes_that_no_rollout_that_counts_differs_in(
+    outcomes: Sequence[float | None], nothing: bool
+) -> None:
+    assert teaches_nothing(outcomes) == nothing
+
+
+def test_failed_rollouts_and_masked_stops_do_not_make_a_difference() -> None:
+    def outcome(task: str, number: int) -> float | None:
+        return None if task == "task 0" and number == 0 else float(number % 2)
+
+    source = Told(outcome)
+    assert tasks_of(groups_of(source, Refill(1)).play(["task 0"] * 2, 0)) != ["task 0"] * 2
+    source = Told(mixed)
+    masked = groups_of(source, Refill(1), stops=StopPolicy(mask=("max_lines",)))
+    masked.play(["task 0"] * 2, 0)
+    assert masked.metrics["groups_refilled"] == 1.0
+
+
+def test_the_same_seed_draws_the_same_tasks() -> None:
+    def found(seed: int) -> list[list[str]]:
+        source = Told(some_dull)
+        groups = groups_of(source, Refill(2), seed=seed)
+        for step in range(5):
+            groups.play(["task 0", "task 0", "task 1", "task 1"], step)
+        return source.asked
+
+    assert found(3) == found(3) != found(4)
+
+
+def test_a_curriculum_draws_the_others_and_hears_of_what_was_thrown_away() -> None:
+    tasks = [Task(i, f"{i}?", "1", family="easy" if n < 6 else "hard") for n, i in enumerate(IDS)]
+    curriculum = Curriculum(tasks)
+    source = Told(lambda task, number: 1.0 if task in IDS[:6] else float(number % 2))
+    groups = groups_of(source, Refill(4), curriculum=curriculum)
+    for step in range(30):
+        groups.play(["task 0"] * 4, step)
+    rates = curriculum.solve_rates
+    assert rates["easy"] > 0.8, "thrown away, and known to be too easy"
+    assert rates["hard"] == 0.5, "what is learned from is told by the trainer"
+
+
+def test_more_groups_are_asked_for_and_the_first_ones_done_are_learned_from_whole() -> None:
+    source = Racing(mixed)
+    groups = groups_of(source, Overprovision(2))
+    found = tasks_of(groups.play(["task 0", "task 0", "task 5", "task 5"], 0))
+    assert [len(asked) for asked in source.asked] == [2] * 4
+    assert len({asked[0] for asked in source.asked}) == 4
+    assert found == [*source.asked[2], *source.asked[3]]
+    assert groups.metrics == {"rollouts_cut": 4.0, "tokens_cut": 5.0}
+
+
+def test_a_source_that_cannot_cut_and_one_that_keeps_too_few_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.groups is 'overprovision'; .* has no `race`"):
+        groups_of(Told(mixed), Overprovision(1))
+
+    class Lazy(Racing):
+        def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
+            return super().race(groups, keep - 1, policy_step)
+
+    with pytest.raises(InvariantError, match="kept 1 groups for 2"):
+        groups_of(Lazy(mixed), Overprovision(1)).play(["task 0", "task 0", "task 5", "task 5"], 0)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("refill(most=0)", r"most of trainer\.groups refill is 0; give at least 1"),
+    ("refil", r"trainer\.groups is 'refil'; choose one of refill, overprovision"),
+    ("overprovision(most=1)", r"option most of trainer\.groups overprovision is 1; its options are extra"),
+])  # fmt: skip
+def test_a_plan_that_there_is_not_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainerConfig(groups=text)
+
+
+def test_each_process_must_have_whole_groups_to_cut_some() -> None:
+    config = TrainerConfig(prompts_per_step=3, group_size=2, groups="overprovision")
+    assert config.share(3) == (2, 1)
+    assert config.tasks_needed(3) == 9
+    with pytest.raises(ConfigError, match="each of 2 processes must have whole groups"):
+        config.share(2)
+
+
+def test_the_trainer_learns_from_the_others_alone_and_tells_what_it_threw_away(tmp_path: Path) -> None:
+    class Dull(SampledSource):
+        def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
+            found = super().collect(task_ids, policy_step)
+            return [replace(t, outcome=1.0) if t.task_id in IDS[:6] else t for t in found]
+
+    rows: list[dict[str, float]] = []
+    learned: list[set[str]] = []
+
+    def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        learned.append({t.task_id for t in trajectories})
+        rows.append(record.metrics)
+
+    config = TrainerConfig(steps=3, prompts_per_step=4, group_size=2, warmup_steps=0, groups="refill(most=9)")
+    model = tiny_model()
+    fit(model, tiny_tokenizer(), IDS, Dull(tiny_model()), config, tmp_path, on_step)
+    assert all(not tasks & {*IDS[:6]} and len(tasks) == 4 for tasks in learned)
+    assert sum(row["groups_refilled"] for row in rows) > 0
+    assert all(row["rollouts_cut"] == 2 * row["groups_refilled"] for row in rows)
+    assert all(row["zero_variance_groups"] == 0.0 for row in rows)
+
+
+@pytest.mark.heavy
+def test_two_processes_play_the_same_groups_anew_also_one_that_straddles_them(tmp_path: Path) -> None:
+    launch(2, "tests.trainer.group_worker", str(tmp_path))
+    left, right = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert left["metrics"] == right["metrics"]
+    assert left["metrics"]["groups_refilled"] == 2.0
+    found = [*left["tasks"], *right["tasks"]]
+    assert len(left["tasks"]) == len(right["tasks"]) == 3
+    pairs = list(zip(found[::2], found[1::2], strict=True))
+    assert all(a == b for a, b in pairs)
+    assert len({a for a, _ in pairs}) == 3
+    assert not {*found} & {"task 0", "task 1"}
