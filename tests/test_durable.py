@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from repl_rl.errors import ConfigError
 from repl_rl.machine.durable import DIGESTS, damage, keep_newest, write_durably
+from repl_rl.runs.folder import RunFolder
 
 
 def fill(folder: Path) -> None:
@@ -71,3 +73,39 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
         write_durably(folder, fill)
     keep_newest(folders, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
+
+
+def test_a_full_disk_is_a_line_with_path_and_remedy_and_what_was_written_stays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    folder.create("seed = 0\n")
+    folder.step(1, {"loss": 1.0}, [])
+    kept = (folder.path / "metrics.jsonl").rename(tmp_path / "kept")
+    (folder.path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"No space left on device; free some room .* --resume") as caught:
+        folder.step(2, {"loss": 1.0}, [])
+    assert str(folder.path) in str(caught.value)
+    (folder.path / "metrics.jsonl").unlink()
+    kept.rename(folder.path / "metrics.jsonl")
+    folder.reopen("seed = 0\n", 1, 1)
+    assert [row["step"] for row in folder.rows] == [1]
+    folder.step(2, {"loss": 1.0}, [])
+    assert [row["step"] for row in folder.rows] == [1, 2]
+
+
+def test_a_run_is_replaced_or_gone_on_with_not_both(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave one of both out"):
+        RunFolder(tmp_path / "run", overwrite=True, resume=True)
+    with pytest.raises(ConfigError, match="--resume to go on"):
+        RunFolder(tmp_path, overwrite=False)
+
+
+def test_a_run_is_finished_when_it_says_so_after_as_many_steps(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    folder.create("seed = 0\n")
+    assert folder.begun
+    assert not folder.finished(5)
+    folder.summarise({"status": "finished", "steps": 5})
+    assert folder.finished(5)
+    assert not folder.finished(6)
+    folder.summarise({"status": "interrupted", "steps": 5})
+    assert not folder.finished(5)

@@ -95,22 +95,40 @@ class RunFolder:
         trajectories: Sequence[Trajectory],
         credit: Sequence[Sequence[LineCredit]] = (),
     ) -> None:
-        """Append a row to `metrics.jsonl` and store the step's trajectories, with what their lines were worth."""
+        """Append a row to `metrics.jsonl` and store the step's trajectories, with what their lines were worth.
+
+        Raises:
+            ConfigError: they cannot be written. What was written before can be read, and gone on from.
+        """
         row = {"step": step, **metrics}
+        with self._writing():
+            write_step(self.path / "trajectories", step, trajectories, credit)
+            with (self.path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         self.rows.append(row)
-        write_step(self.path / "trajectories", step, trajectories, credit)
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def name_tokens(self, texts: Sequence[str]) -> None:
         """Keep the text of each token id, for readers without a tokenizer."""
         write_tokens(self.path / "trajectories", texts)
 
     def summarise(self, summary: Mapping[str, Json]) -> None:
-        """Write `summary.json` whole or not at all."""
-        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        """Write `summary.json` whole or not at all.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        with self._writing():
+            write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = f"it cannot be written to: {error.strerror}; free some room or mend the disk, then --resume"
+            raise ConfigError("run folder", str(self.path), remedy) from error
 
     @contextmanager
     def held(self) -> Iterator[None]:

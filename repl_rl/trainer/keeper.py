@@ -71,9 +71,6 @@ class Keeper:
         Raises:
             ConfigError: the state is of another number of processes.
         """
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            remedy = "each process has a part of the weights, which is not saved; train from Python with saving=None"
-            raise ConfigError("states", str(self.folder), remedy)
         self._parts = {name: part for name, part in parts.items() if isinstance(part, Remembering)}
         if self.state is None:
             return

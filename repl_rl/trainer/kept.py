@@ -1,6 +1,6 @@
 """TRL's trainer as a keeper needs it: it tells what it does, and goes on where a state says."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -53,12 +53,17 @@ class KeptTrainer(GRPOTrainer):
         done: int = self.state.global_step // max(1, passes // self.args.gradient_accumulation_steps)
         return done
 
-    def keep(self, keeper: Keeper, parts: Mapping[str, object]) -> None:
+    def keep(self, keeper: Keeper, parts: Mapping[str, object], tell: Callable[[str], None]) -> None:
         """Be saved by `keeper` from now on, with those of `parts` that remember something, and go on where it is.
+
+        Under FSDP and DeepSpeed nothing is saved, which `tell` is given a line about: each process has a part alone.
 
         Raises:
             ConfigError: as `Keeper.attach`.
         """
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            tell("no states are saved, so the run cannot be resumed: each process has a part of the weights alone")
+            return
         keeper.attach(self, parts)
         self.keeper = keeper
         self.add_callback(Moves(keeper, self))

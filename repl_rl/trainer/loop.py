@@ -88,7 +88,7 @@ def fit(
         reporter = _report(trainer, on_step, out.parent, evaluator)
         if keeper is not None:
             own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter}
-            trainer.keep(keeper, {"source": source, "curriculum": curriculum, **own})
+            trainer.keep(keeper, {"source": source, "curriculum": curriculum, **own}, tell)
         trainer.go_on()
     return _save(trainer, out, config.lora_rank > 0, base)
 

@@ -24,6 +24,7 @@ from repl_rl.trainer import Keeper, Saving, StepRecord, TrainerConfig, fit, savi
 from repl_rl.trainer.pace import Pace
 from repl_rl.trainer.states import newest, states_in
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
+from tests.trainer.test_processes import launch
 
 STEPS = 5
 PLAIN = TrainerConfig(steps=STEPS, prompts_per_step=2, group_size=3, warmup_steps=1, learning_rate=0.01)
@@ -311,6 +312,14 @@ def check_killed(folder: Path, kind: str, kills: int, seed: int) -> None:
     assert isinstance(ends[0], dict)
     ends[0].pop("resumed_at_steps", None)
     assert ends[0] == ends[1]
+
+
+@pytest.mark.heavy
+def test_two_processes_that_end_in_a_step_go_on_as_if_they_had_not(tmp_path: Path) -> None:
+    launch(2, "tests.trainer.paused", str(tmp_path / "whole"), "0")
+    for stop_at in (3, 4, 0):
+        launch(2, "tests.trainer.paused", str(tmp_path / "paused"), str(stop_at))
+    check_alike(tmp_path / "paused", tmp_path / "whole")
 
 
 @pytest.mark.heavy
