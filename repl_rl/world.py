@@ -42,7 +42,10 @@ QUICKSTART = "builtin:quickstart"
 TRIED = 16
 """Workspaces that are made once before an engine opens; others are made when their first rollout begins."""
 OF_A_RUN = frozenset(
-    {"name", "out", "overwrite", "train_tasks", "eval_tasks", "eval_every", "validation", "curriculum", "trainer"}
+    {
+        *("name", "out", "overwrite", "resume", "states", "train_tasks", "eval_tasks", "eval_every", "validation"),
+        *("curriculum", "trainer"),
+    }
 )
 """What `config.toml` of a training run says beside its world."""
 
@@ -262,14 +265,13 @@ class World:
         """The models that host functions ask in place of the policy."""
         async with AsyncExitStack() as stack:
             found = {}
-            for function in host:
-                if function.model and function.model not in found:
-                    folder = resolve(function.model, self.models, lambda line: print(line, file=sys.stderr)).folder
-                    renderer = Renderer.from_folder(folder, self.overshoot)
-                    most, ids = function.limits.at_once_in_all, renderer.forbidden_ids
-                    opening = Opening(folder, None, self.dtype, max_sessions=most, seed=self.seed, forbidden_ids=ids)
-                    engine = await stack.enter_async_context(ENGINES.chosen("transformers").open(opening))
-                    found[function.model] = Model(engine, renderer)
+            for name, function in {f.model: f for f in reversed(host) if f.model}.items():
+                folder = resolve(name, self.models, lambda line: print(line, file=sys.stderr)).folder
+                renderer = Renderer.from_folder(folder, self.overshoot)
+                most, ids = function.limits.at_once_in_all, renderer.forbidden_ids
+                opening = Opening(folder, None, self.dtype, max_sessions=most, seed=self.seed, forbidden_ids=ids)
+                engine = await stack.enter_async_context(ENGINES.chosen("transformers").open(opening))
+                found[name] = Model(engine, renderer)
             yield found
 
     def drawn(self, split: Split | str = Split.TRAIN, count: int | None = None) -> tuple[Task, ...]:

@@ -163,7 +163,8 @@ def _write_chat_model(folder: Path) -> None:
 def run(arguments: str) -> int:
     """The exit code of a command, in small."""
     words = shlex.split(arguments)
-    return main([*words, *shlex.split(SMALL.get(words[0], ""))])
+    small = shlex.split(SMALL.get(words[0], ""))
+    return main([*words, *(word for word in small if not (word == "--overwrite" and "--resume" in words))])
 
 
 def filled_in(command: str) -> str:

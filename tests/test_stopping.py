@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import EngineDied, EngineError
-from repl_rl.machine.stopping import Terminated, explained, terminable, undisturbed
+from repl_rl.machine.stopping import Terminated, explained, hold, release, terminable, undisturbed
 from tests.processes import command, descendants, identity, shared_files, wait_for
 
 LIMIT_S = 10.0
@@ -157,6 +157,39 @@ def test_sigterm_works_where_the_shell_ignores_ctrl_c_and_a_second_one_changes_n
         run.process.terminate()
         run.process.terminate()
         check_end(run, told_s)
+
+
+def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
+    code = (
+        "import signal, threading\n"
+        "from repl_rl.machine.stopping import QUIET_S, Terminated, terminable\n"
+        "with terminable():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGUSR1)\n"
+        "    except Terminated as stop:\n"
+        "        print(stop.number, flush=True)\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    print('the same stop', flush=True)\n"
+        "    threading.Event().wait(QUIET_S)\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "    finally:\n"
+        "        print('never')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (143, "10\nthe same stop\n"), done.stderr
+
+
+def test_what_is_held_back_is_raised_by_the_last_release_and_ctrl_c_with_it() -> None:
+    for number, kind in ((signal.SIGUSR1, Terminated), (signal.SIGINT, KeyboardInterrupt)):
+        with terminable():
+            hold()
+            hold()
+            signal.raise_signal(number)
+            release()
+            with pytest.raises(kind):
+                release()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_every_verb_ends_with_143(tmp_path: Path) -> None:

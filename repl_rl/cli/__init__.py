@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.machine.cores import cores
-from repl_rl.machine.stopping import Terminated, explained, terminable
+from repl_rl.machine.stopping import STOPS, Terminated, explained, terminable
 
 VERBS = {
     "train": "train a policy with line rewards, and evaluate it before and after",
@@ -29,13 +29,13 @@ VERBS = {
 }
 """Each verb is a module of this package with a `main(argv) -> exit code`; it is imported only when it is called."""
 _INTERRUPTED = 128 + signal.SIGINT
-_TERMINATED = 128 + signal.SIGTERM
+_STOPPED = {128 + number for number in (signal.SIGINT, *STOPS)}
 _UNREAD = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 after SIGTERM,
-    141 where nobody reads what it prints."""
+    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 after SIGTERM, 138
+    after SIGUSR1, 141 where nobody reads what it prints."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     _look_here()
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(arguments)
         except KeyboardInterrupt as stop:
             print("repl-rl: interrupted", file=sys.stderr)
-            return _TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED
+            return 128 + stop.number if isinstance(stop, Terminated) else _INTERRUPTED
 
 
 def run() -> NoReturn:
@@ -62,7 +62,7 @@ def run() -> NoReturn:
     stopped: list[int] = []
     atexit.register(_leave, stopped)  # registered before all others, so it runs after them
     code = main()
-    if code in (_INTERRUPTED, _TERMINATED):
+    if code in _STOPPED:
         stopped.append(code)
     sys.exit(code)
 

@@ -9,10 +9,11 @@ from rich.console import Console
 class Progress:
     """Prints steps, solve rate, error rate, sampled tokens a second, and time left."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int, done: int = 0) -> None:
+        """`done` of the steps were made before, by a run that is resumed."""
         self._console = console
         self._steps = steps
-        self._done = 0
+        self._done = self._before = done
 
     def __enter__(self) -> "Progress":
         self._started = time.monotonic()
@@ -26,7 +27,7 @@ class Progress:
     def advance(self, metrics: Mapping[str, float]) -> None:
         """Report one finished step."""
         self._done += 1
-        left_s = (time.monotonic() - self._started) / self._done * (self._steps - self._done)
+        left_s = (time.monotonic() - self._started) / (self._done - self._before) * (self._steps - self._done)
         rate = metrics["sampled_tokens"] / max(metrics["rollout_s"], 1e-9)
         text = (
             f"step {self._done:>4}/{self._steps}  solved {metrics['solve_rate']:6.1%}  "

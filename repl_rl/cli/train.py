@@ -1,5 +1,6 @@
 """`repl-rl train`: evaluate, train, evaluate again, and say what changed."""
 
+import json
 import logging
 import os
 import time
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
-from rich.table import Table
 
+from repl_rl.cli.outcome import show
 from repl_rl.cli.progress import Progress
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
@@ -28,9 +29,10 @@ from repl_rl.runs.folder import RunFolder
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split, Task, load_tasks
-from repl_rl.trainer import BEST, Evaluation, StepRecord, TrainerConfig, fit, refuse_run
+from repl_rl.trainer import Evaluation, Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,12 @@ class TrainConfig(World):
     """Where run folders are made."""
     overwrite: bool = False
     """Replace a run of the same name."""
+    resume: bool = False
+    """Go on with the run of the same name where its newest state is; its settings must be the same, but that steps may
+    grow. Where there is no such run yet it begins."""
+    states: str = "within(seconds=60, keep=2)"
+    """How often all that --resume needs is saved, so that at most so many seconds or one step are lost, and how many
+    such states are kept; "never": not at all."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
     """Tasks to draw from, >= 1."""
     eval_tasks: Annotated[int, AtLeast(1)] = 240
@@ -67,6 +75,7 @@ class TrainConfig(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self)
+        saving(self.states)
         if self.eval_every > self.trainer.steps:
             remedy = f"training takes {self.trainer.steps} steps, so none would be made; give at most that"
             raise ConfigError("eval_every", self.eval_every, remedy)
@@ -95,8 +104,14 @@ def main(argv: Sequence[str]) -> int:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         remedy = "this verb runs in one process; start `repl_rl.trainer.train` in several (docs/howto.md)"
         raise ConfigError("WORLD_SIZE", os.environ["WORLD_SIZE"], remedy)
-    run = RunFolder(config.out / config.name, config.overwrite)
-    Run(config, run).execute()
+    folder = RunFolder(config.out / config.name, config.overwrite, config.resume)
+    run = Run(config, folder)
+    if config.resume and folder.begun:
+        check_same_settings(folder.path, run.settings)
+        if folder.finished(config.trainer.steps):
+            print(f"{folder.path} is finished: nothing is left to do; more --trainer.steps would go on with it")
+            return 0
+    run.execute()
     return 0
 
 
@@ -108,9 +123,13 @@ class Run:
         self.folder = folder
         self.console = Console(stderr=False, highlight=False)
         self.started = time.monotonic()
+        self.spent_s: dict[str, float] = {}
+        self.state: State | None = None
         self.training, self.held_out = config.split_tasks()
         self.studies: dict[int, Study] = {}
         """Evaluations by the step that they came after."""
+        self.solved: dict[int, float] = {}
+        """Their solve rates; those of a run that is resumed, too."""
         self.summary: dict[str, Json] = {}
         # Refuse what would fail later before anything slow starts, and before anything is written.
         check_judges([*self.training, *self.held_out])
@@ -118,6 +137,7 @@ class Run:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
         refuse_run(config, config.trainer, len(self.training))
         config.try_workspaces([*self.training, *self.held_out])
+        self.settings = dump(replace(config, model=config.policy.reference, resume=False))
 
     def execute(self) -> None:
         """Train and evaluate. A summary is written whatever happens after the run folder was made.
@@ -128,8 +148,10 @@ class Run:
         config = self.config
         engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
-        with RolloutThread(config.rollouts, {task.id: task for task in self.training}) as source:
-            self.folder.create(dump(replace(config, model=config.policy.reference)))
+        with (
+            RolloutThread(config.rollouts, {task.id: task for task in self.training}) as source,
+            taken(self.folder, self.settings, config.resume) as self.state,
+        ):
             rollouts = source.rollouts
             self.folder.name_tokens([rollouts.renderer.decode((i,)) for i in range(len(rollouts.renderer.tokenizer))])
             self.summary = {
@@ -146,6 +168,7 @@ class Run:
                 "held_out_tasks": len(self.held_out),
                 "cores": cores(),
             }
+            self._take_up()
             try:
                 self._train(source)
                 self.summary["status"] = "finished"
@@ -159,7 +182,7 @@ class Run:
             finally:
                 with undisturbed():
                     self._conclude(source)
-        self._show()
+        show(self.console, config.name, self.folder, self.summary)
 
     def _conclude(self, source: RolloutThread) -> None:
         """Write the summary and the report, however the run ended."""
@@ -168,15 +191,20 @@ class Run:
             self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
         pressure = source.rollouts.pressure
         self.summary["preemptions"] = asdict(pressure) if pressure is not None else None
-        self.summary["wall_s"] = round(time.monotonic() - self.started, 3)
+        self.summary["wall_s"] = self._spent("wall_s", self.started)
         self.folder.summarise(self.summary)
         self.folder.report()
 
     def _train(self, source: RolloutThread) -> None:
         config = self.config
-        self._evaluate(source, "first", 0)
+        if self.state is None:
+            self._evaluate(source, "first", 0)
         begun = time.monotonic()
-        with Progress(self.console, config.trainer.steps) as progress:
+        kept = saving(config.states)
+        keeper = None
+        if kept is not None:
+            keeper = Keeper(self.folder.states, kept, self.state, lambda: json.dumps(self._lasting(begun)))
+        with Progress(self.console, config.trainer.steps, len(self.folder.rows)) as progress:
 
             def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
                 self.folder.step(record.step, record.metrics, trajectories, record.credit)
@@ -194,24 +222,48 @@ class Run:
                 config.seed,
                 self._fell_back,
                 Evaluation(config.eval_every, partial(self._during, source)) if config.eval_every else None,
+                keeper,
             )
-        self.summary["train_s"] = round(time.monotonic() - begun, 3)
+        self.summary["train_s"] = self._spent("train_s", begun)
         source.load_weights(final, config.trainer.optimizer_steps)
         self._evaluate(source, "last", config.trainer.steps)
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
-        points = [(step, study.solve_rate.value) for step, study in sorted(self.studies.items())]
+        points = sorted(self.solved.items())
         draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
+
+    def _take_up(self) -> None:
+        """Go on with the summary of the run that is resumed."""
+        if self.state is not None:
+            told = json.loads(self.state.said["run"])
+            self.spent_s = told["spent_s"]
+            self.solved = {int(step): rate for step, rate in told["solved"].items()}
+            self.summary |= {**told["summary"], "resumed_at_steps": [*told["resumed"], self.state.step]}
+            self.console.print(f"going on with {self.folder.path} after step {self.state.step}")
+
+    def _lasting(self, begun: float) -> dict[str, object]:
+        """What a run that goes on later needs of this one's summary."""
+        ends = ("_first", "_best", "best_step", "_fallbacks")
+        first = {key: value for key, value in self.summary.items() if key.endswith(ends)}
+        spent_s = {"wall_s": self._spent("wall_s", self.started), "train_s": self._spent("train_s", begun)}
+        resumed = self.summary.get("resumed_at_steps", [])
+        return {"summary": first, "spent_s": spent_s, "solved": self.solved, "resumed": resumed}
+
+    def _spent(self, what: str, since: float) -> float:
+        """Seconds, those before the run was resumed with them."""
+        return round(self.spent_s.get(what, 0.0) + time.monotonic() - since, 3)
 
     def _fell_back(self, what: str) -> None:
         log.warning(what)
         told = self.summary["update_fallbacks"]
         assert isinstance(told, list)
-        told.append(what)
+        if what not in told:
+            told.append(what)
 
     def _evaluate(self, source: RolloutThread, when: str, step: int) -> None:
         if step not in self.studies:  # the last step's policy may have been evaluated when training came to it
             self.studies[step] = evaluate(source, self.held_out)
         result = self.studies[step]
+        self.solved[step] = result.solve_rate.value
         self.summary |= {
             f"solve_rate_{when}": result.solve_rate.value,
             f"greedy_{when}": result.greedy.value if result.greedy else 0.0,
@@ -227,27 +279,7 @@ class Run:
         self.studies[step] = result = evaluate(source, self.held_out)
         pressed.latest = of_the_step  # what the step's row is about to tell
         self.console.print(f"held-out tasks, after step {step}: {result}")
-        best = max((step for step in self.studies if step), key=lambda step: self.studies[step].solve_rate.value)
-        self.summary |= {"best_step": best, "solve_rate_best": self.studies[best].solve_rate.value}
+        self.solved[step] = result.solve_rate.value
+        best = max((step for step in self.solved if step), key=lambda step: self.solved[step])
+        self.summary |= {"best_step": best, "solve_rate_best": self.solved[best]}
         return result.figures
-
-    def _show(self) -> None:
-        table = Table("held-out tasks", "before", "after", title=f"{self.config.name}: what training changed")
-        for key, label in (("solve_rate", "solved, temperature 1"), ("greedy", "solved, greedy"),
-                           ("line_error_rate", "lines in error")):  # fmt: skip
-            table.add_row(label, *(f"{_number(self.summary, f'{key}_{when}'):.1%}" for when in ("first", "last")))
-        self.console.print(table)
-        followed = self.summary["tamper_followed"]
-        if isinstance(followed, float):
-            self.console.print(f"answers that follow an altered console output: {followed:.1%}")
-        self.console.print(f"run folder {self.folder.path}: report.html, metrics.jsonl, summary.json, trajectories/")
-        self.console.print(f"trained policy {self.folder.checkpoints / 'final'}")
-        if "best_step" in self.summary:
-            best = f"step {self.summary['best_step']}, {_number(self.summary, 'solve_rate_best'):.1%} at temperature 1"
-            self.console.print(f"best policy {self.folder.checkpoints / BEST} ({best})")
-
-
-def _number(summary: Mapping[str, Json], key: str) -> float:
-    value = summary[key]
-    assert isinstance(value, int | float)
-    return float(value)

@@ -1,5 +1,10 @@
-"""SIGTERM ends a program like Ctrl-C does: what is open is closed, what is to be said is said."""
+"""SIGTERM and SIGUSR1 end a program like Ctrl-C does: what is open is closed, what is to be said is said.
 
+Clusters send them a while before they take a machine away. The first signal begins the end; a second one, a second
+later or more, leaves at once.
+"""
+
+import os
 import signal
 import threading
 import time
@@ -9,36 +14,47 @@ from types import FrameType
 
 from repl_rl.errors import EngineDied
 
-QUIET_S = 10.0
-"""So long after a SIGTERM, further ones are ignored: they would interrupt the end that the first one began."""
+STOPS = (signal.SIGTERM, signal.SIGUSR1)
+"""The signals that end a program here."""
+QUIET_S = 1.0
+"""Signals that come so soon after the first are taken for the same: who ends a group of processes and its leader sends
+each of them one."""
 _TOLD_S = 3.0
-"""How long a SIGTERM may come after that of our engine's process."""
+"""How long a signal may come after that of our engine's process."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came. Whatever lets an interrupt pass lets this pass."""
+    """SIGTERM or SIGUSR1 came. Whatever lets an interrupt pass lets this pass."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+        """The signal."""
 
 
 class _Handler:
-    """Raises `Terminated` in the main thread."""
+    """Raises an interrupt in the main thread: at once, or as soon as nobody holds it back."""
 
     def __init__(self) -> None:
-        self.holding = False
+        self._holders = 0
         self._came_s = float("-inf")
-        self._pending = False
+        self._pending: KeyboardInterrupt | None = None
         self._waited = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        if now_s - self._came_s < QUIET_S:
+        if self._came_s > float("-inf"):
+            if now_s - self._came_s >= QUIET_S:
+                os._exit(128 + number)
             return
         self._came_s = now_s
-        self._pending = self.holding
-        if not self.holding:
-            raise Terminated
+        stop = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
+        if not self._holders:
+            raise stop
+        self._pending = stop
 
     def wait(self) -> Terminated | None:
-        """Give a SIGTERM that is on its way the time to come, once."""
+        """Give a signal that is on its way the time to come, once."""
         if not self._waited:
             self._waited = True
             try:
@@ -47,44 +63,74 @@ class _Handler:
                 return told
         return None
 
+    def hold(self) -> None:
+        """Hold back what comes, Ctrl-C too, until `release` was called as often."""
+        self._holders += 1
+        if self._holders == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self)
+
     def release(self) -> None:
         """Hold no longer; raise what has come meanwhile."""
-        self.holding = False
-        if self._pending:
-            self._pending = False
-            raise Terminated
+        self._holders -= 1
+        if self._holders:
+            return
+        if signal.getsignal(signal.SIGINT) is self:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop, self._pending = self._pending, None
+        if stop is not None:
+            raise stop
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within the block SIGTERM raises `Terminated`. Where whoever started us has it ignored, it stays ignored."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+    """Within the block SIGTERM and SIGUSR1 raise `Terminated`. What whoever started us has ignored stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _Handler())
+    handler = _Handler()
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number in STOPS:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, kept in before.items():
+            signal.signal(number, kept)
+
+
+def hold() -> None:
+    """Let no signal interrupt what follows, until `release` was called as often: it would leave something half-done."""
+    if (handler := _handler()) is not None:
+        handler.hold()
+
+
+def release() -> None:
+    """Undo one `hold`; the last one raises what has come meanwhile."""
+    if (handler := _handler()) is not None:
+        handler.release()
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """A short block that is not to be left half-way: a SIGTERM is raised at its end."""
-    handler = signal.getsignal(signal.SIGTERM)
-    if not isinstance(handler, _Handler):
-        yield
-        return
-    handler.holding = True
+    """A short block that is not to be left half-way: what comes meanwhile is raised at its end."""
+    hold()
     try:
         yield
     finally:
-        handler.release()
+        release()
+
+
+def _handler() -> _Handler | None:
+    """Ours, in the main thread of a program that is `terminable`."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return next((found for number in STOPS if isinstance(found := signal.getsignal(number), _Handler)), None)
 
 
 def explained(error: BaseException) -> BaseException:
     """`error`, or the `Terminated` behind it: who stops a group of processes may reach the engine's before this one."""
-    handler = signal.getsignal(signal.SIGTERM)
-    if isinstance(error, EngineDied) and isinstance(handler, _Handler):
+    handler = _handler()
+    if isinstance(error, EngineDied) and handler is not None:
         return handler.wait() or error
     return error

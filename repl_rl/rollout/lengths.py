@@ -1,5 +1,6 @@
 """In which order rollouts get a place: those that will take longest first, so that none is left alone at the end."""
 
+import json
 from collections.abc import Sequence
 
 from repl_rl.record.trajectory import Trajectory
@@ -20,6 +21,14 @@ class Lengths:
         taken = len(trajectory.completion_ids)
         before = self._mean.get(task.family, taken)
         self._mean[task.family] = before + _NEWEST * (taken - before)
+
+    def memory(self) -> str:
+        """What it remembers, as JSON."""
+        return json.dumps(self._mean)
+
+    def remember(self, memory: str) -> None:
+        """Go on from what `memory` gave."""
+        self._mean = dict(json.loads(memory))
 
     def longest_first(self, tasks: Sequence[Task]) -> list[int]:
         """Indices of `tasks`; families that nobody has seen come first, rollouts of one task stay together."""

@@ -1,10 +1,12 @@
 """A synchronous face for rollouts: the trainer runs in its thread, rollouts in an event loop of their own."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -115,6 +117,17 @@ class RolloutThread:
     def run(self, coroutine: Coroutine[None, None, T]) -> T:
         """Run any coroutine in the rollouts' event loop."""
         return self._thread.run(coroutine)
+
+    def memory(self) -> str:
+        """What rollouts keep from one step to the next, figures alone, as JSON."""
+        return json.dumps({"lengths": self.rollouts.lengths.memory(), "tally": asdict(self.rollouts.tally)})
+
+    def remember(self, memory: str) -> None:
+        """Go on from what `memory` gave."""
+        told = json.loads(memory)
+        self.rollouts.lengths.remember(told["lengths"])
+        for name, value in told["tally"].items():
+            setattr(self.rollouts.tally, name, value)
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         """Give the engine the weights in `folder`."""

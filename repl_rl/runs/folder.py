@@ -1,10 +1,12 @@
 """`runs/<name>/`: what a training run leaves behind."""
 
+import fcntl
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from repl_rl.credit.credited import LineCredit
@@ -17,17 +19,27 @@ from repl_rl.runs.store import write_step, write_tokens
 _log = logging.getLogger(__name__)
 
 
+def whole_lines(file: Path) -> Iterator[str]:
+    """The lines of a file that ends where its writer was stopped: without a last one that has no end."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    yield from text[: text.rfind("\n") + 1].split("\n")[:-1]
+
+
 class RunFolder:
     """The files of one run. It exists on disk only after `create`."""
 
-    def __init__(self, path: Path, overwrite: bool) -> None:
+    def __init__(self, path: Path, overwrite: bool, resume: bool = False) -> None:
         """Refuse early what could not be written later.
 
         Raises:
-            ConfigError: the folder exists and `overwrite` is False, or its parent cannot be written.
+            ConfigError: the folder exists and is neither to be replaced nor gone on with, or both at once; or its
+                parent cannot be written.
         """
-        if path.exists() and not overwrite:
-            raise ConfigError("run folder", str(path), "choose another --name, or --overwrite to replace that run")
+        if overwrite and resume:
+            raise ConfigError("resume", resume, "a run that is replaced cannot be gone on with; leave one of both out")
+        if path.exists() and not (overwrite or resume):
+            remedy = "choose another --name, --resume to go on with that run, or --overwrite to replace it"
+            raise ConfigError("run folder", str(path), remedy)
         parent = next(p for p in path.resolve().parents if p.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise ConfigError("run folder", str(path), f"{parent} is not a writable folder; choose another --out")
@@ -38,12 +50,43 @@ class RunFolder:
         """Make the folder with its `config.toml`; an older run of that name is removed."""
         if self.path.exists():
             shutil.rmtree(self.path)
-        self.checkpoints.mkdir(parents=True)
-        (self.path / "config.toml").write_text(config_toml)
+        self.path.mkdir(parents=True)
+        write_whole(self.path / "config.toml", config_toml)
+        self.checkpoints.mkdir()
+
+    @property
+    def begun(self) -> bool:
+        """True when there is a run already."""
+        return self.path.is_dir() and any(self.path.iterdir())
+
+    def finished(self, steps: int) -> bool:
+        """True when the run ended well, after as many steps."""
+        file = self.path / "summary.json"
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return said.get("status") == "finished" and said.get("steps") == steps
+
+    def reopen(self, config_toml: str, step: int, policy_step: int) -> None:
+        """Take up a run whose next step is `step` + 1: nothing of a later one, or of one that was torn, is left."""
+        rows = map(json.loads, whole_lines(self.path / "metrics.jsonl"))
+        self.rows = [row for row in rows if row["step"] <= step]
+        write_whole(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
+        for file in (self.path / "trajectories").glob("[0-9]*.jsonl.gz"):
+            if int(file.name.partition(".")[0]) > step:
+                file.unlink()
+        for folder in self.checkpoints.glob("checkpoint-[0-9]*"):
+            if int(folder.name.rpartition("-")[2]) > policy_step:
+                shutil.rmtree(folder)
+        write_whole(self.path / "config.toml", config_toml)
 
     @property
     def checkpoints(self) -> Path:
+        """Models, for whoever uses them."""
         return self.path / "checkpoints"
+
+    @property
+    def states(self) -> Path:
+        """What the run goes on from."""
+        return self.path / "states"
 
     def step(
         self,
@@ -52,20 +95,58 @@ class RunFolder:
         trajectories: Sequence[Trajectory],
         credit: Sequence[Sequence[LineCredit]] = (),
     ) -> None:
-        """Append a row to `metrics.jsonl` and store the step's trajectories, with what their lines were worth."""
+        """Append a row to `metrics.jsonl` and store the step's trajectories, with what their lines were worth.
+
+        Raises:
+            ConfigError: they cannot be written. What was written before can be read, and gone on from.
+        """
         row = {"step": step, **metrics}
+        with self._writing():
+            write_step(self.path / "trajectories", step, trajectories, credit)
+            with (self.path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         self.rows.append(row)
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        write_step(self.path / "trajectories", step, trajectories, credit)
 
     def name_tokens(self, texts: Sequence[str]) -> None:
         """Keep the text of each token id, for readers without a tokenizer."""
         write_tokens(self.path / "trajectories", texts)
 
     def summarise(self, summary: Mapping[str, Json]) -> None:
-        """Write `summary.json` whole or not at all."""
-        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        """Write `summary.json` whole or not at all.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        with self._writing():
+            write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = f"it cannot be written to: {error.strerror}; free some room or mend the disk, then --resume"
+            raise ConfigError("run folder", str(self.path), remedy) from error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the run for this process alone, while the block lasts. The folder must exist.
+
+        Raises:
+            ConfigError: another process has it.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                remedy = "another process is at work on that run; wait for its end, or choose another --name"
+                raise ConfigError("run folder", str(self.path), remedy) from error
+            yield
+        finally:
+            os.close(descriptor)
 
     def report(self) -> None:
         """Write `report.html`. What prevents it is a warning: it must not hide why a run stopped."""

@@ -1,5 +1,6 @@
 """Which tasks to train on next: most often those that are solved now and then, since only they teach anything."""
 
+import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,30 @@ class Curriculum:
             # The two outcomes of the beginning never fade, so a rate stays within (0, 1).
             self._solved[family] = 1 + memory * (self._solved[family] - 1) + (outcome >= 1)
             self._seen[family] = 2 + memory * (self._seen[family] - 2) + 1
+
+    def memory(self) -> str:
+        """Everything that its next draws depend on, as JSON: the dice, the solve rates, and which tasks are left."""
+        left = {family: [task.id for task in tasks] for family, tasks in self._left.items()}
+        return json.dumps(
+            {"dice": self._rng.getstate(), "solved": self._solved, "seen": self._seen, "left": left}, sort_keys=True
+        )
+
+    def remember(self, memory: str) -> None:
+        """Draw on from where `memory` was asked for, of a curriculum of the same tasks.
+
+        Raises:
+            ConfigError: its tasks were others.
+        """
+        told = json.loads(memory)
+        tasks = {task.id: task for family in self._tasks.values() for task in family}
+        if other := sorted({id for ids in told["left"].values() for id in ids} - tasks.keys()):
+            raise ConfigError("task id", other[0], "the curriculum that was saved had it; give the same tasks")
+        version, words, gauss = told["dice"]
+        self._rng.setstate((version, tuple(words), gauss))
+        # In the order of the families: `choices` adds up weights in it.
+        self._solved = {family: float(told["solved"][family]) for family in self._tasks}
+        self._seen = {family: float(told["seen"][family]) for family in self._tasks}
+        self._left = {family: [tasks[id] for id in told["left"][family]] for family in self._tasks}
 
     def _next(self, family: str) -> Task:
         if not self._left[family]:

@@ -1,5 +1,6 @@
 """Evaluations while training: the policy after a step, on tasks that it is not trained on; the best one is kept."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -57,6 +58,15 @@ class Evaluator:
             self._keep(main)
         told = {f"eval/{name}": value for name, value in found.items()}
         return {**told, "eval/best_step": float(self._best[1]), "eval_s": time.perf_counter() - begun}
+
+    def memory(self) -> str:
+        """Which policy was the best so far, as JSON."""
+        return json.dumps(self._best)
+
+    def remember(self, memory: str) -> None:
+        """Go on from what `memory` gave."""
+        best = json.loads(memory)
+        self._best = (best[0], best[1]) if best else None
 
     def _keep(self, main: bool) -> None:
         torn, best = self._out / f".{BEST}", self._out / BEST

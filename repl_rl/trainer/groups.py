@@ -1,5 +1,6 @@
 """The groups of each step: which tasks are played, again where a group teaches nothing, and what is thrown away."""
 
+import json
 import random
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
@@ -71,6 +72,15 @@ class Groups:
         self._curriculum = curriculum
         self._stops = stops or StopPolicy()
         self._rng = random.Random(f"{seed}/groups")
+
+    def memory(self) -> str:
+        """The dice that choose other tasks, as JSON."""
+        return json.dumps(self._rng.getstate())
+
+    def remember(self, memory: str) -> None:
+        """Go on from what `memory` gave."""
+        version, words, gauss = json.loads(memory)
+        self._rng.setstate((version, tuple(words), gauss))
 
     def play(self, slots: Sequence[str], step: int) -> tuple[Trajectory, ...]:
         """This process's rollouts of a step: as many as `slots`, whose tasks a curriculum may replace.

@@ -32,6 +32,7 @@ from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_few, refuse_u
 from repl_rl.trainer.correction import cut, measure, raw_ratios
 from repl_rl.trainer.fast import Batch, FastPass
 from repl_rl.trainer.groups import Groups
+from repl_rl.trainer.kept import KeptTrainer
 from repl_rl.trainer.observations import Observations
 from repl_rl.trainer.reference import frozen
 from repl_rl.trainer.source import RolloutSource
@@ -39,7 +40,7 @@ from repl_rl.trainer.step import Scored, StepState, outcome
 from repl_rl.trainer.weights import Sync
 
 
-class ReplGRPOTrainer(GRPOTrainer):
+class ReplGRPOTrainer(KeptTrainer):
     """GRPO on trajectories of a live console.
 
     The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them. `weights` is an existing
@@ -117,13 +118,6 @@ class ReplGRPOTrainer(GRPOTrainer):
         self._last_loaded_step = -1
         self.rollout_s = 0.0
         """Wall clock of all rollouts so far."""
-
-    @property
-    def steps_done(self) -> int:
-        """Batches of rollouts that were learned from; each took a fixed number of optimizer steps."""
-        passes = self.args.steps_per_generation * self.num_iterations
-        done: int = self.state.global_step // max(1, passes // self.args.gradient_accumulation_steps)
-        return done
 
     def sync(self) -> None:
         """Give the rollout source the weights of now; it does not get them again before they change."""

@@ -2,43 +2,35 @@
 
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from accelerate.utils import gather_object
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
 )
 from transformers.utils.logging import disable_progress_bar
 
 from repl_rl.credit.advantages import adds_up, discount_of, estimator
-from repl_rl.credit.credited import LineCredit
 from repl_rl.credit.group import Credit
 from repl_rl.credit.rewards import Potential, line_reward
 from repl_rl.engine.logits import attention
 from repl_rl.engine.names import complete, read_config
 from repl_rl.errors import ConfigError
-from repl_rl.record.metrics import describe
-from repl_rl.record.series import Series, error_classes, outcome_parts
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer import choices
 from repl_rl.trainer.config import GRPOConfig, TrainerConfig
 from repl_rl.trainer.evaluations import Evaluation, Evaluator
 from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.lora import adapted, whole
-from repl_rl.trainer.sinks import PREFIX, Sinks
-from repl_rl.trainer.source import Counting, OnStep, RolloutSource, StepRecord, Tasked
+from repl_rl.trainer.reporting import Reporter
+from repl_rl.trainer.sinks import Sinks
+from repl_rl.trainer.source import OnStep, RolloutSource, Tasked
 from repl_rl.trainer.weights import Tell, size_of, weights_folder
 
 log = logging.getLogger(__name__)
@@ -56,6 +48,7 @@ def fit(
     seed: int = 0,
     tell: Tell = log.warning,
     evaluation: Evaluation | None = None,
+    keeper: Keeper | None = None,
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
@@ -67,7 +60,8 @@ def fit(
     adapters merged into its weights, `out/adapter` holds them alone, and so do checkpoints. `tell` is given a line
     about whatever is done in another way than usual. An `evaluation` is made every so many steps; its figures join the
     step's, and `out/best` is the policy that did best (with `config.lora_rank`, its adapters). The text part of a
-    composite model is trained; `out/final` is the whole model again, where `model` is its folder.
+    composite model is trained; `out/final` is the whole model again, where `model` is its folder. With a `keeper` the
+    run's state is saved, and the run goes on where the keeper's state is.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
@@ -83,8 +77,11 @@ def fit(
         trainer = _trainer(policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum)
         base = model if isinstance(model, Path) else None
         evaluator = Evaluator(trainer, evaluation, out, base) if evaluation else None
-        _report(trainer, on_step, out.parent, evaluator)
-        trainer.train()
+        reporter = _report(trainer, on_step, out.parent, evaluator)
+        if keeper is not None:
+            own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter}
+            trainer.keep(keeper, {"source": source, "curriculum": curriculum, **own}, tell)
+        trainer.go_on()
     return _save(trainer, out, config.lora_rank > 0, base)
 
 
@@ -123,11 +120,13 @@ def _silence() -> None:
     disable_progress_bar()
 
 
-def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: Evaluator | None) -> None:
+def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: Evaluator | None) -> Reporter:
     trainer.remove_callback(PrinterCallback)
     sinks = Sinks(trainer, run)
-    trainer.add_callback(Reporter(trainer, on_step, sinks, evaluator))
+    reporter = Reporter(trainer, on_step, sinks, evaluator)
+    trainer.add_callback(reporter)
     sinks.join()
+    return reporter
 
 
 def _tell_router(policy: PreTrainedModel, config: TrainerConfig, tell: Tell) -> None:
@@ -194,95 +193,3 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
         remedy = "yet the checkpoint has an output layer of its own; set it to false in config.json"
         raise ConfigError("tie_word_embeddings", True, remedy)
     return model
-
-
-class Reporter(TrainerCallback):
-    """Turns TRL's log of a step into a `StepRecord` and hands it on; its figures join the log, for the sinks."""
-
-    def __init__(
-        self, trainer: ReplGRPOTrainer, on_step: OnStep, sinks: Sinks, evaluator: Evaluator | None = None
-    ) -> None:
-        self.trainer = trainer
-        self.evaluator = evaluator
-        self.on_step = on_step
-        self.sinks = sinks
-        self._mark = (0.0, 0.0, 0.0)
-        self._first_line_tokens = 0.0
-        self._series = Series()
-
-    def _named(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Figures by the names of rewards and errors, and those that the sampler counts."""
-        source = self.trainer.source
-        return {
-            **self._series.figures("outcome", outcome_parts(trajectories)),
-            **self._series.figures("reward", self.trainer.step_state.named),
-            **self._series.figures("error", error_classes(trajectories)),
-            **(source.metrics(trajectories) if isinstance(source, Counting) else {}),
-        }
-
-    def _drift(self, line_tokens: float) -> float:
-        """Growth of the mean line since the first step that had lines, as a share of it."""
-        self._first_line_tokens = self._first_line_tokens or line_tokens
-        return line_tokens / self._first_line_tokens - 1 if self._first_line_tokens else 0.0
-
-    def _clocks(self) -> tuple[float, float, float]:
-        return time.perf_counter(), self.trainer.rollout_s, self.trainer.vllm_generation.elapsed_s
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        self._mark = self._clocks()
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
-    ) -> None:
-        if logs is None or "loss" not in logs:
-            return
-        clocks = self._clocks()
-        wall_s, rollout_s, sync_s = (now - then for now, then in zip(clocks, self._mark, strict=True))
-        # Each process has its part of the step; the record tells of the whole.
-        trajectories: list[Trajectory] = gather_object(list(self.trainer.step_state.trajectories))
-        credit: list[tuple[LineCredit, ...]] = gather_object(self.trainer.line_credit())
-        metrics = {
-            "loss": logs["loss"],
-            "grad_norm": logs["grad_norm"],
-            "learning_rate": logs["learning_rate"],
-            "entropy": logs["entropy"],
-            "clip_share": logs.get("clip_ratio/region_mean", 0.0),
-            "zero_variance_groups": logs["frac_reward_zero_std"],
-            "optimizer_steps": float(state.global_step),
-            **({"kl": logs["kl"]} if "kl" in logs else {}),
-            "rollout_s": rollout_s,
-            "sync_s": sync_s,
-            "update_s": wall_s - rollout_s - sync_s,
-            **self._told(trajectories),
-        }
-        if self.evaluator is not None:
-            metrics |= self.evaluator.after(self.trainer.steps_done)
-        if state.is_world_process_zero:
-            record = StepRecord(self.trainer.steps_done, metrics, tuple(credit))
-            self.on_step(record, trajectories)
-            self.sinks.send_table(record, trajectories)
-        logs.update({f"{PREFIX}{name}": value for name, value in metrics.items()})
-        # What the caller does with the record is not the next step's time, nor is an evaluation; the weights that the
-        # latter was given are, since the next step does not give them again.
-        now_s, _, synced_s = self._clocks()
-        self._mark = now_s - (synced_s - clocks[2]), *clocks[1:]
-
-    def _told(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """What is told of a step's rollouts, those of all processes."""
-        described = describe(trajectories)
-        return {
-            **self.trainer.scored.gap.metrics(),
-            **self.trainer.scored.metrics,
-            **self.trainer.step_state.metrics,
-            **self.trainer.credit.stops.rates(trajectories),
-            **described,
-            "line_tokens_drift": self._drift(described["line_tokens_mean"]),
-            **self._named(trajectories),
-        }

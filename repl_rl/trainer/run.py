@@ -11,16 +11,21 @@ from repl_rl.origin import Origin
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.runs.folder import RunFolder
+from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.evaluations import Evaluation
+from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.loop import fit
+from repl_rl.trainer.pace import Saving
 from repl_rl.trainer.refusal import refuse_run
 from repl_rl.trainer.source import OnStep, StepRecord
+from repl_rl.trainer.states import taken
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
+_SAVING = Saving()
 
 
 def train(
@@ -31,6 +36,8 @@ def train(
     train_tasks: int = 4096,
     on_step: OnStep | None = None,
     evaluation: Evaluation | None = None,
+    resume: bool = False,
+    saving: Saving | None = _SAVING,
 ) -> Path:
     """Train the world's policy on its training tasks: `repl-rl train` without its evaluations.
 
@@ -44,19 +51,29 @@ def train(
         train_tasks: tasks to draw from, >= 1.
         on_step: called after each step, in the first process, with its record and trajectories.
         evaluation: made every so many steps, in the first process; the best policy is `out/checkpoints/best`.
+        resume: go on with the run in `out` where its newest state is, exactly; begin where there is none. Its settings
+            must be the same, but that steps may grow.
+        saving: how often the run's state is saved, and how many are kept; None: never.
 
     Returns:
         The folder of the trained policy, `out/checkpoints/final`.
 
     Raises:
-        ConfigError: something does not fit, or `out` exists; nothing has been written then.
+        ConfigError: something does not fit, or `out` exists and `resume` is False, or it is a run with other settings;
+            nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
     chosen, rank = config or TrainerConfig(), int(os.environ.get("RANK", "0"))
     tasks = world.drawn(Split.TRAIN, train_tasks)
     refuse_run(world, chosen, len(tasks))
     world.try_workspaces(tasks)
-    folder = RunFolder(out, overwrite=rank > 0)
+    settings = dump(world) + dump(chosen, "trainer")
+    folder = RunFolder(out, overwrite=rank > 0 and not resume, resume=resume)
+    if resume and folder.begun:
+        if rank == 0:
+            check_same_settings(out, settings)
+        if folder.finished(chosen.steps):
+            return folder.checkpoints / "final"
 
     def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
         folder.step(record.step, record.metrics, trajectories, record.credit)
@@ -69,10 +86,12 @@ def train(
         log.warning(what)
         fallbacks.append(what)
 
-    with RolloutThread(partial(world.rollouts, rank), {task.id: task for task in tasks}) as source:
+    with (
+        RolloutThread(partial(world.rollouts, rank), {task.id: task for task in tasks}) as source,
+        taken(folder, settings, resume, main=rank == 0) as state,
+    ):
         rollouts = source.rollouts
         if rank == 0:
-            folder.create(dump(world) + dump(chosen, "trainer"))
             folder.name_tokens([rollouts.renderer.decode((i,)) for i in range(len(rollouts.renderer.tokenizer))])
         ids = [task.id for task in tasks]
         tokenizer = rollouts.renderer.tokenizer
@@ -87,6 +106,7 @@ def train(
             seed=world.seed,
             tell=fell_back,
             evaluation=evaluation,
+            keeper=Keeper(folder.states, saving, state) if saving is not None else None,
         )
         if rank == 0:
             _conclude(folder, rollouts, world.policy, chosen.steps, fallbacks)

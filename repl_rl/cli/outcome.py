@@ -1,0 +1,33 @@
+"""What a training changed, told at its end."""
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from repl_rl.machine.files import Json
+from repl_rl.runs.folder import RunFolder
+from repl_rl.trainer import BEST
+
+
+def show(console: Console, name: str, folder: RunFolder, summary: Mapping[str, Json]) -> None:
+    """Print what `summary` says of before and after, and where things are."""
+    table = Table("held-out tasks", "before", "after", title=f"{name}: what training changed")
+    for key, label in (("solve_rate", "solved, temperature 1"), ("greedy", "solved, greedy"),
+                       ("line_error_rate", "lines in error")):  # fmt: skip
+        table.add_row(label, *(f"{_number(summary, f'{key}_{when}'):.1%}" for when in ("first", "last")))
+    console.print(table)
+    followed = summary["tamper_followed"]
+    if isinstance(followed, float):
+        console.print(f"answers that follow an altered console output: {followed:.1%}")
+    console.print(f"run folder {folder.path}: report.html, metrics.jsonl, summary.json, trajectories/")
+    console.print(f"trained policy {folder.checkpoints / 'final'}")
+    if "best_step" in summary:
+        best = f"step {summary['best_step']}, {_number(summary, 'solve_rate_best'):.1%} at temperature 1"
+        console.print(f"best policy {folder.checkpoints / BEST} ({best})")
+
+
+def _number(summary: Mapping[str, Json], key: str) -> float:
+    value = summary[key]
+    assert isinstance(value, int | float)
+    return float(value)

@@ -1,0 +1,111 @@
+"""TRL's trainer as a keeper needs it: it tells what it does, and goes on where a state says."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from repl_rl.trainer.config import GRPOTrainer
+from repl_rl.trainer.keeper import Keeper
+
+
+class Moves(TrainerCallback):
+    """Tells a keeper what its trainer is about to do."""
+
+    def __init__(self, keeper: Keeper, trainer: GRPOTrainer) -> None:
+        self._keeper, self._trainer = keeper, trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        state.compute_steps(args, state.max_steps)  # what may change from one command to the next
+        self._keeper.began(self._trainer)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._keeper.turned(self._trainer)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._keeper.moving()
+
+
+class Ordering(Protocol):
+    """TRL's sampler of tasks."""
+
+    generator: torch.Generator
+
+
+class KeptTrainer(GRPOTrainer):
+    """TRL's trainer, whose steps are saved by a keeper where it has one, and which goes on with what one took up."""
+
+    keeper: Keeper | None = None
+    order: Ordering
+    """What orders the tasks. Its generator goes on from epoch to epoch."""
+
+    @property
+    def steps_done(self) -> int:
+        """Batches of rollouts that were learned from; each took a fixed number of optimizer steps."""
+        passes = self.args.steps_per_generation * self.num_iterations
+        done: int = self.state.global_step // max(1, passes // self.args.gradient_accumulation_steps)
+        return done
+
+    def keep(self, keeper: Keeper, parts: Mapping[str, object], tell: Callable[[str], None]) -> None:
+        """Be saved by `keeper` from now on, with those of `parts` that remember something, and go on where it is.
+
+        Under FSDP and DeepSpeed nothing is saved, which `tell` is given a line about: each process has a part alone.
+
+        Raises:
+            ConfigError: as `Keeper.attach`.
+        """
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            tell("no states are saved, so the run cannot be resumed: each process has a part of the weights alone")
+            return
+        keeper.attach(self, parts)
+        self.keeper = keeper
+        self.add_callback(Moves(keeper, self))
+
+    def _get_train_sampler(self, dataset: object = None) -> Ordering:
+        self.order = super()._get_train_sampler(dataset)
+        return self.order
+
+    def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.keeper is not None:
+            self.keeper.ended(self)
+
+    def _load_from_checkpoint(self, folder: str, model: object = None) -> None:
+        assert self.keeper is not None
+        self.keeper.learned(self)
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        if folder is not None and self.keeper is not None:
+            self.keeper.scheduled(self)
+
+    def _load_rng_state(self, folder: str | None) -> None:
+        if folder is not None and self.keeper is not None:
+            self.keeper.diced(self)
+
+    def go_on(self) -> None:
+        """Train to the end, from the beginning or from the keeper's state.
+
+        Raises:
+            ConfigError: a state could not be written.
+        """
+        keeper = self.keeper
+        if keeper is None:
+            self.train()
+            return
+        state = keeper.state
+        try:
+            if state is not None and state.policy_step >= self.args.max_steps:
+                keeper.learned(self)
+                return
+            self.train(resume_from_checkpoint=None if state is None else str(state.folder))
+            keeper.settle()
+        except BaseException:
+            keeper.rescue(self)
+            raise

@@ -1,0 +1,215 @@
+"""States of a run on disk: all that decides what comes next, at the end of a step."""
+
+import json
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, TrainerState
+
+from repl_rl.errors import ConfigError
+from repl_rl.machine.durable import damage, keep_newest, write_durably
+from repl_rl.machine.files import Json
+from repl_rl.machine.versions import versions
+from repl_rl.runs.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+SAID, STEPS, TENSORS = "state.json", "trainer_state.json", "tensors.pt"
+"""What a state's folder holds: what repl_rl says, what transformers counts (it reads a file of this name), and weights,
+optimizer, schedule and random generators."""
+Tensors = Mapping[str, object]
+"""What `torch.save` takes: tensors, numbers and texts, in dictionaries, lists and tuples."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """Something that carries more than the policy's weights from one step to the next."""
+
+    def memory(self) -> str:
+        """All of that, as JSON."""
+
+    def remember(self, memory: str) -> None:
+        """Take up where `memory` was asked for, maybe in another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The end of a step: everything but weights and optimizer, copied, so that it outlives the next step."""
+
+    step: int
+    """Steps behind it, >= 0."""
+    said: Mapping[str, Json]
+    """For `state.json`."""
+    counted: TrainerState
+    """Of transformers."""
+    schedule: object
+    randoms: list[Tensors]
+    """The random generators of each process."""
+    order: torch.Tensor
+    """Of the generator that orders the tasks, where the epoch begins in which the next step is."""
+
+    def write(self, folder: Path, learned: Tensors) -> None:
+        """Write it with `learned`, weights and optimizer, as `folder/NNNNNN`.
+
+        Raises:
+            ConfigError: that cannot be written.
+        """
+
+        def fill(made: Path) -> None:
+            own = {"schedule": self.schedule, "randoms": self.randoms, "order": self.order}
+            torch.save({**learned, **own}, made / TENSORS)
+            (made / SAID).write_text(json.dumps(self.said) + "\n", encoding="utf-8")
+            (made / STEPS).write_text(json.dumps(asdict(self.counted)) + "\n", encoding="utf-8")
+
+        try:
+            write_durably(folder / f"{self.step:06d}", fill)
+        except (OSError, RuntimeError) as error:  # torch wraps what the system says
+            raise unwritten(folder, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One that was found whole."""
+
+    folder: Path
+    said: Mapping[str, str]
+    """What the run said of itself, by who said it: JSON."""
+    step: int
+    policy_step: int
+    processes: int
+
+    def tensors(self) -> dict[str, object]:
+        """Weights, optimizer, schedule and random generators, on the CPU."""
+        found: dict[str, object] = torch.load(self.folder / TENSORS, map_location="cpu", weights_only=True)
+        return found
+
+
+def unwritten(folder: Path, error: Exception) -> ConfigError:
+    """What is told where the state of a run cannot be written."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+    remedy = f"the run's state cannot be written there: {reason}; free some room or choose another --out, then --resume"
+    return ConfigError("folder", str(folder), remedy)
+
+
+def newest(folder: Path, tell: Callable[[str], None] = log.warning) -> State | None:
+    """The newest whole state in `folder`; None: there is none. `tell` is given a line about each that is damaged."""
+    for place in reversed(states_in(folder)):
+        wrong = damage(place)
+        if wrong is None:
+            return _read(place)
+        tell(f"state {place} is damaged: {wrong}; the one before it is taken")
+    return None
+
+
+@contextmanager
+def taken(folder: RunFolder, settings: str, resume: bool, main: bool = True) -> Iterator[State | None]:
+    """Have a run's folder for this process, new or cut back to its newest whole state; and that state, None where the
+    run begins. Processes that train together have the main one's folder; the others only read.
+
+    Raises:
+        ConfigError: another process is at work on it.
+    """
+    going_on = resume and folder.begun
+    if not main:
+        yield newest(folder.states) if going_on else None
+        return
+    if not going_on:
+        folder.create(settings)
+    with folder.held():
+        state = newest(folder.states) if going_on else None
+        if going_on:  # without a state it was stopped before it saved the first
+            folder.reopen(settings, state.step if state else 0, state.policy_step if state else 0)
+        yield state
+
+
+def states_in(folder: Path) -> list[Path]:
+    """The folders of states, oldest first."""
+    return sorted(place for place in folder.glob("[0-9]" * 6) if place.is_dir())
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Leave the newest `keep` states."""
+    keep_newest(states_in(folder), keep)
+
+
+def _read(place: Path) -> State:
+    said = json.loads((place / SAID).read_text(encoding="utf-8"))
+    now = versions()
+    if (then := said["versions"]) != now:
+        changed = ", ".join(f"{name} {then.get(name)} -> {now.get(name)}" for name in sorted({*then, *now})
+                            if then.get(name) != now.get(name))  # fmt: skip
+        log.warning("the run goes on with other packages than it was saved with (%s): figures can differ", changed)
+    return State(place, said["said"], said["step"], said["policy_step"], said["processes"])
+
+
+def generators() -> Tensors:
+    """The random generators of this process, copied."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.array(keys, dtype=np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        "devices": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_generators(saved: Tensors) -> None:
+    """Put the random generators of this process where `generators` found them."""
+    python, cpu, devices, numbers = (saved[name] for name in ("python", "torch", "devices", "numpy"))
+    assert isinstance(python, tuple)
+    assert isinstance(numbers, tuple)
+    assert isinstance(cpu, torch.Tensor)
+    assert isinstance(devices, list)
+    random.setstate(python)
+    np.random.set_state((numbers[0], numbers[1].numpy().astype(np.uint32), *numbers[2:]))
+    torch.set_rng_state(cpu)
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(devices)
+
+
+def copied(value: object) -> object:
+    """`value` with every tensor in it copied to the CPU's memory."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: copied(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(copied(one) for one in value)
+    return value
+
+
+def learned_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights that training changes, by name, and the buffers that a checkpoint would have: not copied."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - weights.keys()
+    kept = model.state_dict()
+    buffers = {name: kept[name] for name, _ in model.named_buffers() if name in kept and name not in frozen}
+    return weights | buffers
+
+
+@torch.no_grad()
+def relearn(model: PreTrainedModel, saved: object) -> None:
+    """Give `model` the weights of `learned_of`.
+
+    Raises:
+        ConfigError: it has others.
+    """
+    assert isinstance(saved, dict)
+    own = learned_of(model)
+    if other := sorted(own.keys() ^ saved.keys()):
+        raise ConfigError("model", type(model).__name__, f"the saved run trains other weights, {other[0]} first")
+    for name, weight in own.items():
+        weight.copy_(saved[name])
+
+
+def processes() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

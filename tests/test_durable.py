@@ -1,0 +1,111 @@
+"""A folder is there whole or not at all, wherever its writer was stopped."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import ConfigError
+from repl_rl.machine.durable import DIGESTS, damage, keep_newest, write_durably
+from repl_rl.runs.folder import RunFolder
+
+
+def fill(folder: Path) -> None:
+    (folder / "a").write_bytes(b"1" * 1000)
+    (folder / "b").write_bytes(b"2" * 1000)
+
+
+def fill_and_die(folder: Path) -> None:
+    (folder / "a").write_bytes(b"3" * 500)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_child(final: Path) -> int:
+    child = os.fork()
+    if child == 0:
+        write_durably(final, fill_and_die)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_whoever_is_killed_while_writing_leaves_the_older_one_and_no_trace_after_the_next(tmp_path: Path) -> None:
+    write_durably(tmp_path / "1", fill)
+    assert os.WTERMSIG(in_child(tmp_path / "1")) == signal.SIGKILL
+    assert os.WTERMSIG(in_child(tmp_path / "2")) == signal.SIGKILL
+    assert damage(tmp_path / "1") is None
+    assert not (tmp_path / "2").exists()
+    write_durably(tmp_path / "2", fill)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        fill(folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_durably(tmp_path / "1", fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_harm_is_noticed(tmp_path: Path) -> None:
+    harms: dict[str, Callable[[Path], object]] = {
+        "changed": lambda folder: (folder / "b").write_bytes(b"2" * 999 + b"3"),
+        "cut": lambda folder: (folder / "b").write_bytes(b"2" * 999),
+        "lost": lambda folder: (folder / "a").unlink(),
+        "no digests": lambda folder: (folder / DIGESTS).unlink(),
+        "torn digests": lambda folder: (folder / DIGESTS).write_text('{"a": '),
+    }
+    for name, harm in harms.items():
+        write_durably(tmp_path / name, fill)
+        assert damage(tmp_path / name) is None
+        harm(tmp_path / name)
+        told = damage(tmp_path / name)
+        assert told, name
+        assert any(file in told for file in ("a", "b", DIGESTS)), told
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    folders = [tmp_path / str(n) for n in range(5)]
+    for folder in folders:
+        write_durably(folder, fill)
+    keep_newest(folders, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
+
+
+def test_a_full_disk_is_a_line_with_path_and_remedy_and_what_was_written_stays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    folder.create("seed = 0\n")
+    folder.step(1, {"loss": 1.0}, [])
+    kept = (folder.path / "metrics.jsonl").rename(tmp_path / "kept")
+    (folder.path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"No space left on device; free some room .* --resume") as caught:
+        folder.step(2, {"loss": 1.0}, [])
+    assert str(folder.path) in str(caught.value)
+    (folder.path / "metrics.jsonl").unlink()
+    kept.rename(folder.path / "metrics.jsonl")
+    folder.reopen("seed = 0\n", 1, 1)
+    assert [row["step"] for row in folder.rows] == [1]
+    folder.step(2, {"loss": 1.0}, [])
+    assert [row["step"] for row in folder.rows] == [1, 2]
+
+
+def test_a_run_is_replaced_or_gone_on_with_not_both(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave one of both out"):
+        RunFolder(tmp_path / "run", overwrite=True, resume=True)
+    with pytest.raises(ConfigError, match="--resume to go on"):
+        RunFolder(tmp_path, overwrite=False)
+
+
+def test_a_run_is_finished_when_it_says_so_after_as_many_steps(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    folder.create("seed = 0\n")
+    assert folder.begun
+    assert not folder.finished(5)
+    folder.summarise({"status": "finished", "steps": 5})
+    assert folder.finished(5)
+    assert not folder.finished(6)
+    folder.summarise({"status": "interrupted", "steps": 5})
+    assert not folder.finished(5)

@@ -1,0 +1,114 @@
+"""A training that is killed and gone on with, again and again: python -m tests.trainer.mortal OUT KIND KILLS SEED
+
+It prints `mortal: N kills` and leaves OUT/whole, which was never killed, and OUT/killed.
+"""
+
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from repl_rl import cli
+from repl_rl.cli import train as _imported_before_the_fork  # noqa: F401
+from repl_rl.engine import ENGINES, Engine, EngineKind, Opening, ScriptedEngine
+from tests.conftest import merged_tokenizer
+from tests.trainer.policies import tiny_model
+
+STEPS = 12
+SMALL = (
+    *("--name", "run", "--sandbox", "local", "--concurrency", "1", "--train-tasks", "24", "--eval-tasks", "2"),
+    *("--trainer.steps", str(STEPS), "--trainer.prompts-per-step", "2", "--trainer.group-size", "2"),
+    *("--rollout.max-lines", "2", "--rollout.max-line-tokens", "8", "--states", "within(seconds=0, share=1.0)"),
+)
+KINDS: Mapping[str, Sequence[str]] = {
+    "transformers": ("--engine", "transformers", "--trainer.updates", "2", "--trainer.mini-batches", "2"),
+    "curriculum": ("--engine", "transformers", "--curriculum", "--trainer.fade-steps", "8", "--trainer.no-fast"),
+    "lora": ("--engine", "transformers", "--trainer.lora-rank", "2", "--trainer.kl", "k3"),
+    "scripted": ("--engine", "scribe", "--trainer.importance", "token_truncate(tolerance=100.0)"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scribe(EngineKind):
+    """The scripted engine around arithmetic."""
+
+    kind: ClassVar[str] = "scribe"
+    about: ClassVar[str] = "arithmetic"
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
+        """See `EngineKind.open`."""
+        allowed = sorted(set(range(300)) - opening.forbidden_ids)
+        scripts = [[allowed[7 * i * i * (n + 3) % len(allowed)] for i in range(200)] for n in range(40)]
+        yield ScriptedEngine(scripts, context_tokens=512, forbidden_ids=opening.forbidden_ids)
+
+
+def model_folder(folder: Path) -> Path:
+    """A tiny policy with a tokenizer."""
+    tokenizer = merged_tokenizer()
+    tiny_model(vocab=len(tokenizer), hidden=16, layers=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def begin(arguments: Sequence[str], log: Path) -> int:
+    """The program in a process of its own, forked, so that nothing is imported again. Returns its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        code = cli.main(arguments)
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int, within_s: float | None) -> bool:
+    """Whether a process ends within that time; it is killed otherwise."""
+    watched = os.pidfd_open(pid)
+    try:
+        over = bool(select.select([watched], [], [], within_s)[0])
+    finally:
+        os.close(watched)
+    if not over:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if over and status:
+        raise SystemExit(f"mortal: the training ended with {os.waitstatus_to_exitcode(status)}")
+    return over
+
+
+def main(out: Path, kind: str, kills: int, seed: int) -> None:
+    torch.set_num_threads(1)
+    ENGINES.add(Scribe)
+    model = model_folder(out / "model")
+    command = ["train", "--model", str(model), *SMALL, *KINDS[kind]]
+    started = time.monotonic()
+    ended(begin([*command, "--out", str(out / "whole")], out / "whole.log"), None)
+    whole_s = time.monotonic() - started
+    rng, done = random.Random(seed), 0
+    while not ended(
+        begin([*command, "--out", str(out / "killed"), "--resume"], out / "killed.log"),
+        rng.uniform(0, 0.6 * whole_s) if done < kills else None,
+    ):
+        done += 1
+    summary = json.loads((out / "killed" / "run" / "summary.json").read_text())
+    print(f"mortal: {done} kills, seed {seed}, {whole_s:.1f} s unkilled, on at {summary.get('resumed_at_steps')}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,49 @@
+"""One process of a training that ends in the middle of a step: python -m tests.trainer.paused OUT STEP (0: never)"""
+
+import copy
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.runs.folder import RunFolder
+from repl_rl.tasks import Curriculum, Task
+from repl_rl.trainer import Keeper, Saving, StepRecord, TrainerConfig, fit, taken
+from tests.trainer.policies import tiny_model, tiny_tokenizer
+from tests.trainer.worker import SharedSource
+
+
+class Pausing(SharedSource):
+    """Ends its process, without a word, before the rollouts of a step."""
+
+    stop_at = 0
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
+        if policy_step and policy_step == self.stop_at:
+            os._exit(0)
+        return super().collect(task_ids, policy_step)
+
+
+def main(out: Path, stop_at: int) -> None:
+    config = TrainerConfig(
+        steps=5, prompts_per_step=3, group_size=2, warmup_steps=0, mini_batches=1, learning_rate=0.01
+    )
+    tasks = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
+    model = tiny_model()
+    source = Pausing(copy.deepcopy(model))
+    source.stop_at = stop_at
+    folder = RunFolder(out, overwrite=False, resume=True)
+    with taken(folder, "seed = 0\n", resume=True, main=os.environ.get("RANK", "0") == "0") as state:
+
+        def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+            folder.step(record.step, record.metrics, trajectories, record.credit)
+
+        keeper = Keeper(folder.states, Saving(seconds=0, share=1.0), state)
+        ids = [task.id for task in tasks]
+        chosen = Curriculum(tasks)
+        fit(model, tiny_tokenizer(), ids, source, config, folder.checkpoints, on_step, chosen, keeper=keeper)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

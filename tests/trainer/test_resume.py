@@ -1,0 +1,335 @@
+"""A run that is stopped anywhere goes on exactly: all that it leaves is what one leaves that was never stopped."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from repl_rl.errors import ConfigError
+from repl_rl.machine.durable import DIGESTS
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.store import read
+from repl_rl.settings.same import check_same_settings
+from repl_rl.tasks import Curriculum, Task
+from repl_rl.trainer import Keeper, Saving, StepRecord, TrainerConfig, fit, saving, taken
+from repl_rl.trainer.pace import Pace
+from repl_rl.trainer.states import newest, states_in
+from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
+from tests.trainer.test_processes import launch
+
+STEPS = 5
+PLAIN = TrainerConfig(steps=STEPS, prompts_per_step=2, group_size=3, warmup_steps=1, learning_rate=0.01)
+TASKS = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
+ALWAYS = Saving(seconds=0, share=1.0)
+SELDOM = Saving(seconds=1e6)
+
+
+class Stopped(BaseException):
+    """Stands for whatever ends a run."""
+
+
+class Brittle:
+    """A rollout source that stops the run in the middle of its nth call."""
+
+    forbidden_ids = frozenset[int]()
+
+    def __init__(self, stop_at: int | None) -> None:
+        self.inner = SampledSource(tiny_model())
+        self.left = stop_at
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        self.inner.load_weights(folder, policy_step)
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
+        random.random()  # as the code of a user may
+        torch.rand(3)
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Stopped
+        return self.inner.collect(task_ids, policy_step)
+
+
+def play(
+    run: Path,
+    config: TrainerConfig = PLAIN,
+    stop_at: int | None = None,
+    curriculum: bool = False,
+    resume: bool = True,
+    how: Saving = ALWAYS,
+    tell_stop: int | None = None,
+) -> None:
+    """Train in `run`, from where it is; stop in the rollouts of the nth step from here, or when a step is told of."""
+    folder = RunFolder(run, overwrite=False, resume=resume)
+    with taken(folder, "seed = 0\n", resume) as state:
+
+        def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+            if record.step == tell_stop:
+                raise Stopped
+            folder.step(record.step, record.metrics, trajectories, record.credit)
+
+        keeper = Keeper(folder.states, how, state)
+        chosen = Curriculum(TASKS, 7) if curriculum else None
+        ids = [task.id for task in TASKS]
+        model = tiny_model()
+        fit(model, tiny_tokenizer(), ids, Brittle(stop_at), config, folder.checkpoints, on_step, chosen, keeper=keeper)
+
+
+def untimed(value: object) -> object:
+    """Without what a clock says."""
+    if isinstance(value, Mapping):
+        return {key: untimed(one) for key, one in value.items() if not str(key).endswith("_s")}
+    return [untimed(one) for one in value] if isinstance(value, list) else value
+
+
+def same(one: object, other: object) -> bool:
+    """Equal bit for bit, tensors too."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def rows(run: Path) -> list[object]:
+    return [untimed(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_alike(run: Path, whole: Path) -> None:
+    """`run` ended as `whole` did."""
+    assert rows(run) == rows(whole)
+    stored = [[replace(t, wall_s=0.0) for t in read(place / "trajectories")] for place in (run, whole)]
+    assert stored[0] == stored[1]
+    ends = [newest(place / "states") for place in (run, whole)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0].step == ends[1].step
+    assert same(ends[0].tensors(), ends[1].tensors())
+    assert ends[0].said["parts"] == ends[1].said["parts"]
+    weights = [load_file(place / "checkpoints" / "final" / "model.safetensors") for place in (run, whole)]
+    assert same(*weights)
+    start = tiny_model().state_dict()
+    assert any(not torch.equal(w, start[name]) for name, w in weights[1].items()), "something was learned"
+
+
+WAYS = {
+    "plain": (PLAIN, False),
+    "curriculum": (replace(PLAIN, fast=False, fade_steps=4), True),
+    "lora": (replace(PLAIN, lora_rank=2, kl="k3"), True),
+    "updates": (replace(PLAIN, updates=2, mini_batches=2, schedule="cosine"), False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_is_stopped_in_any_step_ends_as_one_that_never_was(way: str, tmp_path: Path) -> None:
+    config, curriculum = WAYS[way]
+    play(tmp_path / "whole", config, curriculum=curriculum)
+    for stop_at in (0, 2, 1):  # in its 1st step, in its 3rd, in its 4th
+        with pytest.raises(Stopped):
+            play(tmp_path / "stopped", config, stop_at, curriculum)
+    play(tmp_path / "stopped", config, curriculum=curriculum)
+    check_alike(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_who_stops_between_two_states_saves_the_last_step(tmp_path: Path) -> None:
+    play(tmp_path / "whole")
+    with pytest.raises(Stopped):
+        play(tmp_path / "stopped", stop_at=3, how=SELDOM)
+    assert [place.name for place in states_in(tmp_path / "stopped" / "states")] == ["000000", "000003"]
+    play(tmp_path / "stopped", how=SELDOM)
+    check_alike(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_step_whose_weights_have_moved_but_that_nobody_was_told_of_is_made_again(tmp_path: Path) -> None:
+    play(tmp_path / "whole")
+    with pytest.raises(Stopped):
+        play(tmp_path / "stopped", tell_stop=4)
+    play(tmp_path / "stopped")
+    check_alike(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_rows_and_rollouts_after_the_state_are_replayed_and_a_torn_row_is_dropped(tmp_path: Path) -> None:
+    play(tmp_path / "whole")
+    run = tmp_path / "stopped"
+    with pytest.raises(Stopped):
+        play(run, tell_stop=5)
+    newest_state = states_in(run / "states")[-1]
+    (newest_state / DIGESTS).unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    play(run)
+    check_alike(run, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "missing"])
+def test_a_broken_state_is_named_and_the_one_before_it_taken(harm: str, tmp_path: Path) -> None:
+    play(tmp_path / "whole")
+    run = tmp_path / "stopped"
+    with pytest.raises(Stopped):
+        play(run, stop_at=3)
+    broken = states_in(run / "states")[-1]
+    tensors = broken / "tensors.pt"
+    whole = tensors.read_bytes()
+    if harm == "missing":
+        tensors.unlink()
+    else:
+        middle = len(whole) // 2
+        tensors.write_bytes(
+            whole[:middle] + (b"" if harm == "cut" else bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        )
+    told: list[str] = []
+    found = newest(run / "states", told.append)
+    assert found is not None
+    assert found.step == 2
+    assert len(told) == 1
+    assert str(broken) in told[0]
+    assert "tensors.pt" in told[0]
+    play(run)
+    check_alike(run, tmp_path / "whole")
+
+
+def test_as_many_states_are_kept_as_asked_for(tmp_path: Path) -> None:
+    play(tmp_path / "run", how=replace(ALWAYS, keep=3))
+    assert [place.name for place in states_in(tmp_path / "run" / "states")] == ["000003", "000004", "000005"]
+
+
+def test_steps_may_grow(tmp_path: Path) -> None:
+    constant = replace(PLAIN, schedule="constant", warmup_steps=0)
+    play(tmp_path / "whole", constant)
+    play(tmp_path / "grown", replace(constant, steps=3))
+    play(tmp_path / "grown", constant)
+    check_alike(tmp_path / "grown", tmp_path / "whole")
+
+
+def test_a_run_at_its_end_takes_no_further_step(tmp_path: Path) -> None:
+    play(tmp_path / "run")
+    before = load_file(tmp_path / "run" / "checkpoints" / "final" / "model.safetensors")
+    play(tmp_path / "run", stop_at=0)
+    assert same(load_file(tmp_path / "run" / "checkpoints" / "final" / "model.safetensors"), before)
+    assert len(rows(tmp_path / "run")) == STEPS
+
+
+def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        play(tmp_path / "run", stop_at=1)
+    place = states_in(tmp_path / "run" / "states")[-1]
+    said = json.loads((place / "state.json").read_text())
+    (place / "state.json").write_text(json.dumps({**said, "processes": 2}))
+    (place / DIGESTS).write_text("{}")
+    with pytest.raises(ConfigError, match="processes is 1; the run was saved by 2"):
+        play(tmp_path / "run")
+
+
+def test_other_settings_are_refused_by_naming_each(tmp_path: Path) -> None:
+    own = 'seed = 1\nname = "a"\nprompt = "bare"\n[trainer]\nsteps = 5\nsave_every = 1\nlearning_rate = 0.1\n'
+    (tmp_path / "config.toml").write_text(own)
+    free = 'seed = 1\nname = "b"\nprompt = "bare"\n[trainer]\nsteps = 6\nlearning_rate = 0.1\n'
+    check_same_settings(tmp_path, free)
+    with pytest.raises(ConfigError) as caught:
+        check_same_settings(tmp_path, "seed = 2\n[trainer]\nsteps = 4\nlearning_rate = 0.1\n")
+    for part in ("seed is 2, the run's 1", "prompt is left out, the run's 'bare'", "trainer.steps is 4, the run's 5"):
+        assert part in str(caught.value.value)
+    assert "learning_rate" not in str(caught.value)
+
+
+def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    with (
+        taken(folder, "", resume=False),
+        pytest.raises(ConfigError, match="another process is at work"),
+        taken(RunFolder(tmp_path / "run", overwrite=False, resume=True), "", resume=True),
+    ):
+        raise AssertionError
+    with taken(RunFolder(tmp_path / "run", overwrite=False, resume=True), "", resume=True) as state:
+        assert state is None
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(("step_s", "saved"), [(7.0, 8), (100.0, 1), (45.0, 1)])
+def test_at_most_a_minute_or_one_step_is_lost(step_s: float, saved: int) -> None:
+    clock = Clock()
+    pace = Pace(Saving(), clock)
+    steps = 0
+    for _ in range(1000):
+        clock.now_s += step_s
+        steps += 1
+        if pace.due():
+            assert steps == saved
+            pace.saved()
+            steps = 0
+
+
+def test_saving_takes_no_more_than_its_share() -> None:
+    clock = Clock()
+    pace, spent_s = Pace(Saving(), clock), 0.0
+    for _ in range(1000):
+        clock.now_s += 10
+        if pace.due():
+            pace.saved()
+            pace.cost(5.0)
+            spent_s += 5.0
+    assert 0.008 < spent_s / clock.now_s <= 0.01
+
+
+def test_how_often_is_read_from_a_name_with_options() -> None:
+    assert saving("never") is None
+    assert saving("within") == Saving()
+    assert saving("within(seconds=5, keep=3)") == Saving(5, keep=3)
+    for wrong in ("hourly", "within(seconds=-1)", "within(keep=0)", "never(keep=1)", "within(share=2)"):
+        with pytest.raises(ConfigError):
+            saving(wrong)
+
+
+def check_killed(folder: Path, kind: str, kills: int, seed: int) -> None:
+    command = [sys.executable, "-m", "tests.trainer.mortal", str(folder), kind, str(kills), str(seed)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=1500, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    logs = [(folder / f"{name}.log").read_text()[-2000:] for name in ("whole", "killed")]
+    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+    print(done.stdout)
+    run, whole = folder / "killed" / "run", folder / "whole" / "run"
+    check_alike(run, whole)
+    ends = [untimed(json.loads((place / "summary.json").read_text())) for place in (run, whole)]
+    assert isinstance(ends[0], dict)
+    ends[0].pop("resumed_at_steps", None)
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.heavy
+def test_two_processes_that_end_in_a_step_go_on_as_if_they_had_not(tmp_path: Path) -> None:
+    launch(2, "tests.trainer.paused", str(tmp_path / "whole"), "0")
+    for stop_at in (3, 4, 0):
+        launch(2, "tests.trainer.paused", str(tmp_path / "paused"), str(stop_at))
+    check_alike(tmp_path / "paused", tmp_path / "whole")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["transformers", "scripted"])
+def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_never_was(kind: str, tmp_path: Path) -> None:
+    check_killed(tmp_path, kind, 4, random.randrange(1000))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["transformers", "scripted", "lora", "curriculum"])
+def test_twenty_kills_change_nothing(kind: str, tmp_path: Path) -> None:
+    check_killed(tmp_path, kind, 20, random.randrange(1000))
