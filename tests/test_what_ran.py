@@ -242,7 +242,7 @@ def test_what_ran_and_what_was_cut_survive_on_disk(tmp_path: Path) -> None:
     whole = play(["print('a' * 500)\n", "exit()\n"], observation_tokens=16)
     path = write_step(tmp_path, 1, [t, replace(whole, id="whole")])
     assert list(read(path)) == [t, replace(whole, id="whole")]
-    assert to_record(Store(path)["whole"])["schema_version"] == SCHEMA_VERSION == 3
+    assert to_record(Store(path)["whole"])["schema_version"] == SCHEMA_VERSION == 4
 
 
 def test_a_file_of_schema_2_opens_with_what_ran_as_far_as_it_can_be_told() -> None:
@@ -262,10 +262,10 @@ def test_a_file_of_schema_2_opens_with_what_ran_as_far_as_it_can_be_told() -> No
     assert (rates["sandbox_fault_rate"], rates["user_error_rate"]) == (1 / 8, 2 / 8)
 
 
-def test_records_of_schema_2_are_stored_again_as_schema_3_and_stay_equal() -> None:
+def test_records_of_schema_2_are_stored_again_as_those_of_today_and_stay_equal() -> None:
     for entry in Store(OLD):
         record = json.loads(json.dumps(to_record(entry)))
-        assert record["schema_version"] == 3
+        assert record["schema_version"] == SCHEMA_VERSION
         assert from_record(record) == entry
 
 

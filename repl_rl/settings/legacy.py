@@ -64,7 +64,8 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
 
 def _fold_importance(trainer: dict[str, object]) -> None:
     """The cap and the tolerance were settings of their own."""
-    options = {"cap": trainer.pop("importance_cap", None), "tolerance": trainer.pop("logprob_tolerance", None)}
-    said = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+    options = {"cap": trainer.pop("importance_cap", 2.0), "tolerance": trainer.pop("logprob_tolerance", None)}
+    defaults = {"cap": 2.0, "tolerance": None}
+    said = ", ".join(f"{name}={value!r}" for name, value in options.items() if value != defaults[name])
     if said:
         trainer["importance"] = f"{trainer.get('importance', 'token_truncate')}({said})"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Limits, PushResult, Sandbox
 
-CHECK_LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=0.3, memory_mb=256, output_bytes=4096, disk_mb=4)
+CHECK_LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=0.8, memory_mb=256, output_bytes=4096, disk_mb=4)
 """What `run` opens a sandbox with."""
 _SLACK_S = 2.0
 
