@@ -81,7 +81,8 @@ def test_a_client_of_openenv_plays_against_its_server_token_by_token(
     tasks = asyncio.run(sampler.tasks(5))
     assert {task.question for task in tasks} == {"I think of a number from 1 to 20. Which?"}
     t = play(sampler, f"{tasks[4].question}\n⟦10\n⟧more\n⟦15\n⟧less\n⟦14\n⟧", tasks[4])
-    assert (t.stop, t.answer, t.outcome) == (Stop.ANSWERED, "solved", 1.0)
+    assert (t.stop, t.answer, t.solved) == (Stop.ANSWERED, "solved", True)
+    assert t.outcome == pytest.approx(1.0 - 0.1 - 0.1), "the sum of what the environment paid"
     assert [[(r.name, r.value) for r in line.rewards] for line in t.lines] == [
         [("environment", -0.1)],
         [("environment", -0.1)],
