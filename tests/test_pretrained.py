@@ -15,7 +15,7 @@ from tests.documents import ROOT
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_a_pretrained_model_goes_from_its_package_to_its_report(tmp_path: Path) -> None:
     done = subprocess.run(
         ["scripts/pretrained", "small"],
