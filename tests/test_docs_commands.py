@@ -171,7 +171,8 @@ def filled_in(command: str) -> str:
     """With names of the desk for placeholders, and a rollout of its run that has lines enough for the one meant."""
     entry = next(entry for entry in Store(Path("runs/quickstart")) if len(entry.trajectory.lines) > 1)
     if command.startswith("repl-rl train") and "--name" not in command:
-        command += " --name scratch"  # the run of the desk is for the others
+        # The run of the desk is for the others; one that goes on must have the settings that it began with.
+        command += " --name afresh" if "--resume" in command else " --name scratch"
     names = OURS | {"0-chain-5a4c-3": entry.trajectory.id, "--to-line 1": f"--id {entry.trajectory.id} --to-line 1"}
     for theirs, ours in names.items():
         command = command.replace(theirs, ours)

@@ -323,7 +323,7 @@ def test_two_processes_that_end_in_a_step_go_on_as_if_they_had_not(tmp_path: Pat
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("kind", ["transformers", "scripted"])
+@pytest.mark.parametrize("kind", ["scripted"])
 def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_never_was(kind: str, tmp_path: Path) -> None:
     check_killed(tmp_path, kind, 4, random.randrange(1000))
 
