@@ -3,7 +3,6 @@
 import gc
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,19 +17,19 @@ from transformers.utils.logging import disable_progress_bar
 
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError
+from repl_rl.lab.credit.ledger import ENDLESS_STEPS, spent
 from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, record
 from repl_rl.lab.credit.settings import TARGET, WINDOW
 from repl_rl.lab.credit.statistics import differences, mean, measures, reached
-from repl_rl.lab.credit.worker import ENDLESS_STEPS, BudgetSpent, Ledger, held_out_figures
+from repl_rl.lab.credit.worker import held_out_figures
 from repl_rl.machine.cores import cores
 from repl_rl.machine.versions import versions
 from repl_rl.record.printed import printed
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.tasks import Split, Task
-from repl_rl.trainer import TrainerConfig, fit, refuse_run
+from repl_rl.trainer import TrainerConfig, refuse_run
 from repl_rl.trainer.loop import load_model
-from repl_rl.trainer.weights import save_weights, size_of, weights_folder
 from repl_rl.world import World
 
 BASELINE = "0"
@@ -156,17 +155,9 @@ class Player:
             WeightSyncError: the sampler's log probabilities are not the trainer's.
         """
         began = time.monotonic()
-        trained = self.config.trained(weight)
         self.source.rollouts = replace(self.source.rollouts, seed=seed)
-        model = load_model(self.config.model_folder, trained)
-        ledger = Ledger(self.config.tokens)
-        tokenizer = self.source.rollouts.renderer.tokenizer
-        with tempfile.TemporaryDirectory() as checkpoints, weights_folder(size_of(model)) as weights:
-            try:
-                fit(model, tokenizer, self.task_ids, self.source, trained, Path(checkpoints), ledger.step, seed=seed)
-            except BudgetSpent:
-                save_weights(model, model.state_dict(), weights)
-                self.source.load_weights(weights, len(ledger.tokens))
+        trained, tokens = self.config.trained(weight), self.config.tokens
+        model, ledger = spent(self.config.model_folder, trained, self.source, self.task_ids, tokens, seed)
         after = self._figures(model)
         del model
         gc.collect()

@@ -1,11 +1,10 @@
 """One worker's engine and consoles, and the runs that are played with them one after the other."""
 
 import gc
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,71 +13,24 @@ from transformers.utils.logging import disable_progress_bar
 from repl_rl.engine import EngineKind, Transformers, Vllm, open_engine
 from repl_rl.lab.credit.conditions import Condition, Way
 from repl_rl.lab.credit.jobs import Job
+from repl_rl.lab.credit.ledger import ENDLESS_STEPS, spent
 from repl_rl.lab.credit.rows import Row, Run, Start
 from repl_rl.lab.credit.settings import FENCED_LIMITS, LINE_LIMITS, TASKS, TRAIN_TASKS, Settings, header, policy_folder
 from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.sandbox import Births, Local, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.tasks import Split, Task, load_tasks
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
-from repl_rl.trainer.loop import load_model
-from repl_rl.trainer.weights import save_weights, size_of, weights_folder
+from repl_rl.trainer import TrainerConfig
 
 WARMUP_STEPS = 5
-ENDLESS_STEPS = 1_000_000
-"""Steps of the schedule, so that a learning rate that falls along a line stays where it is while tokens last."""
 FIGURES = (
     *("solve_rate", "line_error_rate", "answered_rate", "lines_per_rollout", "void_line_rate", "print_rate"),
     *("try_rate", "repeat_rate"),
 )
 """Of `repl_rl.record.metrics.describe`, on held-out tasks at temperature 1."""
-
-
-class BudgetSpent(Exception):
-    """Ends a training whose tokens are spent."""
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Writes down the steps of a run until its tokens are spent."""
-
-    budget: int
-    tokens: list[int] = field(default_factory=list)
-    rows: list[dict[str, float]] = field(default_factory=list)
-
-    def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-        """Take a step.
-
-        Raises:
-            BudgetSpent: it was the last one.
-        """
-        self.rows.append(record.metrics)
-        self.tokens.append(sum(t.sampled_tokens for t in trajectories) + (self.tokens[-1] if self.tokens else 0))
-        if self.tokens[-1] > self.budget:
-            raise BudgetSpent
-
-    def column(self, name: str) -> list[float]:
-        return [round(row[name], 4) for row in self.rows]
-
-    def run(self, condition: str, seed: int, after: Mapping[str, float], began: float) -> Run:
-        """The run that this was; `after` are its figures on held-out tasks, `began` is on the monotonic clock."""
-        return Run(
-            condition=condition,
-            seed=seed,
-            tokens=self.tokens,
-            solve=self.column("solve_rate"),
-            error=self.column("line_error_rate"),
-            lines=self.column("lines_per_rollout"),
-            after=after,
-            gap=max(row["logprob_gap_max"] for row in self.rows),
-            rollout_s=round(sum(self.column("rollout_s")), 1),
-            update_s=round(sum(self.column("update_s")), 1),
-            wall_s=round(time.monotonic() - began, 1),
-        )
 
 
 def held_out_figures(source: RolloutThread, tasks: Sequence[Task]) -> dict[str, float]:
@@ -127,15 +79,9 @@ class Worker:
         began = time.monotonic()
         self.use(condition.way, seed)
         config = trainer_config(condition, self.settings)
-        model = load_model(self.policy(condition.way), config)
-        ledger = Ledger(self.settings.tokens)
-        tokenizer = self.source.rollouts.renderer.tokenizer
-        with tempfile.TemporaryDirectory() as checkpoints, weights_folder(size_of(model)) as weights:
-            try:
-                fit(model, tokenizer, self.task_ids, self.source, config, Path(checkpoints), ledger.step, seed=seed)
-            except BudgetSpent:
-                save_weights(model, model.state_dict(), weights)
-                self.source.load_weights(weights, len(ledger.tokens))
+        model, ledger = spent(
+            self.policy(condition.way), config, self.source, self.task_ids, self.settings.tokens, seed
+        )
         after = held_out_figures(self.source, self.held_out)
         del model
         gc.collect()

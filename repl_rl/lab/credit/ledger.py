@@ -1,0 +1,77 @@
+"""A training that ends when its sampled tokens are spent."""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from repl_rl.lab.credit.rows import Run
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import RolloutThread
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.weights import save_weights, size_of, weights_folder
+
+ENDLESS_STEPS = 1_000_000
+"""Steps of the schedule, so that a learning rate that falls along a line stays where it is while tokens last."""
+
+
+class _BudgetSpent(Exception):
+    """Ends a training whose tokens are spent."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Writes down the steps of a run until its tokens are spent."""
+
+    budget: int
+    tokens: list[int] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        """Take a step; the one that spends the last tokens ends the training."""
+        self.rows.append(record.metrics)
+        self.tokens.append(sum(t.sampled_tokens for t in trajectories) + (self.tokens[-1] if self.tokens else 0))
+        if self.tokens[-1] > self.budget:
+            raise _BudgetSpent
+
+    def column(self, name: str) -> list[float]:
+        return [round(row[name], 4) for row in self.rows]
+
+    def run(self, condition: str, seed: int, after: Mapping[str, float], began: float) -> Run:
+        """The run that this was; `after` are its figures on held-out tasks, `began` is on the monotonic clock."""
+        return Run(
+            condition=condition,
+            seed=seed,
+            tokens=self.tokens,
+            solve=self.column("solve_rate"),
+            error=self.column("line_error_rate"),
+            lines=self.column("lines_per_rollout"),
+            after=after,
+            gap=max(row["logprob_gap_max"] for row in self.rows),
+            rollout_s=round(sum(self.column("rollout_s")), 1),
+            update_s=round(sum(self.column("update_s")), 1),
+            wall_s=round(time.monotonic() - began, 1),
+        )
+
+
+def spent(
+    policy: Path, config: TrainerConfig, source: RolloutThread, task_ids: Sequence[str], tokens: int, seed: int
+) -> tuple[PreTrainedModel, Ledger]:
+    """Train the policy in a folder until more than `tokens` (>= 1) are sampled; the source has its weights then.
+
+    Raises:
+        WeightSyncError: the sampler's log probabilities are not the trainer's.
+    """
+    model, ledger = load_model(policy, config), Ledger(tokens)
+    tokenizer = source.rollouts.renderer.tokenizer
+    with tempfile.TemporaryDirectory() as checkpoints, weights_folder(size_of(model)) as weights:
+        try:
+            fit(model, tokenizer, task_ids, source, config, Path(checkpoints), ledger.step, seed=seed)
+        except _BudgetSpent:
+            save_weights(model, model.state_dict(), weights)
+            source.load_weights(weights, len(ledger.tokens))
+    return model, ledger
