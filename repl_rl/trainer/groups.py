@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -25,6 +26,15 @@ def teaches_nothing(outcomes: Sequence[float | None]) -> bool:
     """True where no two outcomes of a group differ. None: nothing is learned from that rollout."""
     graded = [outcome for outcome in outcomes if outcome is not None]
     return not graded or max(graded) - min(graded) <= SPREAD
+
+
+class _Told(NamedTuple):
+    """What the other processes know of a rollout."""
+
+    task_id: str
+    outcome: float | None
+    """None: nothing is learned from it."""
+    solved: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +114,19 @@ class Groups:
     def _refilled(self, played: list[Trajectory], most: int, step: int) -> tuple[Trajectory, ...]:
         """`played` with others in the place of groups that teach nothing, after `most` rounds at most."""
         thrown = _Thrown()
-        told: list[tuple[str, float | None]] = gather_object([self._told(t) for t in played])
-        used, seen = {task for task, _ in told}, list(told)
+        told: list[_Told] = gather_object([self._told(t) for t in played])
+        used, seen = {one.task_id for one in told}, list(told)
         first = self._accelerator.process_index * len(played)
         for _ in range(most):
             groups = [told[at : at + self._size] for at in range(0, len(told), self._size)]
-            dull = [n for n, group in enumerate(groups) if teaches_nothing([outcome for _, outcome in group])]
+            dull = [n for n, group in enumerate(groups) if teaches_nothing([one.outcome for one in group])]
             others = dict(zip(dull, self._others(len(dull), used), strict=False))
             if not others:
                 break
             if self._curriculum is not None:
                 # What is learned from is told to it later; this is not.
-                solved = (pair for n in others for pair in groups[n])
-                self._curriculum.record((task, outcome) for task, outcome in solved if outcome is not None)
+                dropped = [one for n in others for one in groups[n] if one.outcome is not None]
+                self._curriculum.record((one.task_id, float(one.solved)) for one in dropped)
             used |= set(others.values())
             mine = [i for i in range(len(played)) if (first + i) // self._size in others]
             again = self._collected([others[(first + i) // self._size] for i in mine], step)
@@ -125,12 +135,12 @@ class Groups:
                 played[i] = trajectory
             thrown.groups.extend(others)
             told = gather_object([self._told(t) for t in played])
-            seen += [pair for n in others for pair in told[n * self._size : (n + 1) * self._size]]
-        graded = [outcome for _, outcome in seen if outcome is not None]
+            seen += [one for n in others for one in told[n * self._size : (n + 1) * self._size]]
+        graded = [one.solved for one in seen if one.outcome is not None]
         self.metrics = {
             "groups_refilled": float(len(thrown.groups)),
             **self._thrown(len(thrown.rollouts), sum(len(t.completion_ids) for t in thrown.rollouts)),
-            "solve_rate_played": sum(outcome >= 1.0 for outcome in graded) / max(len(graded), 1),
+            "solve_rate_played": sum(graded) / max(len(graded), 1),
         }
         return tuple(played)
 
@@ -148,9 +158,9 @@ class Groups:
         self.metrics = self._thrown(raced.cut, raced.cut_tokens)
         return played
 
-    def _told(self, trajectory: Trajectory) -> tuple[str, float | None]:
+    def _told(self, trajectory: Trajectory) -> _Told:
         learned = self._stops.learned(trajectory)
-        return trajectory.task_id, learned.outcome if learned.trainable else None
+        return _Told(trajectory.task_id, learned.outcome if learned.trainable else None, trajectory.solved)
 
     def _thrown(self, rollouts: int, tokens: int) -> dict[str, float]:
         """Sums over all processes."""

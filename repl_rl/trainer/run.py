@@ -69,18 +69,16 @@ def train(
     world.try_workspaces(tasks)
     settings = dump(world) + dump(chosen, "trainer")
     folder = RunFolder(out, overwrite=rank > 0 and not resume, resume=resume)
-    if resume and folder.begun:
-        if rank == 0:
-            check_same_settings(out, settings)
-        if folder.finished(chosen.steps):
-            return folder.checkpoints / "final"
+    if resume and folder.begun and rank == 0:
+        check_same_settings(out, settings)
+    if resume and folder.begun and folder.finished(chosen.steps):
+        return folder.checkpoints / "final"
+    fallbacks: list[str] = []
 
     def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
         folder.step(record.step, record.metrics, trajectories, record.credit)
         if on_step is not None:
             on_step(record, trajectories)
-
-    fallbacks: list[str] = []
 
     def fell_back(what: str) -> None:
         log.warning(what)
@@ -90,15 +88,13 @@ def train(
         RolloutThread(partial(world.rollouts, rank), {task.id: task for task in tasks}) as source,
         taken(folder, settings, resume, main=rank == 0) as state,
     ):
-        rollouts = source.rollouts
+        renderer = source.rollouts.renderer
         if rank == 0:
-            folder.name_tokens([rollouts.renderer.decode((i,)) for i in range(len(rollouts.renderer.tokenizer))])
-        ids = [task.id for task in tasks]
-        tokenizer = rollouts.renderer.tokenizer
+            folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
         final = fit(
             world.model_folder,
-            tokenizer,
-            ids,
+            renderer.tokenizer,
+            [task.id for task in tasks],
             source,
             chosen,
             folder.checkpoints,
@@ -109,7 +105,7 @@ def train(
             keeper=Keeper(folder.states, saving, state) if saving is not None else None,
         )
         if rank == 0:
-            _conclude(folder, rollouts, world.policy, chosen.steps, fallbacks)
+            _conclude(folder, source.rollouts, world.policy, chosen.steps, fallbacks)
     return final
 
 

@@ -1,7 +1,7 @@
 """Groups of a step: others in the place of those that teach nothing, or the first of more; never a part of one."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import ConfigError, InvariantError
-from repl_rl.record.trajectory import Trajectory
+from repl_rl.record.trajectory import NamedReward, Trajectory
 from repl_rl.rollout import Raced
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
@@ -99,6 +99,28 @@ def test_what_teaches_nothing_still_is_learned_from_after_the_last_round() -> No
     assert len(source.asked) == 4
     assert found == source.asked[-1]
     assert groups.metrics["groups_refilled"] == 3.0
+
+
+class Discounted(Told):
+    """Right answers, all of them worth less than one."""
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
+        parts = (NamedReward("judge", 1.0), NamedReward("discount", -0.25))
+        return [replace(t, outcome=0.75, outcomes=parts, grade=1.0) for t in super().collect(task_ids, policy_step)]
+
+
+def test_a_right_answer_counts_as_solved_whatever_it_is_worth() -> None:
+    learned: list[tuple[str, float]] = []
+
+    class Told(Curriculum):
+        def record(self, outcomes: Iterable[tuple[str, float]]) -> None:
+            learned.extend(outcomes)
+
+    curriculum = Told([Task(i, f"{i}?", "1", family=f"odd/{n % 2}") for n, i in enumerate(IDS)])
+    groups = groups_of(Discounted(all_dull), Refill(1), curriculum)
+    groups.play(["task 0", "task 0"], 0)
+    assert groups.metrics["solve_rate_played"] == 1.0
+    assert [solved for _, solved in learned] == [1.0, 1.0]
 
 
 def test_when_no_other_task_is_left_the_step_goes_on_with_what_there_is() -> None:
