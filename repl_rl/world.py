@@ -10,7 +10,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
 from repl_rl.rollout.console import Console
-from repl_rl.rollout.host import HostFunction
+from repl_rl.rollout.host import HostFunction, refuse_hidden
 from repl_rl.rollout.host_session import Model
 from repl_rl.rollout.host_shipped import host_functions, nested_sessions
 from repl_rl.rollout.limits import RolloutLimits
@@ -193,16 +193,14 @@ class World:
         It opens consoles for it, and blocks; where no task has a workspace it does nothing.
 
         Raises:
-            SetupError: one cannot be made; names the task and what of its workspace is wrong.
+            SetupError: one cannot be made, or hides a host function; names the task and what of its workspace is wrong.
             SandboxUnavailable, SandboxFault: there are no consoles here.
         """
         firsts = {task.workspace: task for task in reversed(list(tasks)) if task.workspace is not None}
+        refuse_hidden(host_functions(self.host_functions), firsts.values())
         if firsts:
-            thread = LoopThread()
-            try:
+            with closing(LoopThread()) as thread:
                 thread.run(self._make(list(firsts.values())[::-1][:TRIED]))
-            finally:
-                thread.close()
 
     async def _make(self, tasks: Sequence[Task]) -> None:
         async with self.consoles(warm=0) as sandbox:

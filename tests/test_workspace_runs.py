@@ -179,5 +179,11 @@ def test_workspaces_that_can_be_made_are_tried_without_a_word() -> None:
     assert issubclass(SetupError, ConfigError)
 
 
+def test_a_value_that_is_named_as_a_host_function_is_refused_before_an_engine_opens() -> None:
+    taken = replace(TASK, workspace=Workspace(values={"llm_query": 1}))
+    with pytest.raises(SetupError, match=f"task {TASK.id}: workspace value is 'llm_query'; a host function has"):
+        World(sandbox="unsafe", host_functions="llm_query").try_workspaces([TASK, taken])
+
+
 def test_a_judge_of_the_user_sees_every_field_of_the_row() -> None:
     assert grade(Task("t", "?", "", "tests.users:level", fields={"level": 0.25, "when": Path("x")}), "any") == 0.25

@@ -15,15 +15,16 @@ are JSON values. What a console asks is untrusted; it is held to the function's 
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from transformers.utils import get_json_schema
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, SetupError
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.settings.named import Named, imported
+from repl_rl.tasks import Task
 
 MOST_BYTES = 1 << 20
 """Of a call or an answer: what a console's socket takes as one message."""
@@ -220,3 +221,16 @@ def refuse_twins(functions: Sequence[HostFunction]) -> None:
     for name in names:
         if names.count(name) > 1 or name in ("submit_final_answer", "HostError"):
             raise ConfigError("host function", name, "that name is taken; give each function one of its own")
+
+
+def refuse_hidden(functions: Sequence[HostFunction], tasks: Iterable[Task]) -> None:
+    """Refuse workspaces with values that are named as a function of the host: one of them would take the other's place.
+
+    Raises:
+        SetupError: names the first such task and name.
+    """
+    names = {function.name for function in functions}
+    for task in tasks:
+        if task.workspace is not None and (both := sorted(names & set(task.workspace.values))):
+            remedy = "a host function has that name; give the value another one"
+            raise SetupError(f"task {task.id}: workspace value", both[0], remedy)
