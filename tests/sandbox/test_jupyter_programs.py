@@ -42,8 +42,9 @@ class Terminal:
         self._process.send(keys)
 
 
-def test_jupyter_console_shows_results_and_errors_completes_interrupts_and_leaves(tmp_path: Path) -> None:
-    environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "HOME": str(tmp_path)}
+def deaf_to_ctrl_c(home: Path) -> bool:
+    """A whole session of `jupyter console`; whether it hung at Ctrl-C, which it shows by showing nothing more."""
+    environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "HOME": str(home)}
     program = str(Path(sys.executable).with_name("jupyter-console"))
     process = pexpect.spawn(
         program, ["--kernel", jupyter.NAME], env=environment, encoding="utf-8", dimensions=(40, 120)
@@ -65,13 +66,23 @@ def test_jupyter_console_shows_results_and_errors_completes_interrupts_and_leave
         terminal.type("print('beg' + 'un'); import time; time.sleep(1000)\r")
         terminal.wait_for("begun")
         terminal.type("\x03")
-        terminal.wait_for("KeyboardInterrupt")
+        try:
+            terminal.wait_for("KeyboardInterrupt")
+        except pexpect.TIMEOUT:
+            return True
         terminal.wait_for("In [5]: ")
         terminal.type("exit()\r")
         process.expect(pexpect.EOF, timeout=TIMEOUT_S)
         assert process.wait() == 0
+        return False
     finally:
         process.close(force=True)
+
+
+def test_jupyter_console_shows_results_and_errors_completes_interrupts_and_leaves(tmp_path: Path) -> None:
+    # The console's handler of Ctrl-C calls jupyter_core's `run_sync`, which takes a lock that the code it interrupts
+    # may hold: about one signal in a thousand hangs it, with any kernel. Two of two are a kernel's fault.
+    assert not (deaf_to_ctrl_c(tmp_path) and deaf_to_ctrl_c(tmp_path))
 
 
 def notebook(*sources: str) -> nbformat.NotebookNode:
