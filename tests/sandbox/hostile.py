@@ -146,7 +146,7 @@ OUTPUT = [
 
 FILES = [
     _attack("fill the disk", "f = open('big', 'wb')\nwhile True: f.write(bytes(10**6))\n", S.EXCEPTION),
-    _attack("use up the inodes", "for i in range(10**9): open(str(i), 'w').close()\n", S.EXCEPTION),
+    _attack("use up the inodes", "import os\nfor i in range(10**9): os.mkdir(str(i))\n", S.EXCEPTION),
     _attack("use up the descriptors", "x = []\nwhile True: x.append(open('/dev/null'))\n", S.EXCEPTION),
     _attack("close every descriptor", "import os; os.closerange(0, 10**4)", S.OK, S.KILLED, S.TIMEOUT, S.EXCEPTION),
     _attack("close descriptors from 3 on", "import os; os.closerange(3, 256)", S.OK, S.KILLED, S.TIMEOUT, S.EXCEPTION),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -44,7 +45,9 @@ def test_a_bubblewrap_that_fails_is_a_refusal_with_its_own_words(
         asyncio.run(main())
 
 
-WITHOUT_SECCOMP = """#!{python}
+WITHOUT_SECCOMP = """#!/bin/sh
+'''exec' {python} "$0" "$@"
+'''
 import os, struct, sys
 sys.path.insert(0, {package!r})
 from repl_kernel import system
@@ -55,7 +58,8 @@ system.no_new_privileges()
 system.install_filter(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
 os.execv({bwrap!r}, [{bwrap!r}, *sys.argv[1:]])
 """
-"""A bubblewrap on a kernel that knows no seccomp filters: it refuses them with EINVAL."""
+"""A bubblewrap on a kernel that knows no seccomp filters: it refuses them with EINVAL. The interpreter's path may hold
+spaces, which no first line of a script can; so a shell reads the second one, and Python a string."""
 
 
 def test_a_machine_without_seccomp_is_refused_at_the_start_and_not_at_the_first_line(
@@ -63,7 +67,7 @@ def test_a_machine_without_seccomp_is_refused_at_the_start_and_not_at_the_first_
 ) -> None:
     fake = tmp_path / "bwrap"
     script = WITHOUT_SECCOMP.format(
-        python=sys.executable,
+        python=shlex.quote(sys.executable),
         package=str(asset("sandbox")),
         prctl={"x86_64": 157, "aarch64": 167}[platform.machine()],
         bwrap=shutil.which("bwrap"),
@@ -106,7 +110,8 @@ def test_a_program_that_is_not_there_is_refused_with_the_remedy_and_leaves_nothi
 def test_a_fork_server_that_cannot_be_replaced_is_a_fault_for_who_waits_for_a_console(tmp_path: Path) -> None:
     program = tmp_path / "server"
     gone = tmp_path / "gone"
-    program.write_text(f'#!/bin/sh\n[ -e {gone} ] && echo no room left && exit 1\nexec {sys.executable} "$@"\n')
+    full, python = f"[ -e {shlex.quote(str(gone))} ] && echo no room left && exit 1", shlex.quote(sys.executable)
+    program.write_text(f'#!/bin/sh\n{full}\nexec {python} "$@"\n')
     program.chmod(0o755)
     options = json.dumps({"isolate": False, "preload": []})
     command = (str(program), str(asset("sandbox/repl_kernel/zygote.py")), "{fd}", options)
