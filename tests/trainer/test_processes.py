@@ -56,6 +56,8 @@ def test_two_processes_train_the_same_weights_as_one(fast: bool, weight: float, 
     two, records_two = run(2, "two_stream", fast, weight, tmp_path / "two")
     for name, expected in one.items():
         torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-6)
+    start = tiny_model()
+    assert max((weight - start.get_parameter(name)).abs().max().item() for name, weight in one.items()) > 1e-3
     for a, b in zip(records, records_two, strict=True):
         told = ("observation_loss",) if weight else ()
         for key in ("loss", "reward_mean", "sampled_tokens", "logprob_gap_max", "grad_norm", *told):

@@ -6,7 +6,6 @@ import os
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from repl_rl.record.trajectory import Trajectory
@@ -47,10 +46,10 @@ def main(estimator: str, fast: str, weight: str, out: Path) -> None:
         estimator=estimator,
         fast=fast == "1",
         observation_weight=float(weight),
+        # Plain descent: Adam would blow up the rounding of a gradient that is nearly 0, and what rounds differs.
+        optimizer="sgd",
+        learning_rate=0.1,
     )
-    if config.observation_weight:
-        # Plain descent: many weights have a gradient that is nearly 0 then, whose rounding Adam would blow up.
-        config = replace(config, optimizer="sgd", learning_rate=0.1)
     model = tiny_model()
     records: list[dict[str, float]] = []
 
