@@ -116,10 +116,11 @@ class ChoosesInTurn(RolloutSampler):
                 episode.observe("a result")
 
 
-def test_lines_chosen_among_several_on_vllm_and_their_alternatives_have_their_own_log_probabilities(
-    vllm_host: Host, renderer: Renderer, policy_folder: Path
+@pytest.mark.parametrize("host", ["vllm_host", "transformers_host"])
+def test_lines_chosen_among_several_and_their_alternatives_have_their_own_log_probabilities(
+    host: str, request: pytest.FixtureRequest, renderer: Renderer, policy_folder: Path
 ) -> None:
-    found = play(vllm_host, ChoosesInTurn(), renderer)
+    found = play(request.getfixturevalue(host), ChoosesInTurn(), renderer)
     assert sum(len(t.lines) > 3 for t in found) >= 4
     assert max(largest_gap(t, policy_folder) for t in found) < 1e-3
     rows, _ = with_children([taught(t) for t in found], [(0.0,) * len(t.lines) for t in found])
