@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "CallConvention": "samplers.inline_call",
     "ChatToolSampler": "samplers.chat_tool",
+    "Choice": "rollout.choosing",
     "ConfigError": "errors",
     "Credited": "credit.credited",
     "Curriculum": "tasks",

@@ -39,6 +39,7 @@ from repl_rl.rollout import ReplSampler as ReplSampler
 from repl_rl.rollout import Rollouts as Rollouts
 from repl_rl.rollout import RolloutSampler as RolloutSampler
 from repl_rl.rollout import RolloutThread as RolloutThread
+from repl_rl.rollout.choosing import Choice as Choice
 from repl_rl.rollout.episode import Episode as Episode
 from repl_rl.rollout.host import HostFunction as HostFunction
 from repl_rl.rollout.host import HostLimits as HostLimits
@@ -88,6 +89,7 @@ __version__: str
 __all__ = [
     "CallConvention",
     "ChatToolSampler",
+    "Choice",
     "ConfigError",
     "Credited",
     "Curriculum",

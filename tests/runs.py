@@ -6,7 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from repl_rl.credit.credited import LineCredit
-from repl_rl.record.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Prompt, Sampled, Stop, Trajectory
+from repl_rl.record.trajectory import (
+    Execution,
+    HostCall,
+    Line,
+    LineEnd,
+    LineStatus,
+    Observed,
+    Prompt,
+    Sampled,
+    Stop,
+    Trajectory,
+)
 from repl_rl.runs.store import write_step, write_tokens
 
 TOKENS = ["x", " = ", "1", "\n", "1/0", "submit_final_answer", "(1)\n", ">>> "]
@@ -36,6 +47,28 @@ def rollout(step: int, task: str, member: int, printed: str = TRACE) -> Trajecto
     outcome = 1.0 if member % 2 == 0 else 0.0
     id = f"{step}-{task}-{member}"
     return Trajectory(id, task, prompt, segments, Stop.ANSWERED, step, member, 0.5, outcome)
+
+
+def calling(t: Trajectory) -> Trajectory:
+    """`t`, whose first line called the host: a trained child that has a masked one of its own, and an error; all of it
+    hostile."""
+    inner = replace(rollout(0, "inner", 1, HOSTILE), id=f"{t.id}/0.0/{HOSTILE}", parent=f"{t.id}/0", outcome=None)
+    child = replace(rollout(0, "child", 0), id=f"{t.id}/0", parent=t.id, outcome=None)
+    told = HostCall("llm_query", '{"args": ["deep"], "kwargs": {}}', '"inner says"', None, 0.001, inner.id)
+    child = _called(replace(child, children=(inner,)), told)
+    asked = HostCall("rollout", f'{{"args": ["{HOSTILE}"]}}', f'"{HOSTILE}"', None, 0.25, child.id, trained=True)
+    failed = HostCall(HOSTILE, "{}", None, f"no such function {HOSTILE}", 0.0)
+    return _called(replace(t, children=(child,)), asked, failed)
+
+
+def _called(t: Trajectory, *calls: HostCall) -> Trajectory:
+    """`t`, whose first line made `calls`."""
+    head, *rest = t.segments
+    assert isinstance(head, Sampled)
+    first, *more = head.lines
+    assert first.execution is not None
+    made = replace(first, execution=replace(first.execution, calls=calls))
+    return replace(t, segments=(Sampled((made, *more)), *rest))
 
 
 def credit(t: Trajectory) -> tuple[LineCredit, ...]:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repl_rl.credit.advantages import ESTIMATORS, GroupRewards, estimator
+from repl_rl.credit.advantages import ESTIMATORS, GroupRewards, discount_of, estimator
+from repl_rl.credit.earnings import to_go
 from repl_rl.credit.rewards import RewardTable
 
 LEAST = 1e-6
@@ -142,3 +143,58 @@ def test_an_exception_may_leave_a_state_that_nobody_shares_and_that_is_not_ours_
     new = estimator(plain)(GroupRewards((0.0, 1.0), two, there, two, TABLE.bound))[0][2]
     outcome = estimator("outcome")(GroupRewards((0.0, 1.0), one))[0][1]
     assert [old - outcome, new - outcome] == pytest.approx([-1.2, -0.2])
+
+
+AS_GIVEN = ["two_stream", "process", "return_to_go", "return_to_go(discount=0.5)", "state_anchor"]
+
+
+def as_given(name: str) -> str:
+    return f"{name.removesuffix(')')}{', ' if '(' in name else '('}given='as_given')"
+
+
+def without_given(group: GroupRewards) -> GroupRewards:
+    return replace(group, rewards_G_L=group.shaping_G_L)
+
+
+@pytest.mark.parametrize("name", AS_GIVEN)
+@settings(max_examples=80, deadline=None)
+@given(case=one_error_more())
+def test_a_reward_that_arrives_as_given_is_added_as_it_is_whatever_others_of_the_group_were_given(
+    name: str, case: tuple[GroupRewards, GroupRewards, int, int]
+) -> None:
+    group, *_ = case
+    discount = 0.0 if name == "two_stream" else discount_of(name)
+    with_them, plain = estimator(as_given(name))(group), estimator(name)(without_given(group))
+    for row, plain_row, given_L in zip(with_them, plain, group.given_G_L, strict=True):
+        added = [a - b for a, b in zip(row, plain_row, strict=True)]
+        assert added == pytest.approx(list(to_go(given_L, discount)), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [*EXACT[1:], "state_anchor(discount=1.0)"])
+@settings(max_examples=80, deadline=None)
+@given(case=one_error_more(), penalty=st.sampled_from([-0.3, -2.0]))
+def test_one_more_penalty_of_a_samplers_own_raises_no_penalised_lines_advantage_where_it_arrives_as_given(
+    name: str, case: tuple[GroupRewards, GroupRewards, int, int], penalty: float
+) -> None:
+    before, after, i, at = case
+    rows = [[*row] for row in without_shaping(after, i, at).rewards_G_L]
+    rows[i][at] = penalty
+    more = replace(without_shaping(after, i, at), rewards_G_L=tuple(map(tuple, rows)))
+    old, new = (estimator(as_given(name))(group)[i] for group in (without_shaping(before, i, None), more))
+    kept = (*new[:at], *new[at + 1 :])
+    penalised = [b - a for a, b, g in zip(old, kept, before.given_G_L[i], strict=True) if g < 0]
+    assert max(penalised, default=0.0) <= LEAST
+
+
+def without_shaping(group: GroupRewards, i: int, at: int | None) -> GroupRewards:
+    """What was given alone, and nothing to line `at` of rollout `i`."""
+    rows = [[0.0 if (j, n) == (i, at) else g for n, g in enumerate(row)] for j, row in enumerate(group.given_G_L)]
+    return replace(group, rewards_G_L=tuple(map(tuple, rows)), shaping_G_L=())
+
+
+def test_compared_a_penalty_that_is_due_more_often_is_nearer_to_the_mean_and_as_given_it_is_what_it_is() -> None:
+    once, often = ((-0.3, 0.0), (0.0,)), ((-0.3,) * 8, (0.0,))
+    first = [estimator("two_stream")(GroupRewards((0.0, 0.0), rows))[0][0] for rows in (once, often)]
+    assert first[0] < first[1] < 0
+    first = [estimator(as_given("two_stream"))(GroupRewards((0.0, 0.0), rows))[0][0] for rows in (once, often)]
+    assert first == [-0.3, -0.3]

@@ -9,7 +9,7 @@ from repl_rl.runs.player import TrajectoryPlayer
 from repl_rl.runs.report import write_report
 from repl_rl.runs.store import write_step
 from tests.chromium import Tab, chromium
-from tests.runs import rollout, run_folder
+from tests.runs import calling, rollout, run_folder
 
 pytestmark = pytest.mark.heavy
 
@@ -80,3 +80,25 @@ def test_a_line_of_ten_million_characters_is_cut_in_player_and_report(tab: Tab, 
         shown = tab.text(".session")
         assert "characters not shown" in shown
         assert len(shown) < 10_000
+
+
+def test_calls_and_children_are_folds_in_player_and_report_and_hostile_ones_do_nothing(
+    tab: Tab, tmp_path: Path
+) -> None:
+    run, t = run_folder(tmp_path / "run", steps=0), calling(rollout(0, "one", 0))
+    write_step(run / "trajectories", 1, [t])
+    player = tmp_path / "player.html"
+    player.write_text(TrajectoryPlayer(t, sandbox="").html(), encoding="utf-8")
+    for path, at in ((player, ""), (write_report(run), f"#tab=rollouts&id={t.id}")):
+        tab.errors.clear()
+        tab.open("about:blank")
+        tab.open(path.as_uri() + at)
+        tab.wait("document.body.dataset.ready && document.querySelector('.session')")
+        assert tab.count("details.call") == 3
+        assert tab.count("details.child") == 2
+        assert "250 ms, child, trained" in tab.text("details.call > summary")
+        tab.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        assert "What is inner?" in tab.text("details.child details.child .session")
+        assert "no such function </script>" in tab.text(".session > .row > details.call > summary.bad")
+        assert tab.run("window.hacked === undefined")
+        assert (tab.count("img"), tab.errors) == (0, [])

@@ -18,14 +18,15 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
+from repl_rl.cli.rollout import transcript
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import StoreError
 from repl_rl.record.clip import TEXT_CHARS
-from repl_rl.record.trajectory import Execution, LineStatus, Observed
+from repl_rl.record.trajectory import Execution, LineStatus, Observed, Sampled
 from repl_rl.runs.report import ReportServer, page, payload, write_report
 from repl_rl.runs.report.rollouts import detail, error_class, legible
-from repl_rl.runs.store import transitions
-from tests.runs import HOSTILE, TOKENS, TRACE, credit, line, rollout, run_folder
+from repl_rl.runs.store import transitions, write_step
+from tests.runs import HOSTILE, TOKENS, TRACE, calling, credit, line, rollout, run_folder
 
 
 def unpacked(text: str) -> object:
@@ -89,6 +90,55 @@ def test_nothing_that_a_program_printed_is_markup(tmp_path: Path) -> None:
     assert "alert(1)" not in html.replace("&lt;script&gt;alert(1)&lt;", "")
     assert html.count("<script") == 2
     assert HOSTILE in str(pick(unpacked(str(pick(data_of(html), "chunks", 0))), 7, "lines", 0, "seen"))
+
+
+def test_a_rollout_is_drawn_with_its_calls_and_what_was_sampled_for_them_has_the_advantage_of_the_line_that_asked() -> (
+    None
+):
+    t = calling(rollout(0, "one", 0))
+    drawn = detail(Credited(t, credit(t)))
+    call = pick(drawn, "lines", 0, "calls", 0)
+    told = [pick(call, name) for name in ("name", "answer", "error", "ms", "child")]
+    assert told == ["rollout", f'"{HOSTILE}"', None, 250.0, t.children[0].id]
+    assert pick(drawn, "lines", 0, "calls", 1, "error") == f"no such function {HOSTILE}"
+    child, inner = pick(drawn, "children", 0), pick(drawn, "children", 0, "children", 0)
+    assert [pick(each, "trained") for each in (child, inner)] == [True, False]
+    assert [pick(each, "lines", 0, "advantage") for each in (child, inner)] == [1.0, None]
+    assert (pick(child, "outcome"), pick(child, "prompt")) == (None, "What is child?\n>>> ")
+    assert pick(detail(Credited(t)), "children", 0, "lines", 0, "advantage") is None
+
+
+def test_of_many_calls_the_first_are_drawn_and_the_others_counted() -> None:
+    t = calling(rollout(0, "one", 0))
+    first = t.segments[0]
+    assert isinstance(first, Sampled)
+    assert first.lines[0].execution is not None
+    many = replace(first.lines[0].execution, calls=first.lines[0].execution.calls * 40)
+    t = replace(t, segments=(Sampled((replace(first.lines[0], execution=many),)), *t.segments[1:]))
+    drawn = pick(detail(Credited(t)), "lines", 0)
+    assert (size(pick(drawn, "calls")), pick(drawn, "more_calls")) == (50, 30)
+    assert "and 60 calls more" in transcript(t).plain
+
+
+def test_hostile_calls_and_children_are_no_markup_and_steer_no_terminal(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", steps=0)
+    write_step(run / "trajectories", 1, [calling(rollout(0, "one", 0))])
+    html = write_report(run).read_text()
+    assert "window.hacked" not in html
+    data = data_of(html)
+    assert HOSTILE in str(pick(unpacked(str(pick(data, "chunks", 0))), 0, "children", 0, "children", 0, "id"))
+    assert pick(data, "tokens", "4") == "1/0", "tokens that only a child sampled have their text"
+
+
+def test_the_terminal_shows_calls_below_their_line_and_children_at_the_end() -> None:
+    shown = transcript(calling(rollout(0, "one", 0))).plain
+    assert not re.search(r"[\x00\x1b\u202e]", shown)
+    first, second, *_ = shown.split("x = 1\n", 1)[1].split("\n")
+    assert first.startswith('  [rollout({"args": ["</script>')
+    assert first.endswith("(250.0 ms; 0-one-0/0, trained)]")
+    assert "failed: no such function" in second
+    assert "[0-one-0/0: sampled for a call]\nWhat is child?" in shown
+    assert '[llm_query({"args": ["deep"], "kwargs": {}}) -> "inner says" (1.0 ms; ' in shown
 
 
 def test_the_page_admits_its_own_scripts_alone_and_names_no_other_host(tmp_path: Path) -> None:

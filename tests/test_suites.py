@@ -13,8 +13,10 @@ from repl_rl.cli import main
 from repl_rl.errors import ConfigError
 from repl_rl.judges import grade, graded
 from repl_rl.judges.unit_tests import checks
+from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task, load_tasks
+from tests.worlds import world
 
 Fields = Mapping[str, object]
 HUMANEVAL: Fields = {
@@ -110,6 +112,11 @@ PROGRAMS = [
     ("exec = globals = lambda *given: {}\ndef root(xs): return 0\n", 0.0),
     ("import builtins\nbuiltins.exec = lambda *given: None\ndef root(xs): return 0\n", 0.0),
     ("def check(f): pass\ndef root(xs): return 0\n", 0.0),
+    (str(HUMANEVAL["canonical_solution"]), 1.0),
+    ("    zero = -xs[0] / xs[1]\n    return zero\n\n\ndef poly(xs, x):\n    return xs[0] + xs[1] * x\n", 1.0),
+    ("    return xs[0]\n", 0.0),
+    ("    raise SystemExit\n", 0.0),
+    ("<function root at 0x7f0000000000>", 0.0),
 ]
 
 
@@ -126,6 +133,39 @@ def test_humaneval_is_graded_by_its_tests_and_a_program_cannot_keep_them_from_ru
         assert asyncio.run(passes(task, program)) == worth
     finally:
         builtins.exec = before
+
+
+HELPER = ["from math import fabs\n", "def half(x):\n", "    return x / 2\n", "\n"]
+GOOD = ["def root(xs):\n", "    low = -xs[0]\n", "    return low / xs[1] if fabs(half(2)) == 1 else 0\n", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "worth"),
+    [
+        ([*HELPER, *GOOD, "root([1, 2])\n", "submit_final_answer(root)\n"], 1.0),
+        (["root([1, 2])\n", "def root(xs)\n", *HELPER, *GOOD, "submit_final_answer(root)\n"], 1.0),
+        ([*HELPER, *GOOD, "for f in [root]: submit_final_answer(f)\n", "\n"], 1.0),
+        ([*HELPER, *GOOD, "submit_final_answer(str(root))\n"], 1.0),
+        ([*GOOD, "submit_final_answer(root)\n"], 0.0),
+        ([*HELPER, *GOOD, "root = half\n", "submit_final_answer(root)\n"], 0.0),
+        (["submit_final_answer(print)\n"], 0.0),
+        (["def check(f): pass\n", "\n", "def root(xs): return 0\n", "\n", "submit_final_answer(root)\n"], 0.0),
+        (["class root:\n", "    pass\n", "\n", "submit_final_answer(root)\n"], 0.0),
+    ],
+)
+def test_in_the_line_console_a_function_is_submitted_and_what_was_typed_is_the_program(
+    tmp_path: Path, lines: list[str], worth: float
+) -> None:
+    task = task_of(tmp_path, "humaneval", HUMANEVAL)
+    (t,) = asyncio.run(world(lines, limits=RolloutLimits(max_lines=16, max_line_tokens=200)).collect([task]))
+    assert (t.failure, t.outcome) == (None, worth)
+
+
+def test_a_function_of_the_line_console_is_graded_by_the_tests_of_mbpp_too(tmp_path: Path) -> None:
+    lines = ["def double(n):\n", "    return n + n\n", "\n", "submit_final_answer(double)\n"]
+    tasks = [task_of(tmp_path, "mbpp", row) for row in (MBPP, SANITIZED)]
+    found = asyncio.run(world(lines, limits=RolloutLimits(max_line_tokens=200)).collect(tasks))
+    assert [t.outcome for t in found] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ from rich.console import Console
 from rich.text import Text
 
 from repl_rl.record.clip import clip
-from repl_rl.record.trajectory import Line, LineEnd, Observed, Trajectory
+from repl_rl.record.trajectory import HostCall, Line, LineEnd, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.store import guarded, printable, write_step
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Split
 from repl_rl.world import World
+
+_CALL_CHARS = 200
+_MOST_CALLS = 20
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,46 @@ def main(argv: Sequence[str]) -> int:
 
 
 def transcript(trajectory: Trajectory) -> Text:
-    """A trajectory as one would have seen it in the console, with how it ended."""
+    """A trajectory as one would have seen it in the console, with how it ended.
+
+    Below a line stand its calls of host functions, and at the end what was sampled for them.
+    """
     shown = Text(printable(trajectory.prompt.text), style="dim")
     for segment in trajectory.segments:
         if isinstance(segment, Observed):
             shown.append(guarded(clip(segment.text), prompt=True), style="not dim")
         else:
             shown.append(printable(clip("".join(map(_typed, segment.lines)))), style="bold not dim")
+            shown.append("".join(map(_calls, segment.lines)), style="cyan not bold not dim")
     outcome = "not graded" if trajectory.outcome is None else f"outcome {trajectory.outcome:g}"
     failure = f", {trajectory.failure.message}" if trajectory.failure else ""
     shown.append(f"\n[{trajectory.stop}{failure}; {outcome}; {trajectory.sampled_tokens} sampled tokens]", style="cyan")
+    for child in trajectory.children:
+        shown.append(f"\n\n[{printable(child.id)}: sampled for a call]\n", style="cyan not dim")
+        shown.append_text(transcript(child))
     return shown
+
+
+def _calls(line: Line) -> str:
+    """What a line has beside its text, a row each: alternatives, calls. The first one begins a row of its own."""
+    calls = line.execution.calls if line.execution is not None else ()
+    rows = [f"  [not chosen: {_flat(other.text)}]\n" for other in line.alternatives]
+    rows += [_call(call) for call in calls[:_MOST_CALLS]]
+    if len(calls) > _MOST_CALLS:
+        rows.append(f"  [and {len(calls) - _MOST_CALLS} calls more]\n")
+    start = "" if not rows or _typed(line).endswith("\n") else "\n"
+    return start + "".join(rows)
+
+
+def _call(call: HostCall) -> str:
+    told = f"-> {call.answer}" if call.error is None else f"failed: {call.error}"
+    child = f"; {call.child}, {'trained' if call.trained else 'masked'}" if call.child else ""
+    texts = (clip(part, _CALL_CHARS) for part in (f"{call.name}({call.arguments})", told))
+    return f"  [{_flat(' '.join(texts))} ({call.elapsed_s * 1000:.1f} ms{_flat(child)})]\n"
+
+
+def _flat(text: str) -> str:
+    return printable(clip(text, 2 * _CALL_CHARS + 200)).replace("\n", "⏎")
 
 
 def _typed(line: Line) -> str:

@@ -3,6 +3,10 @@
 An estimator is a function `GroupRewards -> advantages_G_L`, chosen by name or as `module:function`. It sees no token.
 Everything is float32, in the order of operations of TRL 1.16, so that `outcome` equals TRL's advantage bit for bit.
 
+Rewards that lines were given are compared within the group, as each estimator says, or arrive as they were given
+(`given="as_given"`): then each is added to the advantage of its line, and where rewards are added up to those of the
+lines before it, and to nothing else; no mean, no deviation and no weight touches it.
+
 Rules that hold for each of them: a rollout that may not be trained on has no line here and a nan outcome, so it takes
 no part in any baseline; outcomes and given rewards of a group of one, or without variance, give zeros. (Where a mean of
 equal outcomes is not exact in float32, as for three outcomes of 0.1, `outcome` gives TRL's rounding error in place of
@@ -17,9 +21,10 @@ import inspect
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 
@@ -45,6 +50,9 @@ LineWeight = Annotated[float, AtLeast(0)]
 Discount = Annotated[float, Above(0, at_most=1)]
 """Worth of a reward one line later."""
 
+Given = Literal["compared", "as_given"]
+"""What becomes of a reward that a line was given: it is compared within the group, or added as it is."""
+
 Estimator = Callable[[GroupRewards], Advantages]
 
 
@@ -57,34 +65,41 @@ def outcome(group: GroupRewards) -> Advantages:
     return tuple((score,) * len(rewards_L) for score, rewards_L in zip(scores_G, group.rewards_G_L, strict=True))
 
 
-def two_stream(group: GroupRewards, *, line_weight: LineWeight = 0.3) -> Advantages:
+def two_stream(group: GroupRewards, *, line_weight: LineWeight = 0.3, given: Given = "compared") -> Advantages:
     """A(i, l) = A_outcome(i) + line_weight * (A_given(i, l) + s(i, l) / LINE_DEVIATION): outcome, rewards and shaping.
 
     s(i, l) is the line's own shaping. A_given(i, l) = (g(i, l) - mean g) / (std g + EPSILON) for the reward g(i, l)
     that the line was given, and 0 where that is 0: if a line that earned nothing were above a mean of penalties, every
     harmless line would pay, and a policy could farm by writing more of them. For the same reason mean and deviation are
-    over all rewards that were given in the group, and one 0 a rollout, however many lines were given nothing.
+    over all rewards that were given in the group, and one 0 a rollout, however many lines were given nothing. As it is
+    given, a reward is added in place of line_weight * A_given(i, l).
     """
-    given_G_L = group.given_G_L
+    compared, apart = _parted(group, given)
+    given_G_L = compared.given_G_L
     zeros = [0.0 for rewards_L in given_G_L if rewards_L]
-    given = iter(scores_of([g for given_L in given_G_L for g in given_L if g], zeros) if len(zeros) > 1 else ())
+    scores = iter(scores_of([g for given_L in given_G_L for g in given_L if g], zeros) if len(zeros) > 1 else ())
     shaping_G_L = group.shaping_G_L or group.plain().rewards_G_L
-    return tuple(
+    return _joined(
         tuple(
-            score + line_weight * ((next(given, 0.0) if g else 0.0) + s / LINE_DEVIATION)
-            for g, s in zip(given_L, shaping_L, strict=True)
-        )
-        for score, given_L, shaping_L in zip(_outcome_scores(group), given_G_L, shaping_G_L, strict=True)
+            tuple(
+                score + line_weight * ((next(scores, 0.0) if g else 0.0) + s / LINE_DEVIATION)
+                for g, s in zip(given_L, shaping_L, strict=True)
+            )
+            for score, given_L, shaping_L in zip(_outcome_scores(group), given_G_L, shaping_G_L, strict=True)
+        ),
+        apart,
     )
 
 
-def process(group: GroupRewards) -> Advantages:
+def process(group: GroupRewards, *, given: Given = "compared") -> Advantages:
     """A(i, l) = sum over steps k >= l of (r(i, k) - mean r) / (std r + EPSILON), + S(i, l) / OUTCOME_DEVIATION.
 
     The steps of a rollout are its lines that were given a reward, and its outcome, which comes last; mean and deviation
     are over all steps of the group. Source: DeepSeekMath (arXiv 2402.03300) section 4.1.3, process supervision. S(i, l)
-    is the bounded sum of shaping from the line on. Without given rewards and shaping, this is `outcome`.
+    is the bounded sum of shaping from the line on. Without given rewards and shaping, this is `outcome`. As they are
+    given, rewards are no steps: their sum from the line on is added.
     """
+    group, apart = _parted(group, given)
     given_G_L = group.given_G_L
     graded = [r for r, row in zip(group.outcomes_G, given_G_L, strict=True) if row and r is not None]
     steps = [g for given_L in given_G_L for g in given_L if g] + graded
@@ -93,13 +108,14 @@ def process(group: GroupRewards) -> Advantages:
     for steps_L, outcome in zip(steps_G_L, group.outcomes_G, strict=True):
         if steps_L and outcome is not None:
             steps_L[-1] += next(scores)
-    return tuple(
+    rows = tuple(
         tuple(a + s / OUTCOME_DEVIATION for a, s in zip(to_go(steps_L, 1.0), shaped_L, strict=True))
         for steps_L, shaped_L in zip(steps_G_L, group.shaping_to_go(), strict=True)
     )
+    return _joined(rows, [to_go(apart_L, 1.0) for apart_L in apart])
 
 
-def return_to_go(group: GroupRewards, *, discount: Discount = 1.0) -> Advantages:
+def return_to_go(group: GroupRewards, *, discount: Discount = 1.0, given: Given = "compared") -> Advantages:
     """A(i, l) = G(i, l) - mean over j != i of G(j, at the same step) + S(i, l).
 
     G(i, l) = sum over k >= l of discount^(k - l) g(i, k); g are the rewards that lines were given, the outcome added to
@@ -107,28 +123,34 @@ def return_to_go(group: GroupRewards, *, discount: Discount = 1.0) -> Advantages
     that of the first of them; a rollout that never got so far counts with what its last line returned. S(i, l) is the
     bounded sum of shaping from the line on, which is not discounted. The baseline never holds the rollout itself, so
     the gradient is unbiased; nothing is divided by a deviation. Source: RLOO (arXiv 2402.14740), with the reward to go
-    of REINFORCE.
+    of REINFORCE. As they are given, rewards are no part of G: their discounted sum from the line on is added.
     """
+    group, apart = _parted(group, given)
     returns_G_L = _returns(group, discount)
     steps_G_L = [list(accumulate((bool(g) for g in given_L[:-1]), initial=0)) for given_L in group.given_G_L]
-    return tuple(
+    rows = tuple(
         tuple(
             value - _others_mean(returns_G_L, steps_G_L, i, at) + shaped
             for at, (value, shaped) in enumerate(zip(returns_L, shaped_L, strict=True))
         )
         for i, (returns_L, shaped_L) in enumerate(zip(returns_G_L, group.shaping_to_go(), strict=True))
     )
+    return _joined(rows, [to_go(apart_L, discount) for apart_L in apart])
 
 
-def state_anchor(group: GroupRewards, *, line_weight: LineWeight = 1.0, discount: Discount = 0.95) -> Advantages:
+def state_anchor(
+    group: GroupRewards, *, line_weight: LineWeight = 1.0, discount: Discount = 0.95, given: Given = "compared"
+) -> Advantages:
     """A(i, l) = A_outcome(i) + line_weight * A_state(i, l) + S(i, l) / OUTCOME_DEVIATION.
 
     A_state(i, l) = (G(i, l) - mean of G over the other rollouts that came by the state that line l started from) / c:
     each counts once, with its first line there, and c is the largest absolute outcome of the group (1, if all are 0); 0
     for a state that only one rollout came by. G is the discounted return of outcome and given rewards, S(i, l) the
     bounded sum of shaping from the line on. Source: GiGPO (arXiv 2505.10978), a step being a line, with its
-    normalisation without a deviation, so that a rollout cannot move its own baseline by coming back.
+    normalisation without a deviation, so that a rollout cannot move its own baseline by coming back. As they are given,
+    rewards are no part of G: their discounted sum from the line on is added.
     """
+    group, apart = _parted(group, given)
     returns_G_L = _returns(group, discount)
     scale = max((abs(r or 0.0) for r in group.outcomes_G), default=0.0) or 1.0
     anchors: dict[str, dict[int, float]] = {}
@@ -140,9 +162,26 @@ def state_anchor(group: GroupRewards, *, line_weight: LineWeight = 1.0, discount
         for at, state in enumerate(states_L):
             others = [value for j, value in anchors[state].items() if j != i]
             local[i][at] = (returns_G_L[i][at] - math.fsum(others) / len(others)) / scale if others else 0.0
-    return tuple(
+    rows = tuple(
         tuple(score + line_weight * a + s / OUTCOME_DEVIATION for a, s in zip(values_L, shaped_L, strict=True))
         for score, values_L, shaped_L in zip(_outcome_scores(group), local, group.shaping_to_go(), strict=True)
+    )
+    return _joined(rows, [to_go(apart_L, discount) for apart_L in apart])
+
+
+def _parted(group: GroupRewards, given: Given) -> tuple[GroupRewards, Advantages]:
+    """What is compared within the group, and what each line was given that is not."""
+    if given == "compared":
+        return group, ()
+    return replace(group, rewards_G_L=group.shaping_G_L or group.plain().rewards_G_L), group.given_G_L
+
+
+def _joined(rows: Advantages, apart: Sequence[Sequence[float]]) -> Advantages:
+    """Advantages with what was given apart; (): nothing was."""
+    if not apart:
+        return rows
+    return tuple(
+        tuple(a + g for a, g in zip(row, given_L, strict=True)) for row, given_L in zip(rows, apart, strict=True)
     )
 
 

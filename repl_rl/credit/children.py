@@ -1,13 +1,15 @@
-"""What calls of host functions add to an update: the trajectories that were sampled for them, as rows of their own.
+"""Rows of an update beside its rollouts: what was sampled for calls of host functions, and alternatives of lines.
 
 A child is credited as the line that asked for it: each of its sampled tokens gets that line's advantage. So it is in no
 baseline of its own, and the group's is formed of the rollouts alone. A child within a child has the same advantage.
+
+An alternative of a line is a row where its sampler gave it an advantage: its prompt is all that stood before the line.
 """
 
 from collections.abc import Iterator, Sequence
 
 from repl_rl.record.failure import Failure, FailureKind
-from repl_rl.record.trajectory import Stop, Trajectory
+from repl_rl.record.trajectory import Line, Observed, Prompt, Sampled, Stop, Trajectory
 
 Row = tuple[Trajectory, tuple[float, ...]]
 """A trajectory, and an advantage for each of its lines."""
@@ -25,15 +27,39 @@ def trained_children(trajectory: Trajectory, advantages_L: Sequence[float]) -> I
                 yield from trained_children(child, row)
 
 
+def trained_alternatives(trajectory: Trajectory) -> Iterator[Row]:
+    """The alternatives of its lines that are trained, each a trajectory of one line from the same ids."""
+    before, number = list(trajectory.prompt.token_ids), 0
+    for segment in trajectory.segments:
+        for line in segment.lines if isinstance(segment, Sampled) else ():
+            for place, other in enumerate(line.alternatives):
+                if other.advantage is not None:
+                    written = Line(other.token_ids, other.logprobs, other.text, other.end)
+                    prompt = Prompt(trajectory.prompt.text, tuple(before))
+                    row = _of_one_line(trajectory, f"{trajectory.id}~{number}.{place}", prompt, written)
+                    yield row, (other.advantage,)
+            before += line.token_ids
+            number += 1
+        if isinstance(segment, Observed):
+            before += segment.token_ids
+
+
+def _of_one_line(like: Trajectory, id: str, prompt: Prompt, line: Line) -> Trajectory:
+    segments = (Sampled((line,)),)
+    return Trajectory(id, like.task_id, prompt, segments, Stop.FINISHED, like.policy_step, like.seed, 0.0)
+
+
 def with_children(
     rollouts: Sequence[Trajectory], advantages_B_L: Sequence[Sequence[float]]
 ) -> tuple[list[Trajectory], list[Sequence[float]]]:
-    """The rows of an update: the rollouts, then the children of each in order; and an advantage for each line."""
+    """The rows of an update: the rollouts, then what each adds, in order; and an advantage for each line."""
     rows, values = list(rollouts), list(advantages_B_L)
     for rollout, advantages_L in zip(rollouts, advantages_B_L, strict=True):
         if rollout.trainable:
-            for child, row in trained_children(rollout, advantages_L):
-                rows.append(child)
+            children = list(trained_children(rollout, advantages_L))
+            others = (row for t in (rollout, *(child for child, _ in children)) for row in trained_alternatives(t))
+            for added, row in (*children, *others):
+                rows.append(added)
                 values.append(row)
     return rows, values
 

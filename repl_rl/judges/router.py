@@ -46,8 +46,8 @@ def _limited(name: str, max_chars: int) -> Judge:
     return judge
 
 
-def _tests(task: Task, answer: str) -> float:
-    return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else run_tests(task, answer)
+def _tests(task: Task, answer: str, rollout: Trajectory | None = None) -> float:
+    return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else run_tests(task, answer, rollout)
 
 
 JUDGES: MappingProxyType[str, Judge] = MappingProxyType(
@@ -118,6 +118,8 @@ def grade(task: Task, answer: str | None, trajectory: Trajectory | None = None) 
 def _value(name: str, task: Task, answer: str | None, trajectory: Trajectory | None) -> float:
     """What one judge says."""
     judge = find_judge(name)
+    if name == _TESTS and answer is not None:
+        return _tests(task, answer, trajectory)
     if _looks_at_rollouts(name):
         if trajectory is None:
             raise ConfigError("judge", name, "it looks at the rollout, which is not there; give one")
@@ -147,7 +149,7 @@ async def _valued(
     if name in _IN_PROCESS:
         return _value(name, task, answer, trajectory)
     if name == _TESTS and sandbox is not None and answer is not None:
-        return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else await run_tests_in(sandbox, task, answer)
+        return 0.0 if len(answer) > _MAX_PROGRAM_CHARS else await run_tests_in(sandbox, task, answer, trajectory)
     if name in JUDGES and answer is None:
         return 0.0
     return await asyncio.to_thread(_value, name, task, answer, trajectory)

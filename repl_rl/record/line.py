@@ -145,6 +145,23 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """What the policy wrote at the place of a line, and its sampler did not go on from. It was never executed."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    end: LineEnd
+    advantage: float | None = None
+    """What its tokens are trained with, as its sampler said; None: they are not."""
+
+    def __post_init__(self) -> None:
+        _refuse_unless_sampled("Alternative", self.token_ids, self.logprobs, self.text, self.end)
+        if self.advantage is not None and not math.isfinite(self.advantage):
+            refuse("Alternative.advantage", self.advantage, "an advantage is a finite number, or None")
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """One line of the policy: its tokens, a log probability (nats, <= 0) for each, and what became of it."""
 
@@ -156,21 +173,31 @@ class Line:
     execution: Execution | None = None
     """None: no console was asked to run it."""
     rewards: tuple[NamedReward, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    """What else was written here, in order, where a sampler asked for several lines and chose this one."""
 
     def __post_init__(self) -> None:
-        refuse_unless_ids("Line.token_ids", self.token_ids)
-        for field in ("logprobs", "rewards"):
-            refuse_unless_tuple(f"Line.{field}", getattr(self, field))
-        if not self.token_ids:
-            refuse("Line.token_ids", self.token_ids, "a line has at least one sampled token")
-        if len(self.logprobs) != len(self.token_ids):
-            n = f"{len(self.logprobs)} for {len(self.token_ids)} tokens"
-            refuse("Line.logprobs", n, "give exactly one log probability per sampled token")
-        for logprob in self.logprobs:
-            if not -math.inf < logprob <= 0.0:
-                refuse("Line.logprobs", logprob, "a log probability is finite and <= 0")
-        if self.end is LineEnd.NEWLINE and "\n" not in self.text:
-            refuse("Line.text", self.text, "a line closed by a newline contains one")
+        _refuse_unless_sampled("Line", self.token_ids, self.logprobs, self.text, self.end)
+        refuse_unless_tuple("Line.rewards", self.rewards)
+        refuse_unless_tuple("Line.alternatives", self.alternatives)
+
+
+def _refuse_unless_sampled(
+    what: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], text: str, end: LineEnd
+) -> None:
+    """Refuse what no policy wrote: one finite log probability for each token, at least one."""
+    refuse_unless_ids(f"{what}.token_ids", token_ids)
+    refuse_unless_tuple(f"{what}.logprobs", logprobs)
+    if not token_ids:
+        refuse(f"{what}.token_ids", token_ids, "a line has at least one sampled token")
+    if len(logprobs) != len(token_ids):
+        n = f"{len(logprobs)} for {len(token_ids)} tokens"
+        refuse(f"{what}.logprobs", n, "give exactly one log probability per sampled token")
+    for logprob in logprobs:
+        if not -math.inf < logprob <= 0.0:
+            refuse(f"{what}.logprobs", logprob, "a log probability is finite and <= 0")
+    if end is LineEnd.NEWLINE and "\n" not in text:
+        refuse(f"{what}.text", text, "a line closed by a newline contains one")
 
 
 def refuse_unless_sum(field: str, value: float | None, parts: tuple[NamedReward, ...]) -> None:

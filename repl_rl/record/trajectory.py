@@ -18,6 +18,7 @@ from functools import cached_property
 from repl_rl.errors import InvariantError
 from repl_rl.record.failure import Failure, FailureKind
 from repl_rl.record.line import (
+    Alternative,
     Execution,
     HostCall,
     Line,
@@ -33,7 +34,7 @@ from repl_rl.record.line import (
 from repl_rl.record.setup import Setup
 
 __all__ = [
-    "Execution", "Failure", "FailureKind", "HostCall", "Line", "LineEnd", "LineStatus", 
+    "Alternative", "Execution", "Failure", "FailureKind", "HostCall", "Line", "LineEnd", "LineStatus", 
     "NamedReward", "Observed", "Prompt", "Sampled", "Segment", "Stop", "Trajectory", "spread",
 ]  # fmt: skip
 

@@ -5,21 +5,22 @@ The episode owns the token record, so a sampler cannot get masks, log probabilit
 
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from repl_rl.engine.base import EngineSession, Watch
+from repl_rl.engine.base import EngineSession
 from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.judges import verdict
 from repl_rl.record.console import prompt
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
+from repl_rl.rollout.choosing import Choose, chosen
 from repl_rl.rollout.console import Console
 from repl_rl.rollout.earning import Earning
 from repl_rl.rollout.host_session import HostSession
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
-from repl_rl.rollout.writing import Writer
+from repl_rl.rollout.writing import Watching, Writer
 from repl_rl.sandbox.base import PushResult, Sandbox
 from repl_rl.sandbox.lines import combined
 from repl_rl.tasks import Task
@@ -81,11 +82,11 @@ class Episode(Earning):
         """True once nothing further can be sampled."""
         return self._stop is not None
 
-    async def lines(self) -> AsyncIterator[Line]:
+    async def lines(self, write: Callable[[], Awaitable[Line]] | None = None) -> AsyncIterator[Line]:
         """Sample line after line until the rollout ends; one that was cut is not yielded, nor one that an end token
-        closes with nothing to run."""
+        closes with nothing to run. `write` samples one; None: `sample`."""
         while not self.ended:
-            line = await self.sample()
+            line = await (write or self.sample)()
             if line.end is LineEnd.NEWLINE or self._console.awaits(line):
                 yield line
 
@@ -104,24 +105,46 @@ class Episode(Earning):
             ConfigError: the rollout has ended, or `max_tokens` < 1.
             EngineError: see `EngineSession.sample`.
         """
-        stop_ids = self.renderer.stop_ids if until is None else self.renderer.eos_ids
-        line = await self._write(stop_ids, self.renderer.watch(until) if until else None, max_tokens)
+        return self._over_at_eos(await self._write(*self._stopping(until), max_tokens))
+
+    async def choose(
+        self, count: int, choose: Choose, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None
+    ) -> Line:
+        """Let the policy write `count` (>= 1) times from the same ids, and go on from the line that `choose` says.
+
+        The others are its `alternatives`: never executed, and trained only as `Choice` says. Else it is as `sample`.
+        """
+        wanted = self._wanted(max_tokens)
+        at, line = await chosen(choose, await self._writer.several(count, wanted, *self._stopping(until)))
+        await self._writer.take(at)
+        return self._over_at_eos(self._wrote(line, wanted))
+
+    def _over_at_eos(self, line: Line) -> Line:
         if line.end is LineEnd.EOS:
             self._end(Stop.EOS)
         return line
+
+    def _stopping(self, until: str | re.Pattern[str] | None) -> tuple[frozenset[int], Watching]:
+        stop_ids = self.renderer.stop_ids if until is None else self.renderer.eos_ids
+        return stop_ids, lambda: self.renderer.watch(until) if until else None
 
     async def turn(self, max_tokens: int | None = None) -> Line:
         """Let the policy write until its end token, which ends its turn and not the rollout.
 
         Arguments, errors and cuts are those of `sample`. `text` is without the end token.
         """
-        return await self._write(self.renderer.eos_ids, None, max_tokens)
+        return await self._write(self.renderer.eos_ids, lambda: None, max_tokens)
 
-    async def _write(self, stop_ids: frozenset[int], watch: Watch | None, max_tokens: int | None) -> Line:
+    async def _write(self, stop_ids: frozenset[int], watching: Watching, max_tokens: int | None) -> Line:
+        wanted = self._wanted(max_tokens)
+        return self._wrote(await self._writer.line(wanted, stop_ids, watching()), wanted)
+
+    def _wanted(self, max_tokens: int | None) -> int:
         if self._stop is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
-        wanted = self.limits.max_line_tokens if max_tokens is None else max_tokens
-        line = await self._writer.line(wanted, stop_ids, watch)
+        return self.limits.max_line_tokens if max_tokens is None else max_tokens
+
+    def _wrote(self, line: Line, wanted: int) -> Line:
         self._record.sampled(line)
         if line.end is LineEnd.LENGTH:
             self._end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)

@@ -4,11 +4,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Annotated
 
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.record.console import PS1
 from repl_rl.record.trajectory import Prompt, Stop, Trajectory
+from repl_rl.rollout.choosing import agreed
 from repl_rl.rollout.doomed import Streak
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
@@ -130,6 +132,7 @@ class ReplSampler(RolloutSampler):
     """The line console: each line is executed as soon as it is written, and its output is spliced in."""
 
     give_up_after: int = 0
+    candidates: int = 1
     thinking: str = ""
     thinking_tokens: int = THINKING_TOKENS
     rehearsals: Sequence[Sequence[str]] = (
@@ -142,6 +145,7 @@ class ReplSampler(RolloutSampler):
         *,
         give_up_after: Annotated[int, AtLeast(0)] = 0,
         optimistic: bool = False,
+        candidates: Annotated[int, AtLeast(1)] = 1,
         thinking: str = "",
         thinking_tokens: Annotated[int, AtLeast(1)] = THINKING_TOKENS,
     ) -> None:
@@ -152,6 +156,8 @@ class ReplSampler(RolloutSampler):
                 (>= 2); 0: never.
             optimistic: sample on while a line that likely prints nothing runs; taken back if it prints. Pays where
                 lines are slow.
+            candidates: lines written at each place (>= 1), of which the one written most often is executed, the
+                likeliest of several such; the others are kept beside it, and not trained.
             thinking: what ends a span of free text before the first line, such as "</think>": sampled and trained,
                 never executed. The console begins after it, without its banner. "": there is no such span.
             thinking_tokens: budget of that span (>= 1); a longer one is cut and ends the rollout.
@@ -165,6 +171,7 @@ class ReplSampler(RolloutSampler):
             raise ConfigError("give_up_after", give_up_after, "give 0, or 2 to max_lines")
         self.give_up_after = give_up_after
         self.optimistic = optimistic
+        self.candidates = candidates
         self.thinking = thinking
         self.thinking_tokens = thinking_tokens
         if thinking:
@@ -191,6 +198,14 @@ class ReplSampler(RolloutSampler):
             if not episode.ended:
                 episode.observe(("" if span.text.endswith("\n") else "\n") + PS1)
         streak = Streak(self.give_up_after)
-        async for line in episode.lines():
+        write = partial(episode.choose, self.candidates, agreed) if self.candidates > 1 else None
+        async for line in episode.lines(write):
             if streak.dooms(line.text, await episode.push(line)):
                 episode.finish(Stop.DOOMED)
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """See `RolloutSampler.metrics`; with `candidates`, the tokens that were sampled and not chosen."""
+        if self.candidates == 1:
+            return {}
+        others = (other for t in trajectories for line in t.lines for other in line.alternatives)
+        return {"alternative_tokens": float(sum(len(other.token_ids) for other in others))}

@@ -1,15 +1,18 @@
 """The engine's side of a rollout: what it was given, what it was not given yet, and how much still fits."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 from repl_rl.engine.ahead import AheadSession, Guess
-from repl_rl.engine.base import ChunkEnd, EngineSession, Watch
+from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Watch
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import prompt
 from repl_rl.record.trajectory import Line, LineEnd
 from repl_rl.rollout.renderer import Renderer
 
 _ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
+Watching = Callable[[], Watch | None]
+"""Makes the watch of one call: it remembers what it has seen."""
 
 
 class Writer:
@@ -22,6 +25,8 @@ class Writer:
         self._renderer = renderer
         self._pending: list[int] = []  # ids that the engine has not seen yet
         self._sampling: int | None = None  # how many ids the engine had before the call that is under way
+        self._newest: asyncio.Task[Chunk] | None = None  # of several calls at one place, the one that stands
+        self._found: list[Line] = []  # what those calls gave
 
     def give(self, ids: Sequence[int]) -> None:
         """Ids that the engine sees before it samples next."""
@@ -35,16 +40,51 @@ class Writer:
             ConfigError: `wanted` < 1, or another call is under way.
             EngineError: see `EngineSession.sample`.
         """
+        budget = self._begin(wanted)
+        chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
+        self._sampling, self._pending = None, []
+        self.room -= len(chunk.token_ids)
+        return self._line(chunk)
+
+    async def several(self, count: int, wanted: int, stop_ids: frozenset[int], watching: Watching) -> Sequence[Line]:
+        """`count` (>= 1) times what the policy writes next, each from the same ids; `take` one of them next.
+
+        Raises:
+            As `line`.
+        """
+        if count < 1:
+            raise ConfigError("episode.choose(), count", count, "give at least 1")
+        budget, self._found = self._begin(wanted), []
+        for _ in range(count):
+            if self._newest is not None:
+                await self._engine.undo(self._newest)
+            asked = self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watching())
+            self._newest = asyncio.create_task(asked)
+            self._found.append(self._line(await self._newest))
+        return tuple(self._found)
+
+    async def take(self, at: int) -> None:
+        """Go on from one of the lines of `several`."""
+        assert self._newest is not None
+        if at == len(self._found) - 1:
+            self._pending = []
+        else:
+            await self._engine.undo(self._newest)
+            self._pending.extend(self._found[at].token_ids)
+        self._sampling = self._newest = None
+        self.room -= len(self._found[at].token_ids)
+
+    def _begin(self, wanted: int) -> int:
+        """Note that a call is under way. Returns how many ids it may write."""
         if self._sampling is not None:
             what = "called while another call is under way, or after one was interrupted"
             raise ConfigError("episode.sample()", what, "await each call to its end")
         if wanted < 1:
             raise ConfigError("max_tokens", wanted, "give at least 1")
-        budget = min(wanted, self.room)
         self._sampling = len(self._engine.ids)
-        chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
-        self._sampling, self._pending = None, []
-        self.room -= len(chunk.token_ids)
+        return min(wanted, self.room)
+
+    def _line(self, chunk: Chunk) -> Line:
         return self._renderer.line(chunk.token_ids, chunk.logprobs, _ENDS[chunk.end])
 
     @property
@@ -60,7 +100,7 @@ class Writer:
 
     def guess(self, most: int) -> None:
         """Let the engine go on as if a prompt were all that is observed, with at most `most` ids."""
-        observed = self._renderer.encode(prompt(False))
-        room = self.room - len(observed)
+        shown = self._renderer.encode(prompt(False))
+        room = self.room - len(shown)
         if room >= 1 and isinstance(self._engine, AheadSession):
-            self._engine.guess(Guess(observed, min(most, room), self._renderer.stop_ids))
+            self._engine.guess(Guess((*self._pending, *shown), min(most, room), self._renderer.stop_ids))

@@ -1,7 +1,7 @@
 """Known suites as tasks: the fields of the published files, each with its grader.
 
 Of a suite with several published forms every one is read: MBPP whole and sanitized, AIME with capital field names or
-without. HumanEval and MBPP are graded by the judge `tests`: the answer is a program.
+without. HumanEval and MBPP are graded by the judge `tests`: the answer is a program, or a function of the console.
 """
 
 import ast
@@ -72,14 +72,17 @@ def aime(row: Row, options: Options) -> Task:
 
 
 def humaneval(row: Row, options: Options) -> Task:
-    """HumanEval: `task_id`, `prompt`, `test` (which defines `check`), `entry_point`."""
+    """HumanEval: `task_id`, `prompt`, `test` (which defines `check`), `entry_point`.
+
+    The answer may be a whole program, what follows the prompt, or the function as it was defined in the console.
+    """
     prompt, entry = _said(row, options, "question", "prompt"), row.text("entry_point")
     if not entry.isidentifier():
         raise ConfigError(f"{row.where}: field 'entry_point'", entry, "give the name of a function")
     # What the prompt has beside the function, such as helpers that its tests call, counts where the program lacks it.
     helpers = f"_own = dict(globals())\nexec({prompt!r}, globals())\nglobals().update(_own)\n"
     tests = f"{helpers}{row.text('test')}\ncheck({entry})\n"
-    asked = f"Complete this function. Submit a program that defines it, as one text.\n\n{prompt.rstrip()}\n"
+    asked = f"Complete this function. Submit it, or a program that defines it as one text.\n\n{prompt.rstrip()}\n"
     return Task(
         id=_name("humaneval", row, options, "task_id"),
         question=asked,
@@ -100,9 +103,10 @@ def mbpp(row: Row, options: Options) -> Task:
     before = [*_texts(row, "test_imports"), *filter(None, [row.text("test_setup_code", "")])]
     shown = "\n".join(tests)
     what = _said(row, options, "question", "text", "prompt")
+    asked = "Submit the function, or a program that defines it as one text. It must pass these tests:"
     return Task(
         id=_name("mbpp", row, options, "task_id"),
-        question=f"{what}\nSubmit a program as one text. It must pass these tests:\n\n{shown}\n",
+        question=f"{what}\n{asked}\n\n{shown}\n",
         answer=_doctest(row, "\n".join([*before, *tests]) + "\n"),
         judge=options.get("judge", "tests"),
         family=_said(row, options, "family", "family", default="mbpp"),

@@ -1,14 +1,19 @@
 """Samplers on real vLLM: what they record are log probabilities of exactly these ids after exactly this context."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from repl_rl.record.trajectory import Trajectory
+from repl_rl.credit.children import with_children
+from repl_rl.record.trajectory import Line, Sampled, Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.choosing import Choice
+from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.chat_tool import ChatToolSampler
@@ -93,6 +98,44 @@ def test_calls_are_seen_while_vllm_streams_and_answered_in_place(
     found = play(vllm_host, sampler, renderer)
     assert sum(len(t.lines) > 1 for t in found) >= 4
     assert max(largest_gap(t, policy_folder) for t in found) < 1e-3
+
+
+def nth(at: int, lines: Sequence[Line]) -> Choice:
+    return Choice(at)
+
+
+class ChoosesInTurn(RolloutSampler):
+    """Three texts at each place; goes on from the first, the second, the third, the first, ..."""
+
+    async def rollout(self, episode: Episode) -> None:
+        turn = 0
+        while not episode.ended:
+            await episode.choose(3, partial(nth, turn % 3), until=r"[a-z]")
+            turn += 1
+            if not episode.ended:
+                episode.observe("a result")
+
+
+@pytest.mark.parametrize("host", ["vllm_host", "transformers_host"])
+def test_lines_chosen_among_several_and_their_alternatives_have_their_own_log_probabilities(
+    host: str, request: pytest.FixtureRequest, renderer: Renderer, policy_folder: Path
+) -> None:
+    found = play(request.getfixturevalue(host), ChoosesInTurn(), renderer)
+    assert sum(len(t.lines) > 3 for t in found) >= 4
+    assert max(largest_gap(t, policy_folder) for t in found) < 1e-3
+    rows, _ = with_children([taught(t) for t in found], [(0.0,) * len(t.lines) for t in found])
+    assert len(rows) == len(found) + 2 * sum(len(t.lines) for t in found)
+    assert max(largest_gap(row, policy_folder) for row in rows[len(found) :][::5]) < 1e-3
+
+
+def taught(t: Trajectory) -> Trajectory:
+    """The same with alternatives that are trained, so that each is a row."""
+
+    def line(each: Line) -> Line:
+        return replace(each, alternatives=tuple(replace(other, advantage=1.0) for other in each.alternatives))
+
+    segments = (Sampled(tuple(map(line, s.lines))) if isinstance(s, Sampled) else s for s in t.segments)
+    return replace(t, segments=tuple(segments))
 
 
 @pytest.mark.parametrize(

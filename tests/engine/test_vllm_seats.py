@@ -1,10 +1,16 @@
 """A real vLLM whose cache is too small for the sessions that are open: all of them end, and their ids are the same."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
+from vllm.engine.protocol import StreamingInput
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from repl_rl.engine import Sampling, Vllm
 from repl_rl.engine.ahead import Guess, Tally, ahead
@@ -168,3 +174,47 @@ def test_a_watched_chunk_that_is_not_cut_short_leaves_the_session_open(vllm_host
             return requests
 
     assert vllm_host.run(work()) == 1
+
+
+class Counting:
+    """vLLM, and how many ids of each request it did not find in its prefix cache."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self.output_processor = llm.output_processor
+        self.computed: list[int] = []
+
+    async def generate(
+        self, prompt: AsyncGenerator[StreamingInput, None], parameters: SamplingParams, name: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        first = True
+        async for output in self._llm.generate(prompt, parameters, name):
+            if first:
+                self.computed.append(len(output.prompt_token_ids or ()) - (output.num_cached_tokens or 0))
+            first = False
+            yield output
+
+
+def test_after_a_match_at_most_one_block_of_ids_is_computed_again(vllm_host: Host) -> None:
+    """What a watch costs a session (F19): a fenced sampler's blocks, whose every chunk ends in a match."""
+    engine = vllm_of(vllm_host)
+    ((block, _),) = engine.cache.groups
+
+    async def work() -> tuple[list[int], int]:
+        async with engine.session((5, 9), GREEDY) as session:
+            (opened,) = engine._open
+            counting = Counting(opened._llm)
+            opened._llm = cast(AsyncLLM, counting)
+            for chunk in range(4):
+                left = iter(range(30 + chunk))
+                await session.sample((7, 8), max_tokens=60, stop_ids=NEVER, watch=partial(ended, left))
+            return counting.computed, len(session.ids)
+
+    computed, length = vllm_host.run(work())
+    assert len(computed) == 4, "a match ends the request"
+    assert max(computed) <= block + 2
+    assert length > 4 * block
+
+
+def ended(left: Iterator[int], token_id: int) -> bool:
+    return next(left, None) is None

@@ -35,6 +35,7 @@ def weather(place: str) -> str:
 
 SHIPPED = [
     ReplSampler(),
+    ReplSampler(candidates=2),
     FencedCodeSampler(),
     InlineCallSampler([weather]),
     ChatToolSampler([weather]),

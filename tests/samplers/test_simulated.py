@@ -16,7 +16,7 @@ from repl_rl.machine.assets import asset
 from repl_rl.record.trajectory import FailureKind, Observed, Trajectory
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.feedback import Exchange, Feedback, FeedbackSampler
-from repl_rl.samplers.simulated import AddressVoice, Asked, SimulatedUser
+from repl_rl.samplers.simulated import AddressVoice, Asked, SimulatedUser, UserEngine
 from tests.samplers.marked import chat_renderer, rollouts_of, written
 from tests.worlds import TASK
 
@@ -178,15 +178,16 @@ def test_a_user_that_cannot_be_is_refused_when_the_sampler_is_made(make: Callabl
 
 
 @pytest.mark.heavy
-def test_another_model_folder_says_the_words(tmp_path_factory: pytest.TempPathFactory) -> None:
-
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_another_model_folder_says_the_words(engine: UserEngine, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("user") / "model"
     shutil.copytree(asset("policies/quickstart"), folder)
     (folder / "chat_template.jinja").write_text(str(chat_renderer().tokenizer.chat_template))
     assert Renderer.from_folder(folder, "carry").chat.there
-    sampler = FeedbackSampler(user=f"model:{folder}", user_tokens=6, max_assistant_turns=3)
-    one, again = (play(sampler, "\\boxed{40}", "\\boxed{41}", "\\boxed{41}") for _ in range(2))
-    assert len(shown(one)) == 2
-    assert shown(one) == shown(again)
+    sampler = FeedbackSampler(user=f"model:{folder}", user_tokens=6, user_engine=engine, max_assistant_turns=3)
+    one = play(sampler, "\\boxed{40}", "\\boxed{41}", "\\boxed{41}")
+    assert (len(shown(one)), one.failure) == (2, None)
+    if engine == "transformers":  # vLLM seeds no session
+        assert shown(one) == shown(play(sampler, "\\boxed{40}", "\\boxed{41}", "\\boxed{41}"))
     with pytest.raises(UserCodeError, match=r"enter `async with sampler.opened\(\)` first"):
         asyncio.run(rollouts_of(sampler, [written(chat_renderer(), "a<|im_end|>")], chat_renderer()).collect([TASK]))

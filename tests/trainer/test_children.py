@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from repl_rl.errors import WeightSyncError
-from repl_rl.record.trajectory import HostCall, Sampled, Trajectory, spread
+from repl_rl.record.trajectory import Alternative, HostCall, Sampled, Trajectory, spread
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, TASKS, make, run
 
@@ -87,6 +87,29 @@ def test_the_fast_path_and_trls_own_pass_give_children_the_same_gradients(tmp_pa
     for name, gradient in slow.steps[0].items():
         torch.testing.assert_close(fast.steps[0][name], gradient, rtol=1e-4, atol=1e-6)
     assert any(not torch.equal(alone.steps[0][name], gradient) for name, gradient in fast.steps[0].items())
+
+
+def test_an_alternative_with_an_advantage_is_a_row_from_the_same_ids_and_one_without_is_none(tmp_path: Path) -> None:
+    model = tiny_model()
+    source = SampledSource(copy.deepcopy(model))
+    task_ids = [task for task in TASKS[:3] for _ in range(4)]
+    rollouts = source.collect(task_ids, 0)
+    first, others = rollouts[0].segments[0], [t.lines[0] for t in rollouts[1:3]]
+    assert isinstance(first, Sampled)
+    alternatives = tuple(
+        Alternative(line.token_ids, line.logprobs, line.text, line.end, advantage)
+        for line, advantage in zip(others, (0.75, None), strict=True)
+    )
+    head = Sampled((replace(first.lines[0], alternatives=alternatives), *first.lines[1:]))
+    rollouts[0] = replace(rollouts[0], segments=(head, *rollouts[0].segments[1:]))
+    trainer = make(model, ReplayedSource([rollouts]), CONFIG, tmp_path)
+    trainer._prepare_inputs([{"prompt": task} for task in task_ids])
+    rows = trainer.step_state.rows
+    assert [row.id for row in rows if row.trainable] == [*(t.id for t in rollouts), f"{rollouts[0].id}~0.0"]
+    taught = trainer.step_state.advantages[12]
+    length = len(others[0].token_ids)
+    assert taught[:length].tolist() == [0.75] * length
+    assert not taught[length:].any()
 
 
 def test_a_child_is_held_to_its_sampler_as_its_rollout_is(tmp_path: Path) -> None:

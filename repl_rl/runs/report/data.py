@@ -10,7 +10,7 @@ from repl_rl.credit.credited import Credited
 from repl_rl.errors import StoreError
 from repl_rl.machine.files import Json
 from repl_rl.machine.versions import STACK, versions
-from repl_rl.runs.report.rollouts import captions, detail, legible, pack, row, step_figures
+from repl_rl.runs.report.rollouts import all_lines, captions, detail, legible, pack, row, step_figures
 from repl_rl.runs.store import Store
 
 MAX_TRAJECTORIES = 20_000
@@ -90,7 +90,7 @@ def entries_payload(entries: Sequence[Credited], tokens: Sequence[str]) -> dict[
 def _chunk(entries: Sequence[Credited], rows: list[Json], prompts: dict[str, int], ids: set[int]) -> str:
     for entry in entries:
         rows.append(row(entry, prompts))
-        ids.update(i for line in entry.trajectory.lines for i in line.token_ids)
+        ids.update(i for line in all_lines(entry.trajectory) for i in line.token_ids)
     return pack([detail(entry) for entry in entries])
 
 

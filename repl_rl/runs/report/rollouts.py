@@ -7,17 +7,20 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
-from repl_rl.credit.credited import Credited, ratios
+from repl_rl.credit.children import trained_children
+from repl_rl.credit.credited import Credited, LineCredit, ratios
 from repl_rl.machine.files import Json
 from repl_rl.record.clip import TEXT_CHARS, clip
-from repl_rl.record.trajectory import LineStatus
-from repl_rl.runs.report.workspaces import drawn
+from repl_rl.record.trajectory import Alternative, HostCall, Line, LineStatus, Trajectory
+from repl_rl.runs.report.workspaces import drawn as drawn_setup
 from repl_rl.runs.store import Transition, transitions
 
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
+_MOST_CALLS = 50
+"""Of one line; how many there are beyond is told."""
 
 
 def legible(text: str) -> str:
@@ -74,38 +77,81 @@ def row(entry: Credited, prompts: dict[str, int]) -> list[Json]:
 
 
 def detail(entry: Credited) -> dict[str, Json]:
-    """A trajectory as the page draws it."""
+    """A trajectory as the page draws it, with what was sampled for its calls of host functions."""
     t = entry.trajectory
-    credit_L = entry.credit_L or (None,) * len(t.lines)
-    lines: list[Json] = []
-    for transition, credit in zip(transitions(t), credit_L, strict=True):
-        line, run = transition.line, transition.line.execution
-        lines.append(
-            {
-                "text": legible(line.text),
-                "prompt": transition.prompt,
-                "seen": None if transition.observed is None else legible(transition.observed.text),
-                "end": line.end.value,
-                "status": run.status.value if run else None,
-                "ms": _round(run.elapsed_s * 1000) if run else None,
-                "ids": list(line.token_ids),
-                "logprobs": [_round(value) for value in line.logprobs],
-                "reward": _round(credit.reward) if credit else None,
-                "advantage": _round(credit.advantage) if credit else None,
-                "ratios": [_round(value, 7) for value in ratios(line, credit)] if credit else [],
-                "named": [[_utf8(reward.name), _round(reward.value)] for reward in line.rewards],
-            }
-        )
+    rows = trained_children(t, [credit.advantage for credit in entry.credit_L]) if entry.credit_L else ()
+    return _drawn(t, entry.credit_L, {child.id: advantages_L for child, advantages_L in rows}, trained=True)
+
+
+def _drawn(
+    t: Trajectory, credit_L: Sequence[LineCredit], advantages: Mapping[str, Sequence[float]], trained: bool
+) -> dict[str, Json]:
+    """`advantages`: of the children below, a row each; `trained`: the update has a row for it."""
+    found = zip(transitions(t), credit_L or (None,) * len(t.lines), strict=True)
+    lines: list[Json] = [_line(transition, credit) for transition, credit in found]
     failure = None if t.failure is None else legible(f"{t.failure.kind}: {t.failure.message}")
     parts: list[Json] = [[_utf8(part.name), _round(part.value)] for part in t.outcomes]
-    setup = None if t.workspace is None else drawn(t.workspace)
-    told = {"lines": lines, "failure": failure, "wall_s": _round(t.wall_s), "seed": t.seed}
-    return {**told, "parts": parts, "workspace": setup}
+    asked = {call.child for line in t.lines for call in _calls(line) if call.trained and trained}
+    drawn: dict[str, Json] = {"lines": lines, "failure": failure, "wall_s": _round(t.wall_s), "seed": t.seed}
+    drawn |= {"parts": parts, "workspace": None if t.workspace is None else drawn_setup(t.workspace)}
+    drawn["children"] = [_child(child, advantages, child.id in asked) for child in t.children]
+    return drawn
+
+
+def _line(transition: Transition, credit: LineCredit | None) -> dict[str, Json]:
+    line, run = transition.line, transition.line.execution
+    calls = _calls(line)
+    return {
+        "text": legible(line.text),
+        "prompt": transition.prompt,
+        "seen": None if transition.observed is None else legible(transition.observed.text),
+        "end": line.end.value,
+        "status": run.status.value if run else None,
+        "ms": _round(run.elapsed_s * 1000) if run else None,
+        "ids": list(line.token_ids),
+        "logprobs": [_round(value) for value in line.logprobs],
+        "reward": _round(credit.reward) if credit else None,
+        "advantage": _round(credit.advantage) if credit else None,
+        "ratios": [_round(value, 7) for value in ratios(line, credit)] if credit else [],
+        "named": [[_utf8(reward.name), _round(reward.value)] for reward in line.rewards],
+        "others": [_other(other) for other in line.alternatives],
+        "calls": [_call(call) for call in calls[:_MOST_CALLS]],
+        "more_calls": max(0, len(calls) - _MOST_CALLS),
+    }
+
+
+def _other(other: Alternative) -> dict[str, Json]:
+    taught = None if other.advantage is None else _round(other.advantage)
+    return {"text": legible(other.text), "logprob": _round(fmean(other.logprobs)), "advantage": taught}
+
+
+def _calls(line: Line) -> Sequence[HostCall]:
+    return line.execution.calls if line.execution is not None else ()
+
+
+def _call(call: HostCall) -> dict[str, Json]:
+    return {
+        "name": _utf8(call.name),
+        "arguments": legible(call.arguments),
+        "answer": None if call.answer is None else legible(call.answer),
+        "error": None if call.error is None else legible(call.error),
+        "ms": _round(call.elapsed_s * 1000),
+        "child": _utf8(call.child),
+    }
+
+
+def _child(child: Trajectory, advantages: Mapping[str, Sequence[float]], trained: bool) -> dict[str, Json]:
+    """What was sampled for a call. Its lines have the advantage of the line that asked, and no reward that counts."""
+    credit_L = [LineCredit(0.0, advantage) for advantage in advantages.get(child.id, ())]
+    return {**_told(child), **_drawn(child, credit_L, advantages, trained), "trained": trained}
 
 
 def whole(entry: Credited) -> dict[str, Json]:
     """A trajectory as the page draws it, with what it takes from the list's row elsewhere."""
-    t = entry.trajectory
+    return {**_told(entry.trajectory), **detail(entry)}
+
+
+def _told(t: Trajectory) -> dict[str, Json]:
     return {
         "id": _utf8(t.id),
         "prompt": legible(t.prompt.text),
@@ -113,8 +159,14 @@ def whole(entry: Credited) -> dict[str, Json]:
         "solved": t.solved,
         "stop": t.stop.value,
         "answer": None if t.answer is None else legible(t.answer),
-        **detail(entry),
     }
+
+
+def all_lines(trajectory: Trajectory) -> Iterator[Line]:
+    """Its lines, and those of what was sampled for their calls."""
+    yield from trajectory.lines
+    for child in trajectory.children:
+        yield from all_lines(child)
 
 
 def step_figures(entries: Sequence[Credited]) -> dict[str, Json]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import InvariantError, StoreError
 from repl_rl.record.trajectory import (
+    Alternative,
     Execution,
     Failure,
     FailureKind,
@@ -25,6 +26,7 @@ from repl_rl.record.trajectory import (
 from repl_rl.runs.store.older import upgraded
 from repl_rl.runs.store.schema import (
     SCHEMA_VERSION,
+    AlternativeRecord,
     CallRecord,
     CreditRecord,
     LineRecord,
@@ -156,7 +158,19 @@ def _line_record(line: Line) -> LineRecord:
         record["ran"] = list(run.ran)
         if run.calls:
             record["calls"] = [_call_record(call) for call in run.calls]
+    if line.alternatives:
+        record["alternatives"] = [_alternative_record(other) for other in line.alternatives]
     return record
+
+
+def _alternative_record(other: Alternative) -> AlternativeRecord:
+    return AlternativeRecord(
+        text=other.text,
+        token_ids=list(other.token_ids),
+        logprobs=list(other.logprobs),
+        end=other.end.value,
+        advantage=other.advantage,
+    )
 
 
 def _call_record(call: HostCall) -> CallRecord:
@@ -187,4 +201,10 @@ def _line(record: LineRecord) -> Line:
         end=LineEnd(record["end"]),
         execution=Execution(LineStatus(run[0]), run[1], run[2], tuple(record["ran"]), calls) if run else None,
         rewards=tuple(NamedReward(name, value) for name, value in record["rewards"]),
+        alternatives=tuple(_alternative(other) for other in record.get("alternatives", ())),
     )
+
+
+def _alternative(record: AlternativeRecord) -> Alternative:
+    ids, logprobs = tuple(record["token_ids"]), tuple(record["logprobs"])
+    return Alternative(ids, logprobs, record["text"], LineEnd(record["end"]), record["advantage"])

@@ -17,6 +17,14 @@ class CallRecord(TypedDict):
     trained: bool
 
 
+class AlternativeRecord(TypedDict):
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    end: str
+    advantage: float | None
+
+
 class LineRecord(TypedDict):
     text: str
     token_ids: list[int]
@@ -28,6 +36,8 @@ class LineRecord(TypedDict):
     calls: NotRequired[list[CallRecord]]
     """Calls of host functions; there where it made some."""
     rewards: list[tuple[str, float]]
+    alternatives: NotRequired[list[AlternativeRecord]]
+    """What else was written at its place; there where a sampler asked for several lines."""
 
 
 class SegmentRecord(TypedDict, total=False):

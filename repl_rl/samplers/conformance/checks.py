@@ -101,17 +101,36 @@ async def the_record_is_what_the_engine_saw(bench: Bench) -> None:
     for task in bench.tasks:
         (trajectory,) = await rollouts.collect([task])
         if trajectory.failure is None:
-            _compare(trajectory, engine.seen[-1])
+            compare(trajectory, engine.seen[-1])
 
 
-def _compare(t: Trajectory, seen: Seen) -> None:
+def compare(t: Trajectory, seen: Seen) -> None:
+    """Hold a record to what its engine sampled and was given."""
     ids, mask, logprobs = t.completion_ids, t.loss_mask, t.logprobs_T()
+    _compare_alternatives(t, seen)
+    if t.lines and t.lines[-1].alternatives and len(seen.ids) < len(ids):
+        seen.give(ids[len(seen.ids) :])  # the line that was chosen last, and what came after it, were not asked about
     hold(seen.prompt_ids == t.prompt.token_ids, f"rollout {t.id}: the engine was given another prompt")
     hold(list(ids[: len(seen.ids)]) == seen.ids, f"rollout {t.id}: the engine saw other ids than the record has")
     hold(not any(mask[len(seen.ids) :]), f"rollout {t.id}: the record trains on ids that the engine never sampled")
     for position, (logprob, sampled, recorded) in enumerate(zip(seen.logprobs, mask, logprobs, strict=False)):
         hold(sampled is (logprob is not None), f"rollout {t.id}: the loss mask is wrong at token {position}")
         hold(logprob in (None, recorded), f"rollout {t.id}: the log probability is another's at token {position}")
+
+
+def _compare_alternatives(t: Trajectory, seen: Seen) -> None:
+    """Each alternative was sampled by the engine at the place of its line, and no id of it is in the record."""
+    at = 0
+    for segment in t.segments:
+        if isinstance(segment, Observed):
+            at += len(segment.token_ids)
+            continue
+        for line in segment.lines:
+            known = seen.sampled_at(at)
+            for other in line.alternatives:
+                found = (other.token_ids, other.logprobs) in known
+                hold(found, f"rollout {t.id}: the engine sampled no {other.text!r} where it is an alternative")
+            at += len(line.token_ids)
 
 
 async def rollouts_share_no_state(bench: Bench) -> None:

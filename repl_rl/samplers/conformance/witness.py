@@ -16,6 +16,16 @@ from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 from repl_rl.tasks import Task
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A chunk that was sampled and taken back, with what was observed before it."""
+
+    at: int
+    """Where it began."""
+    ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+
+
 @dataclass(slots=True)
 class Seen:
     """One session: each id after the prompt with its log probability (nats), None where the id was observed."""
@@ -24,6 +34,23 @@ class Seen:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     chunks: int = 0
+    taken: list[Taken] = field(default_factory=list)
+
+    def give(self, ids: Sequence[int]) -> None:
+        """Ids that were given: observed, but where a chunk that was taken back here begins so, which was chosen."""
+        here = (t for t in self.taken if t.at == len(self.ids) and t.ids == (*ids[: len(t.ids)],))
+        own = max((t.logprobs for t in here), key=len, default=())
+        self.ids += ids
+        self.logprobs += [*own, *[None] * (len(ids) - len(own))]
+
+    def take_back(self, at: int) -> None:
+        """The newest chunk, which began at `at`, is no part of the session any more."""
+        self.taken.append(Taken(at, tuple(self.ids[at:]), tuple(self.logprobs[at:])))
+        del self.ids[at:], self.logprobs[at:]
+
+    def sampled_at(self, at: int) -> list[tuple[tuple[int, ...], tuple[float | None, ...]]]:
+        """What was sampled at a place and taken back, with its log probabilities."""
+        return [(t.ids[at - t.at :], t.logprobs[at - t.at :]) for t in self.taken if t.at <= at]
 
 
 class Pause:
@@ -113,14 +140,15 @@ class _WitnessSession:
         self._before = len(seen.ids)
         chunk = await self._inner.sample(given, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
         start = len(seen.ids) + len(given)
-        logprobs = tuple(-((start + i) % 97 + 1) / 128 for i in range(len(chunk.token_ids)))
-        seen.ids += [*given, *chunk.token_ids]
-        seen.logprobs += [*(None for _ in given), *logprobs]
+        logprobs = tuple(-((at + token) % 97 + 1) / 128 for at, token in enumerate(chunk.token_ids, start))
+        seen.give(given)
+        seen.ids += chunk.token_ids
+        seen.logprobs += logprobs
         return replace(chunk, logprobs=logprobs)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         sampled = await self._inner.undo(call)
-        del self._seen.ids[self._before :], self._seen.logprobs[self._before :]
+        self._seen.take_back(self._before)
         return sampled
 
 

@@ -18,7 +18,7 @@ const HEAT_HELP = {
 
 /* [class, strength in 0..1] of token j of a line. */
 function heatOf(line, j, heat) {
-  if (heat === "mask") return ["sampled", 0.55];
+  if (heat === "mask") return line.masked ? ["", 0] : ["sampled", 0.55];
   if (heat === "logprob") return ["unlikely", Math.min(1, -line.logprobs[j] / 4)];
   const value = heat === "advantage" ? line.advantage : line.ratios.length ? Math.log(line.ratios[j]) : null;
   if (value === null || value === undefined) return ["", 0];

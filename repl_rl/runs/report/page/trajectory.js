@@ -22,7 +22,7 @@ function trajectoryView(t, captions, options = {}) {
   if (t.workspace) box.append(el("div", { class: "row" }, el("span"), workspaceView(t.workspace)));
   box.append(el("div", { class: "row start" }, el("span"), el("pre", { class: "seen" }, visible(bare(t.prompt)))));
   t.lines.slice(0, upto).forEach((line, i) => box.append(...lineRows(t, line, i)));
-  if (upto >= t.lines.length) box.append(el("p", { class: "ending" }, ending(t)));
+  if (upto >= t.lines.length) box.append(...strangers(t).map((child) => childView(child, captions, heat)), el("p", { class: "ending" }, ending(t)));
   return box;
 
   function lineRows(t, line, i) {
@@ -30,7 +30,7 @@ function trajectoryView(t, captions, options = {}) {
     const here = split && i === split.line;
     const code = el("pre", { class: "code" }, el("span", { class: "ps" }, line.prompt));
     if (heat === "none" && !(here && split.where === "token")) code.append(visible(line.text.replace(/\n$/, "")));
-    else code.append(...tokens(line, captions, heat, here && split.where === "token" ? split.token : -1));
+    else code.append(...tokens({ ...line, masked: t.trained === false }, captions, heat, here && split.where === "token" ? split.token : -1));
     const pick = onpick ? { onclick: () => onpick(i) } : {};
     const rows = [
       el(
@@ -41,6 +41,9 @@ function trajectoryView(t, captions, options = {}) {
         facts(line),
       ),
     ];
+    if ((line.others || []).length) rows.push(el("div", { class: "row" + before }, el("span"), othersView(line.others)));
+    for (const call of line.calls || []) rows.push(el("div", { class: "row" + before }, el("span"), callView(t, call, captions, heat)));
+    if (line.more_calls) rows.push(el("div", { class: "row" + before }, el("span"), el("p", { class: "quiet more-calls" }, `and ${line.more_calls} calls more`)));
     const output = bare(line.seen || "");
     if (output || (here && split.where === "seen")) {
       const mark = here && split.where === "seen" ? " diverges" : "";
@@ -58,6 +61,46 @@ function workspaceView(workspace) {
     el("summary", {}, visible("workspace " + workspace.digest.slice(0, 12) + ": " + names)),
     workspace.parts.map(([name, size, text]) => [el("p", { class: "quiet" }, visible(name + (size ? " (" + size + ")" : ""))),
       el("pre", { class: "seen" }, visible(text))]));
+}
+
+/* What else was written at the place of a line, and not gone on from. */
+function othersView(others) {
+  return el("details", { class: "others" }, el("summary", {}, others.length + " written and not chosen"),
+    others.map((other) => [el("pre", { class: "seen" }, visible(other.text.replace(/\n$/, ""))),
+      el("p", { class: "quiet" }, "mean log probability " + number(other.logprob) +
+        (other.advantage === null ? ", not trained" : ", trained, A " + signed(other.advantage)))]));
+}
+
+const CALL_CHARS = 120;
+
+/* A call of a host function: closed at first; within it arguments, answer, and the trajectory that was sampled for it. */
+function callView(t, call, captions, heat) {
+  const child = (t.children || []).find((each) => each.id === call.child);
+  const told = call.error === null ? " → " + call.answer : " ✗ " + call.error;
+  const whose = child ? (child.trained ? ", child, trained" : ", child, masked") : "";
+  return el("details", { class: "call" },
+    el("summary", { class: call.error === null ? "" : "bad" }, visible(short(call.name + "(" + call.arguments + ")")), visible(short(told)),
+      el("span", { class: "quiet" }, "  " + number(call.ms, 2) + " ms" + whose)),
+    el("p", { class: "quiet" }, "arguments"), el("pre", { class: "seen" }, visible(call.arguments)),
+    el("p", { class: "quiet" }, call.error === null ? "answer" : "error"), el("pre", { class: "seen" }, visible(call.error === null ? call.answer : call.error)),
+    child ? childView(child, captions, heat) : "");
+}
+
+function childView(child, captions, heat) {
+  const how = child.trained ? "trained with the advantage of the line that asked" : "masked: in no row of the update";
+  return el("details", { class: "child" }, el("summary", {}, visible(child.id), el("span", { class: "quiet" }, "  " + how)),
+    trajectoryView(child, captions, { heat }));
+}
+
+/* Children whose call is not drawn here, such as one beyond those of a line that are. */
+function strangers(t) {
+  const known = new Set(t.lines.flatMap((line) => (line.calls || []).map((call) => call.child)));
+  return (t.children || []).filter((child) => !known.has(child.id));
+}
+
+function short(text) {
+  const flat = text.replace(/\s+/g, " ");
+  return flat.length > CALL_CHARS ? flat.slice(0, CALL_CHARS) + " …" : flat;
 }
 
 /* Without the console's next prompt, which is drawn at the next line. */

@@ -1,0 +1,38 @@
+"""docs/specification.md: every promise has a number of its own, and names tests that are there."""
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PAGE = (TESTS.parent / "docs" / "specification.md").read_text()
+NAMED = re.compile(r"`(?:(?P<file>[\w./]*\btest_\w+\.py)(?:::(?P<test>\w+))?|::(?P<more>\w+)|(?P<alone>test_\w+))`")
+SOURCES = {path: path.read_text() for path in TESTS.rglob("test_*.py")}
+
+
+def missing(row: str) -> list[str]:
+    """Names in a row of the page that nothing below tests/ has. `::name` is of the file that was named before it."""
+    found, file = [], ""
+    for named in NAMED.finditer(row):
+        file = (named["file"] or file).removeprefix("../")
+        here = [text for path, text in SOURCES.items() if named["alone"] or path.as_posix().endswith(f"/{file}")]
+        test = named["test"] or named["more"] or named["alone"]
+        if not here or (test and not any(f"def {test}(" in text for text in here)):
+            found.append(named[0])
+    return found
+
+
+def test_every_test_that_the_specification_names_exists() -> None:
+    assert [(row[:60], names) for row in PAGE.split("\n") if (names := missing(row))] == []
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    assert missing("| K1 | x | `test_specification.py::test_gone`, `test_gone.py` |") != []
+    assert missing("| K1 | x | `test_specification.py`, `::gone`, `../test_gone.py` |") == [
+        "`::gone`",
+        "`../test_gone.py`",
+    ]
+
+
+def test_no_two_rows_have_one_number() -> None:
+    numbers = re.findall(r"^\| ([A-Z]\d+) \|", PAGE, re.MULTILINE)
+    assert sorted(numbers) == sorted(set(numbers))
