@@ -9,6 +9,7 @@ import pytest
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.durable import DIGESTS, damage, keep_newest, write_durably
+from repl_rl.machine.refused import writing
 from repl_rl.runs.folder import RunFolder
 
 
@@ -81,7 +82,7 @@ def test_a_full_disk_is_a_line_with_path_and_remedy_and_what_was_written_stays(t
     folder.step(1, {"loss": 1.0}, [])
     kept = (folder.path / "metrics.jsonl").rename(tmp_path / "kept")
     (folder.path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=r"No space left on device; free some room .* --resume") as caught:
+    with pytest.raises(ConfigError, match=r"No space left on device; free some room there, then --resume") as caught:
         folder.step(2, {"loss": 1.0}, [])
     assert str(folder.path) in str(caught.value)
     (folder.path / "metrics.jsonl").unlink()
@@ -90,6 +91,26 @@ def test_a_full_disk_is_a_line_with_path_and_remedy_and_what_was_written_stays(t
     assert [row["step"] for row in folder.rows] == [1]
     folder.step(2, {"loss": 1.0}, [])
     assert [row["step"] for row in folder.rows] == [1, 2]
+
+
+def test_a_disk_that_reports_errors_is_a_line_with_path_and_remedy(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    folder.create("seed = 0\n")
+    master, terminal = os.openpty()
+    os.close(master)
+    (folder.path / "metrics.jsonl").symlink_to(f"/proc/self/fd/{terminal}")  # whoever opens it is told EIO
+    try:
+        with pytest.raises(ConfigError, match=r"Input/output error; the disk reports errors: mend it.* --resume"):
+            folder.step(1, {"loss": 1.0}, [])
+    finally:
+        os.close(terminal)
+
+
+def test_what_is_no_matter_of_the_disk_passes(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a bug"), writing("folder", tmp_path):
+        raise RuntimeError("a bug")
+    with pytest.raises(ConfigError, match="No such file or directory; mend that"), writing("folder", tmp_path):
+        (tmp_path / "gone" / "file").write_text("")
 
 
 def test_a_run_is_replaced_or_gone_on_with_not_both(tmp_path: Path) -> None:

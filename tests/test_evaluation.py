@@ -321,5 +321,8 @@ def test_the_verb_keeps_resumes_compares_and_writes(tmp_path: Path, capsys: pyte
     assert "tasks in one of the two evaluations only is (1, ['count-" in capsys.readouterr().err
     assert main([*flags, "--seed", "1"]) == 2
     assert "other settings" in capsys.readouterr().err
+    (tmp_path / "way").write_text("in the way of a folder")
+    assert main([*flags, "--json", str(tmp_path / "way" / "figures.json")]) == 2
+    assert "it cannot be written there: " in capsys.readouterr().err
     assert main([*EVAL, "--k", "2"]) == 2
     assert "k is 2; give at most --samples, which is 1" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.machine.cores import cores
+from repl_rl.machine.refused import remedy
 from repl_rl.machine.stopping import STOPS, Terminated, explained, terminable
 
 VERBS = {
@@ -89,9 +90,11 @@ def _run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except OSError as error:
-        if error.filename is None:
+        mending = remedy(error.errno)
+        if error.filename is None and mending is None:
             raise
-        print(f"repl-rl: error: file is {error.filename!r}; {error.strerror}; give another path", file=sys.stderr)
+        what = f"file is {error.filename!r}; " if error.filename is not None else ""
+        print(f"repl-rl: error: {what}{error.strerror}; {mending or 'give another path'}", file=sys.stderr)
         return 2
     return code
 

@@ -14,6 +14,7 @@ from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
 from repl_rl.machine.assets import asset
+from repl_rl.machine.refused import writing
 from repl_rl.settings.arguments import parse
 
 
@@ -131,5 +132,6 @@ def main(argv: Sequence[str]) -> int:
     text = json.dumps(figures, indent=2)
     print(text)
     if config.json is not None:
-        config.json.write_text(text + "\n")
+        with writing("file", config.json):
+            config.json.write_text(text + "\n")
     return 0

@@ -22,6 +22,7 @@ from repl_rl.evaluation import (
     write_study,
 )
 from repl_rl.judges import check_judges
+from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.settings.arguments import parse
@@ -81,7 +82,8 @@ def main(argv: Sequence[str]) -> int:
     about: dict[str, str | int] = {"model": config.policy.reference, "source": config.tasks, "seed": config.seed}
     for path in (config.json, config.out and config.out / "eval.json"):
         if path is not None:
-            write_study(path, study, config.k, about)
+            with writing("file", path, then=", then give the command again"):
+                write_study(path, study, config.k, about)
     if other is not None:
         _show(compare(study, other), str(config.against), console)
     return 0

@@ -1,26 +1,38 @@
 """`repl-rl sft`: fine-tune a policy on demonstrations and on its own best rollouts."""
 
+import hashlib
+import json
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
 
+from repl_rl.cli.begun import SETTINGS, begun
 from repl_rl.coldstart.selection import FinetuneConfig, Selection, select
 from repl_rl.errors import ConfigError
+from repl_rl.evaluation import EvaluationFolder
 from repl_rl.judges import check_judges
+from repl_rl.machine.files import write_whole
+from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read, write_step
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.world import World
 
 _ROLLOUTS = "rollouts"
+_PORTION = 256
+"""Rollouts that are kept together: at most so many are played again."""
+FREE = frozenset({"out", "overwrite", "concurrency"})
+"""Settings that decide nothing about what is learned."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +71,27 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(SftConfig, "sft", argv)
     console = Console(highlight=False)
-    if config.out.exists() and not config.overwrite:
-        raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
     if config.fresh:
         return _begin(config, console)
     renderer = Renderer.from_folder(config.model_folder, config.overshoot, config.chat)
-    stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
-    played = _play(config, console) if config.samples else []
-    chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)
-    _show(chosen, console)
-    _learn(config, renderer, chosen, console)
-    if played:
-        write_step(config.out / _ROLLOUTS, 0, played)
+    settings = dump(replace(config, model=config.policy.reference))
+    with begun(config.out, settings, FREE, config.overwrite) as place:
+        stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
+        played = _play(config, place, console) if config.samples else []
+        chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)
+        _show(chosen, console)
+        with writing("output folder", config.out, then=", then give the command again"):
+            _learn(config, renderer, chosen, place, console)
+            if played:
+                write_step(config.out / _ROLLOUTS, 0, played)
+        shutil.rmtree(place)
     console.print(f"fine-tuned policy {config.out}")
     return 0
 
 
 def _begin(config: SftConfig, console: Console) -> int:
+    if config.out.exists() and not config.overwrite:
+        raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
     from repl_rl.coldstart.fresh import write_fresh_policy  # torch: slow to import
 
     shutil.rmtree(config.out, ignore_errors=True)
@@ -99,13 +115,29 @@ def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
         yield trajectory
 
 
-def _play(config: SftConfig, console: Console) -> Sequence[Trajectory]:
-    """The policy's own rollouts. Only training tasks are played: held-out ones stay unseen."""
+def _play(config: SftConfig, place: Path, console: Console) -> Sequence[Trajectory]:
+    """The policy's own rollouts, in portions that are kept in `place`. Only training tasks are played: held-out ones
+    stay unseen."""
     tasks = config.drawn(Split.TRAIN, config.train_tasks)
     check_judges(tasks)
     console.print(f"playing {config.samples} rollouts of each of {len(tasks)} tasks ...")
-    with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:
-        return source.sample([task for task in tasks for _ in range(config.samples)])
+    folder = EvaluationFolder(place, (place / SETTINGS).read_text())
+    portion = max(1, _PORTION // config.samples)
+    played: list[Trajectory] = []
+    with ExitStack() as stack:
+        opened: list[RolloutThread] = []
+        for number, start in enumerate(range(0, len(tasks), portion)):
+            # All rollouts of a task are in one portion: their seeds count them from the first one.
+            wanted = [task for task in tasks[start : start + portion] for _ in range(config.samples)]
+            kept = folder.load(_ROLLOUTS, number, wanted)
+            if kept is None:
+                if not opened:
+                    source = RolloutThread(config.rollouts, {task.id: task for task in tasks})
+                    opened.append(stack.enter_context(source))
+                kept = opened[0].sample(wanted)
+                folder.keep(_ROLLOUTS, number, kept)
+            played.extend(kept)
+    return played
 
 
 def _show(chosen: Selection, console: Console) -> None:
@@ -114,8 +146,10 @@ def _show(chosen: Selection, console: Console) -> None:
         console.print(f"  left out {count}: {reason}")
 
 
-def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, console: Console) -> None:
-    from repl_rl.coldstart.finetune import context_tokens, finetune, labelled  # torch and trl: slow to import
+def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, place: Path, console: Console) -> None:
+    # torch and trl: slow to import
+    from repl_rl.coldstart.finetune import context_tokens, finetune, labelled
+    from repl_rl.coldstart.kept import Keeping
 
     room = context_tokens(config.model_folder)
     never = renderer.forbidden_ids if config.learning.observation_weight else None
@@ -123,6 +157,7 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, console: Co
     fitting = [example for example in examples if len(example["input_ids"]) <= room]
     if len(fitting) < len(examples):
         console.print(f"  left out {len(examples) - len(fitting)}: longer than the policy's context of {room} tokens")
+    _check_same(place / "learned.sha256", fitting)
     every = max(1, config.learning.steps // 10)
 
     def on_step(step: int, loss: float) -> None:
@@ -133,4 +168,19 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, console: Co
         if step == 1 or step % every == 0:
             console.print(f"           what the console printed: {loss:.4f} nats a token")
 
-    finetune(config.model_folder, renderer, fitting, config.out, config.learning, config.seed, on_step, on_observed)
+    base, kept = config.model_folder, Keeping(place / "states")
+    finetune(base, renderer, fitting, config.out, config.learning, config.seed, on_step, on_observed, kept)
+
+
+def _check_same(file: Path, examples: Sequence[Mapping[str, Sequence[int]]]) -> None:
+    """Hold a fine-tuning that goes on to what it learned from until now.
+
+    Raises:
+        ConfigError: that has changed.
+    """
+    digest = hashlib.sha256(json.dumps(examples).encode()).hexdigest()
+    if not file.exists():
+        write_whole(file, digest)
+    elif file.read_text() != digest:
+        remedy = "the trajectories have changed since; remove that folder to begin anew"
+        raise ConfigError("what was learned from until now", str(file.parent), remedy)

@@ -229,7 +229,8 @@ class Run:
         self._evaluate(source, "last", config.trainer.steps)
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
         points = sorted(self.solved.items())
-        draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
+        with self.folder.writing():
+            draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
 
     def _take_up(self) -> None:
         """Go on with the summary of the run that is resumed."""

@@ -7,18 +7,21 @@ import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from rich.console import Console
 from rich.table import Table
 
+from repl_rl.cli.begun import Portions, begun, finish, kept
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.played import Course, demonstrations
 from repl_rl.coldstart.verified import Recipe, Tally, verified
 from repl_rl.errors import ConfigError
 from repl_rl.machine.files import whole_file
+from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
@@ -34,6 +37,9 @@ from repl_rl.tasks import families_of
 from repl_rl.world import QUICKSTART, World
 
 _TOLD_EVERY = 250
+_PORTIONS = ".portions"
+FREE = frozenset({"out", "overwrite", "concurrency"})
+"""Settings that decide nothing about what is made."""
 PLACES: Seam[SandboxKind] = Seam("sandbox", {**SANDBOXES.kinds, InProcess.kind: InProcess})
 
 
@@ -94,8 +100,6 @@ class TranscriptsConfig:
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(TranscriptsConfig, "transcripts", argv)
-    if config.out.exists() and not config.overwrite:
-        raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
     renderer = Renderer.from_folder(World(model=config.model).model_folder, config.overshoot, config.chat)
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     renderer.prompt("", config.prompt)
@@ -104,17 +108,18 @@ def main(argv: Sequence[str]) -> int:
     # It warns of texts beyond the policy's context; ours are measured and cut.
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     harvests = {package: list(harvest(package)) for package in config.from_doctests}
-    shutil.rmtree(config.out, ignore_errors=True)
-    config.out.mkdir(parents=True)
-    (config.out / "config.toml").write_text(dump(config))
     tallies: dict[str, Tally] = {}
-    for package, specimens in harvests.items():
-        print(f"{package}: {len(specimens)} doctests to execute ...", flush=True)
-        asyncio.run(_package(config, recipe, package, specimens, tallies))
-    if config.from_tasks:
-        print(f"{' '.join(config.from_tasks)}: {config.count} demonstrations to execute ...", flush=True)
-        asyncio.run(_demonstrations(config, renderer, tallies))
-    _keep_counts(config.out / "transcripts.json", tallies)
+    with begun(config.out, dump(config), FREE, config.overwrite) as place:
+        for package, specimens in harvests.items():
+            print(f"{package}: {len(specimens)} doctests to execute ...", flush=True)
+            asyncio.run(_package(config, recipe, package, specimens, tallies, place))
+        if config.from_tasks:
+            print(f"{' '.join(config.from_tasks)}: {config.count} demonstrations to execute ...", flush=True)
+            asyncio.run(_demonstrations(config, renderer, tallies, place))
+        with writing("output folder", place, then=", then give the command again"):
+            _keep_counts(place / "transcripts.json", tallies)
+            finish(place, config.out)
+    shutil.rmtree(config.out / _PORTIONS, ignore_errors=True)
     Console(highlight=False).print(_table(tallies))
     return 0
 
@@ -125,28 +130,33 @@ async def _package(
     package: str,
     specimens: Sequence[Specimen],
     tallies: dict[str, Tally],
+    place: Path,
 ) -> None:
-    tally = Tally()
     imported = (package.replace("-", "_").partition(".")[0],) if config.preload and package != STDLIB else ()
+    portions = Portions(place / _PORTIONS / str(len(tallies)))
     async with _sandbox(config, imported) as sandbox:
-        kept = await _kept(verified(specimens, sandbox, recipe, tally), tally, _TOLD_EVERY)
-    _write(config.out, len(tallies), kept)
+        made, tally = await kept(partial(verified, specimens, sandbox, recipe), portions, _TOLD_EVERY)
+    _write(place, len(tallies), made)
     tallies[package] = tally
 
 
-async def _demonstrations(config: TranscriptsConfig, renderer: Renderer, tallies: dict[str, Tally]) -> None:
+async def _demonstrations(
+    config: TranscriptsConfig, renderer: Renderer, tallies: dict[str, Tally], place: Path
+) -> None:
     families = tuple(family for source in config.from_tasks for family in families_of(source))
     course = Course(families, MIXES[config.mix], config.count, config.seed, config.protocol, config.prompt)
-    tally = Tally()
+    portions = Portions(place / _PORTIONS / str(len(tallies)))
     async with _sandbox(config) as sandbox:
-        kept = await _kept(
-            demonstrations(course, sandbox, renderer, tally, config.concurrency), tally, config.count // 10 or 1
-        )
-    fitting = [t for t in kept if len(t.prompt.token_ids) + len(t.completion_ids) <= config.max_tokens]
+
+        def make(tally: Tally, done: Sequence[Trajectory]) -> AsyncIterator[Trajectory]:
+            return demonstrations(course, sandbox, renderer, tally, config.concurrency)
+
+        made, tally = await kept(make, portions, config.count // 10 or 1)
+    fitting = [t for t in made if len(t.prompt.token_ids) + len(t.completion_ids) <= config.max_tokens]
     tally.whole = len(fitting)
-    if len(fitting) < len(kept):
-        tally.dropped["is too long"] = len(kept) - len(fitting)
-    _write(config.out, len(tallies), fitting)
+    if len(fitting) < len(made):
+        tally.dropped["is too long"] = len(made) - len(fitting)
+    _write(place, len(tallies), fitting)
     tallies[" ".join(config.from_tasks)] = tally
 
 
@@ -154,18 +164,12 @@ def _sandbox(config: TranscriptsConfig, preload: Sequence[str] = ()) -> Abstract
     return PLACES.chosen(config.sandbox).open(Births(config.limits, preload, config.concurrency))
 
 
-async def _kept(trajectories: AsyncIterator[Trajectory], tally: Tally, told_every: int) -> Sequence[Trajectory]:
-    kept: list[Trajectory] = []
-    async for trajectory in trajectories:
-        kept.append(trajectory)
-        if len(kept) % told_every == 0:
-            print(f"  {len(kept)} kept, {tally.dropped.total()} dropped", flush=True)
-    return kept
-
-
-def _write(out: Path, number: int, kept: Sequence[Trajectory]) -> None:
-    with whole_file(out / "trajectories" / f"{number:06d}.jsonl.gz") as torn:
-        append(torn, kept)
+def _write(out: Path, number: int, made: Sequence[Trajectory]) -> None:
+    with (
+        writing("output folder", out, then=", then give the command again"),
+        whole_file(out / "trajectories" / f"{number:06d}.jsonl.gz") as torn,
+    ):
+        append(torn, made)
 
 
 def _keep_counts(path: Path, tallies: dict[str, Tally]) -> None:

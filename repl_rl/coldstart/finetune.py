@@ -24,8 +24,9 @@ from transformers import (
 )
 from transformers.utils import is_torch_bf16_gpu_available
 from transformers.utils.logging import disable_progress_bar
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig
 
+from repl_rl.coldstart.kept import Keeping, KeptTrainer
 from repl_rl.coldstart.observing import IGNORED, LOSS, OBSERVED, Collator, ObservingTrainer
 from repl_rl.coldstart.selection import FinetuneConfig
 from repl_rl.engine.forbidden import forbid
@@ -110,13 +111,13 @@ def trainer(
     args: SFTConfig,
     callbacks: Sequence[TrainerCallback] = (),
     observation_weight: float = 0.0,
-) -> SFTTrainer:
+) -> KeptTrainer:
     """TRL's trainer on examples of `labelled`, which have `observed` if there is an `observation_weight`."""
     # TRL advises about chat templates and end tokens; it tokenises nothing here.
     logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
     names = ("input_ids", "labels", OBSERVED) if observation_weight else ("input_ids", "labels")
     columns = {name: [list(example[name]) for example in examples] for name in names}
-    kind = ObservingTrainer if observation_weight else SFTTrainer
+    kind = ObservingTrainer if observation_weight else KeptTrainer
     made = kind(
         model=model,
         args=args,
@@ -140,6 +141,7 @@ def finetune(
     seed: int = 0,
     on_step: OnStep = lambda step, loss: None,
     on_observed: OnObserved = lambda step, loss: None,
+    keeping: Keeping | None = None,
 ) -> float:
     """Fine-tune the policy in folder `base` on examples of `labelled`; save it, with its tokenizer, in `out`.
 
@@ -147,6 +149,9 @@ def finetune(
 
     With `config.observation_weight` it learns what the console printed too: examples then have `observed`, and
     `on_observed` is told that loss.
+
+    With `keeping` its state is saved now and then, and it goes on with the newest one: the same call then ends with
+    the same weights as one that was never stopped.
 
     Returns the last step's loss, nats a learned token of the policy's lines.
 
@@ -174,7 +179,9 @@ def finetune(
     with whole_folder(out, replace=True) as torn:
         told = Told(config.observation_weight, on_step, on_observed)
         args = sft_args(config, torn, seed)
-        trainer(model, renderer.tokenizer, examples, args, [told], config.observation_weight).train()
+        learning = trainer(model, renderer.tokenizer, examples, args, [told], config.observation_weight)
+        learning.keeping = keeping
+        learning.go_on()
         model.config.use_cache = True  # TRL turns it off for the training
         model.save_pretrained(torn)
         complete(torn, base)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
-from trl import SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from repl_rl.coldstart.kept import KeptTrainer
 
 IGNORED = -100
 """The label of a token that is context and not learned."""
@@ -51,7 +52,7 @@ class _Both:
         return outputs
 
 
-class ObservingTrainer(SFTTrainer):
+class ObservingTrainer(KeptTrainer):
     """Set `observation_weight`, above 0, before training; examples have the column `OBSERVED`."""
 
     observation_weight = 0.0

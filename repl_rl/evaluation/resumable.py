@@ -5,7 +5,8 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.study import Study, TaskResult, result
-from repl_rl.machine.files import whole_file
+from repl_rl.machine.files import whole_file, write_whole
+from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import append, read
 from repl_rl.tasks import Task
@@ -31,7 +32,7 @@ class EvaluationFolder:
         kept = path / "config.toml"
         if kept.is_file() and kept.read_text() != config_toml:
             differing = sorted(set(kept.read_text().splitlines()) ^ set(config_toml.splitlines()))
-            remedy = f"it holds an evaluation with other settings ({'; '.join(differing[:4])}); name another folder"
+            remedy = f"it holds an evaluation with other settings ({'; '.join(differing)}); name another folder"
             raise ConfigError("evaluation folder", str(path), remedy)
         if not kept.is_file() and path.exists() and any(path.iterdir()):
             raise ConfigError("evaluation folder", str(path), "it holds something else; name a new folder")
@@ -53,11 +54,16 @@ class EvaluationFolder:
         return found
 
     def keep(self, kind: str, portion: int, trajectories: Sequence[Trajectory]) -> None:
-        """Store a portion, whole or not at all."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.toml").write_text(self._config_toml)
-        with whole_file(self._file(kind, portion)) as torn:
-            append(torn, trajectories)
+        """Store a portion, whole or not at all.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        with writing("evaluation folder", self.path, then=", then give the command again"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / "config.toml", self._config_toml)
+            with whole_file(self._file(kind, portion)) as torn:
+                append(torn, trajectories)
 
     def _file(self, kind: str, portion: int) -> Path:
         return self.path / kind / f"{portion:06d}.jsonl.gz"

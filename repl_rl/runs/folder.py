@@ -6,12 +6,13 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.machine.files import Json, write_whole
+from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.report import write_report
 from repl_rl.runs.store import write_step, write_tokens
@@ -47,12 +48,17 @@ class RunFolder:
         self.rows: list[Mapping[str, float]] = []
 
     def create(self, config_toml: str) -> None:
-        """Make the folder with its `config.toml`; an older run of that name is removed."""
-        if self.path.exists():
-            shutil.rmtree(self.path)
-        self.path.mkdir(parents=True)
-        write_whole(self.path / "config.toml", config_toml)
-        self.checkpoints.mkdir()
+        """Make the folder with its `config.toml`; an older run of that name is removed.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        with self.writing():
+            if self.path.exists():
+                shutil.rmtree(self.path)
+            self.path.mkdir(parents=True)
+            write_whole(self.path / "config.toml", config_toml)
+            self.checkpoints.mkdir()
 
     @property
     def begun(self) -> bool:
@@ -66,9 +72,17 @@ class RunFolder:
         return said.get("status") == "finished" and said.get("steps") == steps
 
     def reopen(self, config_toml: str, step: int, policy_step: int) -> None:
-        """Take up a run whose next step is `step` + 1: nothing of a later one, or of one that was torn, is left."""
+        """Take up a run whose next step is `step` + 1: nothing of a later one, or of one that was torn, is left.
+
+        Raises:
+            ConfigError: it cannot be written to.
+        """
         rows = map(json.loads, whole_lines(self.path / "metrics.jsonl"))
         self.rows = [row for row in rows if row["step"] <= step]
+        with self.writing():
+            self._cut(config_toml, step, policy_step)
+
+    def _cut(self, config_toml: str, step: int, policy_step: int) -> None:
         write_whole(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
         for file in (self.path / "trajectories").glob("[0-9]*.jsonl.gz"):
             if int(file.name.partition(".")[0]) > step:
@@ -101,7 +115,7 @@ class RunFolder:
             ConfigError: they cannot be written. What was written before can be read, and gone on from.
         """
         row = {"step": step, **metrics}
-        with self._writing():
+        with self.writing():
             write_step(self.path / "trajectories", step, trajectories, credit)
             with (self.path / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -110,8 +124,13 @@ class RunFolder:
         self.rows.append(row)
 
     def name_tokens(self, texts: Sequence[str]) -> None:
-        """Keep the text of each token id, for readers without a tokenizer."""
-        write_tokens(self.path / "trajectories", texts)
+        """Keep the text of each token id, for readers without a tokenizer.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        with self.writing():
+            write_tokens(self.path / "trajectories", texts)
 
     def summarise(self, summary: Mapping[str, Json]) -> None:
         """Write `summary.json` whole or not at all.
@@ -119,16 +138,16 @@ class RunFolder:
         Raises:
             ConfigError: it cannot be written.
         """
-        with self._writing():
+        with self.writing():
             write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            remedy = f"it cannot be written to: {error.strerror}; free some room or mend the disk, then --resume"
-            raise ConfigError("run folder", str(self.path), remedy) from error
+    def writing(self) -> AbstractContextManager[None]:
+        """Have what cannot be written in the block told as one line, with a remedy.
+
+        Raises (in the block):
+            ConfigError: the system refused something.
+        """
+        return writing("run folder", self.path, then=", then --resume")
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -80,7 +80,8 @@ class Keeper:
         self._tensors = self.state.tensors()
         memories: dict[str, list[str]] = json.loads(self.state.said["parts"])
         for name, part in self._parts.items():
-            part.remember(memories[name][trainer.accelerator.process_index])
+            if name in memories:
+                part.remember(memories[name][trainer.accelerator.process_index])
 
     def began(self, trainer: GRPOTrainer) -> None:
         """Training is about to take its first step: the beginning can be gone on from too."""

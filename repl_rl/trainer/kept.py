@@ -1,11 +1,13 @@
 """TRL's trainer as a keeper needs it: it tells what it does, and goes on where a state says."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from repl_rl.machine.refused import writing
 from repl_rl.trainer.config import GRPOTrainer
 from repl_rl.trainer.keeper import Keeper
 
@@ -76,6 +78,19 @@ class KeptTrainer(GRPOTrainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if self.keeper is not None:
             self.keeper.ended(self)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """TRL's; what the disk refuses is told in one line.
+
+        Raises:
+            ConfigError: the model cannot be written.
+        """
+        with writing("folder", Path(output_dir or self.args.output_dir), "the model", ", then --resume"):
+            super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, *args: object, **kwargs: object) -> None:
+        with writing("folder", Path(self.args.output_dir), "a checkpoint", ", then --resume"):
+            super()._save_checkpoint(*args, **kwargs)
 
     def _load_from_checkpoint(self, folder: str, model: object = None) -> None:
         assert self.keeper is not None

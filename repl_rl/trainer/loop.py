@@ -31,7 +31,7 @@ from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.reporting import Reporter
 from repl_rl.trainer.sinks import Sinks
 from repl_rl.trainer.source import OnStep, RolloutSource, Tasked
-from repl_rl.trainer.weights import Tell, size_of, weights_folder
+from repl_rl.trainer.weights import Tell, size_of, spare_folder, weights_folder
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +73,14 @@ def fit(
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
     policy = learning(policy, config, seed)
-    with weights_folder(size_of(policy), tell) as weights:
+    with weights_folder(size_of(policy), tell) as weights, spare_folder(weights, tell) as spare:
         trainer = _trainer(policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum)
+        trainer.vllm_generation.spare = spare
         base = model if isinstance(model, Path) else None
         evaluator = Evaluator(trainer, evaluation, out, base) if evaluation else None
-        reporter = _report(trainer, on_step, out.parent, evaluator)
+        reporter = _report(trainer, on_step, out.parent, evaluator, tell)
         if keeper is not None:
-            own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter}
+            own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter, "sinks": reporter.sinks}
             trainer.keep(keeper, {"source": source, "curriculum": curriculum, **own}, tell)
         trainer.go_on()
     return _save(trainer, out, config.lora_rank > 0, base)
@@ -120,9 +121,9 @@ def _silence() -> None:
     disable_progress_bar()
 
 
-def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: Evaluator | None) -> Reporter:
+def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: Evaluator | None, tell: Tell) -> Reporter:
     trainer.remove_callback(PrinterCallback)
-    sinks = Sinks(trainer, run)
+    sinks = Sinks(trainer, run, tell, lambda: trainer.steps_done)
     reporter = Reporter(trainer, on_step, sinks, evaluator)
     trainer.add_callback(reporter)
     sinks.join()

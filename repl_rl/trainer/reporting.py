@@ -96,7 +96,7 @@ class Reporter(TrainerCallback):
         if state.is_world_process_zero:
             record = StepRecord(self.trainer.steps_done, metrics, tuple(credit))
             self.on_step(record, trajectories)
-            self.sinks.send_table(record, trajectories)
+            self.sinks.send_table(record, trajectories, state.global_step)
         logs.update({f"{PREFIX}{name}": value for name, value in metrics.items()})
         # What the caller does with the record is not the next step's time, nor is an evaluation; the weights that the
         # latter was given are, since the next step does not give them again.

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel, TrainerState
 from repl_rl.errors import ConfigError
 from repl_rl.machine.durable import damage, keep_newest, write_durably
 from repl_rl.machine.files import Json
+from repl_rl.machine.refused import writing
 from repl_rl.machine.versions import versions
 from repl_rl.runs.folder import RunFolder
 
@@ -63,16 +65,17 @@ class Boundary:
             ConfigError: that cannot be written.
         """
 
+        telling = partial(writing, "folder", folder, "the run's state", ", then --resume")
+
         def fill(made: Path) -> None:
             own = {"schedule": self.schedule, "randoms": self.randoms, "order": self.order}
-            torch.save({**learned, **own}, made / TENSORS)
+            with telling():  # before what is torn is removed: the cause of torch's error is looked for there
+                torch.save({**learned, **own}, made / TENSORS)
             (made / SAID).write_text(json.dumps(self.said) + "\n", encoding="utf-8")
             (made / STEPS).write_text(json.dumps(asdict(self.counted)) + "\n", encoding="utf-8")
 
-        try:
+        with telling():
             write_durably(folder / f"{self.step:06d}", fill)
-        except (OSError, RuntimeError) as error:  # torch wraps what the system says
-            raise unwritten(folder, error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +93,6 @@ class State:
         """Weights, optimizer, schedule and random generators, on the CPU."""
         found: dict[str, object] = torch.load(self.folder / TENSORS, map_location="cpu", weights_only=True)
         return found
-
-
-def unwritten(folder: Path, error: Exception) -> ConfigError:
-    """What is told where the state of a run cannot be written."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-    remedy = f"the run's state cannot be written there: {reason}; free some room or choose another --out, then --resume"
-    return ConfigError("folder", str(folder), remedy)
 
 
 def newest(folder: Path, tell: Callable[[str], None] = log.warning) -> State | None:

@@ -5,7 +5,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,12 +23,23 @@ from repl_rl.trainer.lora import merged
 from repl_rl.trainer.source import RolloutSource
 
 _PREFIX = "repl_rl-weights-"
+WEIGHTS = "model.safetensors"
+"""The file in their folder."""
 _HEADER = 16 << 20
 """Room for the names in a file of weights, bytes."""
 SHARED = Path("/dev/shm")
 
 Tell = Callable[[str], None]
 """Given a line about something that is done in a slower way than usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """Another way for the weights, where the first one fills up while the run goes on."""
+
+    opened: Callable[[], Path]
+    """Makes its folder."""
+    tell: Tell
 
 
 class Sync:
@@ -37,6 +49,8 @@ class Sync:
         self.trainer = trainer
         self.source = source
         self.folder = folder
+        self.spare: Spare | None = None
+        """Taken once; None: there is no other way, or it is taken."""
         self.elapsed_s = 0.0
         """Wall clock of all syncs so far."""
 
@@ -46,11 +60,23 @@ class Sync:
         accelerator = self.trainer.accelerator
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
         if accelerator.is_main_process:
-            save_weights(accelerator.unwrap_model(self.trainer.model_wrapped), state, self.folder)
+            self._save(accelerator.unwrap_model(self.trainer.model_wrapped), state)
         # Also the barrier that keeps the others from reading before it is written.
         (folder,) = broadcast_object_list([str(self.folder)])
         self.source.load_weights(Path(folder), self.trainer.state.global_step)
         self.elapsed_s += time.perf_counter() - start
+
+    def _save(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> None:
+        try:
+            save_weights(model, state, self.folder)
+        except EngineError as error:
+            if self.spare is None:
+                raise
+            (self.folder / WEIGHTS).unlink(missing_ok=True)  # what was torn takes room from others
+            spare, self.spare = self.spare, None
+            self.folder = spare.opened()
+            spare.tell(f"weights take {self.folder.parent} on their way to the engine from now on: {error}")
+            save_weights(model, state, self.folder)
 
 
 def size_of(model: PreTrainedModel) -> int:
@@ -100,6 +126,17 @@ def weights_folder(size: int, tell: Tell | None = None, room: Callable[[int], Pa
         yield folder
 
 
+@contextmanager
+def spare_folder(weights: Path, tell: Tell) -> Iterator[Spare | None]:
+    """A way through temporary files for weights whose folder is in memory; None: `weights` is not. What it made is
+    removed at the end."""
+    if SHARED not in weights.parents:
+        yield None
+        return
+    with ExitStack() as ending:
+        yield Spare(lambda: ending.enter_context(private_folder(Path(tempfile.gettempdir()), _PREFIX)), tell)
+
+
 def save_weights(model: PreTrainedModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Write `state`, the weights of `model`, to `folder/model.safetensors` as its checkpoint names them.
 
@@ -111,7 +148,7 @@ def save_weights(model: PreTrainedModel, state: Mapping[str, torch.Tensor], fold
     bare = model.get_base_model() if is_peft_model(model) else model
     weights = {name: w.detach().contiguous() for name, w in as_stored(bare, merged(dict(state), model)).items()}
     try:
-        save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})
     except (SafetensorError, OSError) as error:
         remedy = "free some room there, or set TMPDIR to another folder if it is the temporary one"
         raise EngineError(f"the policy's weights could not be written to {folder}: {error}; {remedy}") from error

@@ -134,6 +134,8 @@ def test_an_experiment_that_broke_off_goes_on_where_it_stopped(tmp_path: Path) -
     nobody = Played()
     assert run_experiment(experiment, told.append, nobody.opened) == report
     assert nobody.given == []
+    with pytest.raises(ConfigError, match=r"settings.tokens \(100, here 200\)"):
+        run_experiment(replace(experiment, settings=Settings(tokens=200)), told.append, nobody.opened)
 
 
 def test_a_report_is_about_what_was_asked_for_although_more_was_played(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_runs_with_other_settings_are_never_mixed(tmp_path: Path) -> None:
     file.add(START)
     file.add(row())
     assert RowFile(path, header(Settings())).rows == [START, row()]
-    with pytest.raises(ConfigError, match="another fingerprint and settings"):
+    with pytest.raises(ConfigError, match=r"another fingerprint \(.*\) and settings\."):
         RowFile(path, header(Settings(tokens=1)))
     with pytest.raises(ConfigError, match="another policy"):
         RowFile(path, {**header(Settings()), "policy": "other"})

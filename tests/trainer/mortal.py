@@ -29,6 +29,8 @@ SMALL = (
     *("--name", "run", "--sandbox", "local", "--concurrency", "1", "--train-tasks", "24", "--eval-tasks", "2"),
     *("--trainer.steps", str(STEPS), "--trainer.prompts-per-step", "2", "--trainer.group-size", "2"),
     *("--rollout.max-lines", "2", "--rollout.max-line-tokens", "8", "--states", "within(seconds=0, share=1.0)"),
+    # Which line a clock cuts short depends on the machine's other work.
+    *("--limits.line-timeout-s", "300", "--rollout.max-wall-s", "3000"),
 )
 KINDS: Mapping[str, Sequence[str]] = {
     "transformers": ("--engine", "transformers", "--trainer.updates", "2", "--trainer.mini-batches", "2"),

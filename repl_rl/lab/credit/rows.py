@@ -1,7 +1,7 @@
 """The file of rows: a header, then one row as each run ends. What is there is not played again."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,12 +80,22 @@ class RowFile:
     def _check(self, header: Mapping[str, object]) -> None:
         try:
             found = json.loads(self._texts[0])
-            changed = sorted(key for key in header if found[key] != header[key])
+            changed = sorted(_changed(header, found))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError("file of rows", str(self.path), f"it holds something else: {error!r}") from error
         if changed:
-            remedy = f"it holds runs with another {' and '.join(changed)}; name another --out"
+            remedy = f"it holds runs with another {' and '.join(changed)}; give theirs, or name another --out"
             raise ConfigError("file of rows", str(self.path), remedy)
+
+
+def _changed(header: Mapping[str, object], found: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """The dotted names of what differs, with both values where they are short."""
+    for key, value in header.items():
+        other = found[key]
+        if isinstance(value, Mapping) and isinstance(other, Mapping) and value.keys() == other.keys():
+            yield from _changed(value, other, f"{prefix}{key}.")
+        elif value != other:
+            yield f"{prefix}{key} ({other!r:.40}, here {value!r:.40})"
 
 
 def record(row: Row) -> dict[str, object]:

@@ -1,0 +1,137 @@
+"""What a verb has done of a long work, kept beside where it goes until all is done: the same command goes on."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from repl_rl.coldstart.verified import Tally
+from repl_rl.errors import ConfigError
+from repl_rl.machine.durable import damage, write_durably
+from repl_rl.machine.files import write_whole
+from repl_rl.machine.refused import writing
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.runs.store import append, read
+from repl_rl.settings.same import differences
+
+SETTINGS = "config.toml"
+PORTION = 256
+"""Demonstrations that are kept together: at most so many are executed again."""
+_KEPT, _COUNTS = "kept.jsonl.gz", "counts.json"
+
+
+@contextmanager
+def begun(out: Path, settings: str, free: Collection[str], overwrite: bool) -> Iterator[Path]:
+    """The folder beside `out` of what is done so far, with `settings` in config.toml; for this process alone.
+
+    It stays where the block does not end well. Whoever finishes removes it, or makes it `out`.
+
+    Raises:
+        ConfigError: `out` is there and not to be replaced; or what was begun has other settings than those that are
+            `free`, each of which is named; or another process is at work on it; or it cannot be written.
+    """
+    place = out.absolute().with_name(f".{out.absolute().name}.begun")
+    if (place / SETTINGS).is_file():
+        told = differences(place / SETTINGS, settings, free)
+        if told and not overwrite:
+            remedy = f"{place} was begun with others; give those to go on, or --overwrite to begin anew"
+            raise ConfigError("settings", "; ".join(told), remedy)
+        if told:
+            shutil.rmtree(place)
+        else:
+            print(f"going on with what {place} has", flush=True)
+    elif out.exists() and not overwrite:
+        raise ConfigError("output folder", str(out), "it exists; name a new --out, or --overwrite to replace it")
+    with writing("output folder", place, then=", then give the command again"):
+        place.mkdir(parents=True, exist_ok=True)
+        if not (place / SETTINGS).is_file():
+            write_whole(place / SETTINGS, settings)
+    with _alone(place):
+        try:
+            yield place
+        finally:
+            if place.exists() and [file.name for file in place.iterdir()] == [SETTINGS]:  # nothing was done
+                shutil.rmtree(place)
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        remedy = "another process is at work on it; wait for its end, or choose another --out"
+        raise ConfigError("output folder", str(place), remedy) from error
+    finally:
+        os.close(descriptor)
+
+
+def finish(place: Path, out: Path) -> None:
+    """Make `place` what `out` is, in place of an older one."""
+    if out.exists():
+        shutil.rmtree(out)
+    os.rename(place, out)
+
+
+class Portions:
+    """Demonstrations of one source and what became of all others, in folders that are there whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        places = sorted(folder.glob("[0-9]" * 6))
+        broken = [n for n, place in enumerate(places) if damage(place) is not None]
+        self._places = places[: broken[0] if broken else None]
+
+    def tally(self) -> Tally:
+        """Of all that was tried so far."""
+        if not self._places:
+            return Tally()
+        return Tally.of_record(json.loads((self._places[-1] / _COUNTS).read_text(encoding="utf-8")))
+
+    def kept(self) -> list[Trajectory]:
+        """All that was kept so far, in order."""
+        return [t for place in self._places if (place / _KEPT).exists() for t in read(place / _KEPT)]
+
+    def keep(self, trajectories: Sequence[Trajectory], tally: Tally) -> None:
+        """Add those that were kept since the last time; `tally` is of all so far.
+
+        Raises:
+            ConfigError: that cannot be written.
+        """
+        place = self._folder / f"{len(self._places):06d}"
+
+        def fill(made: Path) -> None:
+            if trajectories:
+                append(made / _KEPT, trajectories)
+            (made / _COUNTS).write_text(json.dumps(tally.as_record()), encoding="utf-8")
+
+        with writing("folder", self._folder, "what is done so far", ", then give the command again"):
+            write_durably(place, fill)
+        self._places.append(place)
+
+
+Makes = Callable[[Tally, Sequence[Trajectory]], AsyncIterator[Trajectory]]
+"""Makes demonstrations from where a tally stands, given those that were kept, and counts in the tally."""
+
+
+async def kept(
+    make: Makes, portions: Portions, told_every: int, portion: int = PORTION
+) -> tuple[list[Trajectory], Tally]:
+    """All demonstrations of a source, those that `portions` has and the others, and what became of each."""
+    tally, done = portions.tally(), portions.kept()
+    fresh: list[Trajectory] = []
+    marked = tally.done
+    async for trajectory in make(tally, tuple(done)):
+        fresh.append(trajectory)
+        if (len(done) + len(fresh)) % told_every == 0:
+            print(f"  {len(done) + len(fresh)} kept, {tally.dropped.total()} dropped", flush=True)
+        if tally.done - marked >= portion:
+            portions.keep(fresh, tally)
+            done, fresh, marked = [*done, *fresh], [], tally.done
+    if tally.done > marked:
+        portions.keep(fresh, tally)
+    return [*done, *fresh], tally

@@ -1,0 +1,43 @@
+"""The figures of docs/survival.md come from its benchmarks, and a slope is told with its interval."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import soak, states
+
+NOTHING = "Nothing is published yet.\n"
+
+
+def test_the_page_holds_what_was_measured_or_says_that_nothing_was() -> None:
+    for maker in (soak, states):
+        found = maker.FIGURES.exists()
+        assert maker.PAGE.text == (maker.block(json.loads(maker.FIGURES.read_text())) if found else NOTHING)
+
+
+def test_a_slope_is_per_thousand_rollouts_and_its_interval_holds_a_figure_that_does_not_grow() -> None:
+    empty = soak.Look(0, 0.0, 0.0, 9, 2, 0, 0)
+    looks = [replace(empty, rollouts=250 * n, own_mib=100 + 0.5 * n, below_mib=50 + (-1) ** n) for n in range(1, 41)]
+    assert soak.slope(looks, "own_mib") == pytest.approx((2.0, 0.0))
+    grows, half = soak.slope(looks, "below_mib")
+    assert abs(grows) < half < 1
+    assert soak.slope(looks, "descriptors") == (0.0, 0.0)
+
+
+def test_a_row_of_the_soak_tells_growth_and_what_is_left() -> None:
+    slopes = dict.fromkeys(("own_mib", "below_mib", "descriptors"), (0.25, 0.5))
+    left = {"descriptors": 0, "processes": 1, "containers": 0, "shared": 0}
+    report = {"engine": "scripted", "sandbox": "local", "rollouts": 200, "slopes": slopes, "left": left}
+    assert soak.block([report]).splitlines()[-1] == (
+        "| scripted, local, 200 | +0.25 ± 0.50 | +0.25 ± 0.50 | +0.25 ± 0.50 | 0, 1, 0, 0 |"
+    )
+
+
+def test_the_cost_of_states_is_the_median_of_paired_legs() -> None:
+    step_s = {"on": [2.0, 2.2, 2.1], "off": [2.0, 2.0, 2.0]}
+    start_s = {"fresh": [10.0, 12.0], "resumed": [11.0, 13.2]}
+    found = {"engine": "transformers", "parameters": 25e6, "leg_s": 300.0, "seconds": 60.0, "states": 12}
+    text = states.block({**found, "step_s": step_s, "start_s": start_s, "cpus": 2, "load_average": 0.5})
+    assert "| 2.10 | 2.00 | 1.050 (1.000 to 1.100) |" in text
+    assert "11.0 s\nafresh, 12.1 s resumed, 1.10 times as long." in text
