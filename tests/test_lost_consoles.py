@@ -1,6 +1,7 @@
 """Consoles that die with what made them: rollouts on them are dropped, counted, and played again in their places."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from repl_rl.sandbox import InProcessSandbox, PushResult, SandboxSession, open_s
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.forkserver import ForkServer
 from repl_rl.sandbox.inprocess import InProcessSession
+from repl_rl.sandbox.local import launch
 from repl_rl.sandbox.process import ProcessLaunch, RunningProcess
 from repl_rl.sandbox.served import SharedServer
 from tests.worlds import TASK, world
@@ -183,6 +185,23 @@ def test_a_step_whose_fork_server_is_killed_has_full_groups() -> None:
     assert 1 <= rollouts.faults["consoles_lost"] == rollouts.faults["rollouts_replayed"] <= 3
 
 
+def test_a_fork_server_whose_start_is_cancelled_leaves_no_process() -> None:
+    async def work() -> list[psutil.Process]:
+        starting = asyncio.create_task(ForkServer.start(launch(())))
+        for _ in itertools.count():
+            started = [each for top in fork_servers() for each in (top, *top.children())]
+            if len(started) == 2:  # the one that we wait for, and the one that waits for it
+                break
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait({starting})
+        assert starting.cancelled()
+        return started
+
+    _, left = psutil.wait_procs(asyncio.run(work()), timeout=10)
+    assert left == []
+
+
 OPTIONS = json.dumps({"isolate": False, "preload": []})
 LAUNCH = ProcessLaunch(
     (sys.executable, str(asset("sandbox/repl_kernel/zygote.py")), "{fd}", OPTIONS), False, False, lambda _: "wait"
@@ -209,8 +228,8 @@ class Away:
 def test_a_daemon_that_is_restarted_is_waited_for_by_all_at_once(away: int) -> None:
     async def work() -> None:
         server = await ForkServer.start(LAUNCH)
-        launch = Away(away)
-        source = SharedServer(launch, Limits(), server, patience_s=(0.0,) * 3)
+        daemon = Away(away)
+        source = SharedServer(daemon, Limits(), server, patience_s=(0.0,) * 3)
         await server.stop()
         found = await asyncio.gather(*(source.open() for _ in range(3)), return_exceptions=True)
         try:
@@ -218,7 +237,7 @@ def test_a_daemon_that_is_restarted_is_waited_for_by_all_at_once(away: int) -> N
                 assert not [one for one in found if isinstance(one, BaseException)]
             else:
                 assert [type(one) for one in found] == [SandboxLost] * 3
-                assert launch.tries == 0, "tried for all of them together"
+                assert daemon.tries == 0, "tried for all of them together"
         finally:
             for one in found:
                 if not isinstance(one, BaseException):

@@ -81,6 +81,18 @@ class ForkServer:
         Raises:
             SandboxUnavailable: it ended at once or did not answer; the message has its last words.
         """
+        starting = asyncio.ensure_future(cls._started(launch))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Killed before it has come up, bubblewrap leaves a process behind that waits for it for ever.
+            await asyncio.wait({starting})
+            if not starting.cancelled() and starting.exception() is None:
+                await starting.result().stop()
+            raise
+
+    @classmethod
+    async def _started(cls, launch: Launch) -> Self:
         connection, running = await launch.start()
         server = cls(connection, running, launch)
         try:

@@ -58,3 +58,12 @@ def test_a_training_whose_vllm_is_killed_several_times_comes_to_its_end(tmp_path
     found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=5, strikes=3), told.append, read)
     assert told[1].startswith("engine: survived: "), told
     assert '"engine_deaths": 3' in json.dumps(found)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_training_whose_vllm_is_killed_ten_times_comes_to_its_end(tmp_path: Path) -> None:
+    told: list[str] = []
+    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=14, strikes=10), told.append, read)
+    assert told[1].startswith("engine: survived: "), told
+    assert '"engine_deaths": 10' in json.dumps(found)
