@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from random import Random
 from repl_rl.sandbox.docker import OWNER
 
 _KIB = 1024
+_WRITTEN_S = 60.0
+"""How long a step's state may be on its way to the disk."""
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +124,20 @@ def _kill_container(victim: Victim) -> str:
 
 
 def _kill_and_tear(victim: Victim) -> str:
+    states, deadline = victim.folder / "states", time.monotonic() + _WRITTEN_S
+    while len(_states(states)) < 2 and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
     os.kill(victim.pid, signal.SIGKILL)
-    return tear(victim.folder / "states", victim.dice)
+    return tear(states, victim.dice)
+
+
+def _states(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.isdigit())
 
 
 def tear(folder: Path, dice: Random) -> str:
     """Cut or change a file of the newest state in `folder`, at a random place. Returns why that would be no test."""
-    states = sorted(path for path in folder.iterdir() if path.name.isdigit())
+    states = _states(folder)
     if len(states) < 2:
         return f"it had {len(states)} states, and none before the newest"
     file = dice.choice(sorted(path for path in states[-1].iterdir() if path.stat().st_size))
