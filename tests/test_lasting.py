@@ -259,6 +259,28 @@ def test_an_engine_that_cannot_be_opened_again_counts_as_dead_each_time() -> Non
     assert len(opened) == MOST_DEATHS
 
 
+def test_what_dead_engines_say_at_their_end_is_nobodys_error(tmp_path: Path) -> None:
+    lives = engines([1, 0])
+
+    @asynccontextmanager
+    async def loud() -> AsyncIterator[Engine]:
+        async with lives.open() as engine:
+            if len(lives.opened) == 2:
+                lives.opened[1].dead = True  # it dies over the weights that it is given
+            yield engine
+        if lives.opened[-1].dead:
+            raise OSError("no such process")
+
+    async def work() -> int:
+        async with lasting(loud, pause_s=0) as engine:
+            await engine.load_weights(tmp_path, 1)
+            await _lines(engine, 3)
+            return engine.deaths
+
+    assert asyncio.run(work()) == 2
+    assert lives.opened[2].loaded == [tmp_path]
+
+
 def test_a_cancellation_while_another_engine_is_opened_passes_through_and_leaves_nothing() -> None:
     lives, opening, closed = engines([3]), asyncio.Event(), []
 

@@ -84,6 +84,7 @@ class LastingEngine:
             if self._weights is not None:
                 await engine.load_weights(*self._weights)
         except BaseException:
+            life.bury()  # whatever it says at its end is of no interest
             await life.end()
             raise
         self._life = life
