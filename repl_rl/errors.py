@@ -7,11 +7,13 @@
     ├── EngineError             the inference engine failed; the step ends
     │   ├── EngineDied          its process is gone
     │   └── WeightSyncError     sampler and trainer disagree about the policy
+    ├── BrokenDown              the engine or the consoles died again and again; exit code 3
     ├── StoreError              a stored trajectory cannot be read
     ├── InvariantError          a record would break an invariant of `trajectory`
     └── UserCodeError           a sampler, judge or reward of the user raised or misbehaved
     RolloutFailure              data, recorded on one trajectory; never trained on
     └── SandboxFault            our console failed, not the policy's code
+        └── SandboxLost         what makes consoles died or cannot be reached; the rollout is played again
 
 Cancellation (`asyncio.CancelledError`, `KeyboardInterrupt`) is neither and always passes through.
 """
@@ -57,6 +59,15 @@ class WeightSyncError(EngineError):
     """The engine's log probabilities differ from the trainer's: its weights are not the policy's."""
 
 
+class BrokenDown(ReplRLError):
+    """What a run cannot do without died again and again. Once the cause is gone, `--resume` goes on."""
+
+    exit_code = 3
+
+    def __init__(self, thing: str, value: object, remedy: str) -> None:
+        super().__init__(f"{thing} is {value!r}; {remedy}, then go on with --resume")
+
+
 class StoreError(ReplRLError):
     """A stored trajectory cannot be read."""
 
@@ -77,3 +88,7 @@ class RolloutFailure(Exception):
 
 class SandboxFault(RolloutFailure):
     """Our console failed (a lost kernel, a broken protocol), as opposed to the policy's code."""
+
+
+class SandboxLost(SandboxFault):
+    """What makes consoles died, such as a fork server, or cannot be reached. No line of the policy's did that."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
+from repl_rl.engine.lasting import lasting
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
 from repl_rl.rollout.console import Console
@@ -239,7 +240,7 @@ class World:
         await asyncio.to_thread(engine_kind.check, opening)
         async with (
             self.consoles() as sandbox,
-            engine_kind.open(opening) as engine,
+            lasting(lambda: engine_kind.open(opening)) as engine,
             self._asked(host) as models,
             sampler.opened(),
         ):

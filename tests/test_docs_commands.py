@@ -32,12 +32,14 @@ ACTIONS = {
     "bench rollout": "RolloutBenchConfig",
     "bench credit": "CreditBenchConfig",
     "bench echo": "EchoBenchConfig",
+    "bench faults": "FaultsBenchConfig",
 }
 ELSEWHERE = {
     "bench rollout": "tests/bench/test_rollout.py",
     "bench update": "tests/trainer/test_bench.py",
     "bench credit": "tests/bench/test_credit_worker.py",
     "bench echo": "tests/bench/test_echo.py",
+    "bench faults": "tests/bench/test_faults.py",
     "--serve": "tests/test_browser.py",
     "--sampler.user http": "tests/samplers/test_simulated.py, with a server of its own",
     "sandbox build": "scripts/docker, on a base image that can be had without a registry",

@@ -35,8 +35,8 @@ _UNREAD = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 after SIGTERM, 138
-    after SIGUSR1, 141 where nobody reads what it prints."""
+    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 3 where engine or consoles died again
+    and again, 130 interrupted, 143 after SIGTERM, 138 after SIGUSR1, 141 where nobody reads what it prints."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     _look_here()

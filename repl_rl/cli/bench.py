@@ -1,4 +1,7 @@
-"""`repl-rl bench sandbox | update | rollout | credit | echo`: figures beside the usual way's, from the same run."""
+"""`repl-rl bench sandbox | update | rollout | credit | echo | faults`.
+
+What is measured is measured beside the usual way, in the same run; `faults` says what a run survives.
+"""
 
 import json
 import sys
@@ -11,10 +14,12 @@ from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.settings import Settings
 from repl_rl.lab.echo import EchoConfig, run_echo
+from repl_rl.lab.faults import FaultsConfig, run_faults
 from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
 from repl_rl.machine.assets import asset
 from repl_rl.machine.refused import writing
+from repl_rl.runs.store import read
 from repl_rl.settings.arguments import parse
 
 
@@ -80,6 +85,15 @@ class EchoBenchConfig(EchoConfig, BenchConfig):
     """Does it help to learn what the console prints? Runs that differ in trainer.observation_weight alone."""
 
 
+@dataclass(frozen=True)
+class FaultsBenchConfig(FaultsConfig, BenchConfig):
+    """What does a training survive? Each fault strikes a small real run at a random moment."""
+
+
+WHAT = ("sandbox", "update", "rollout", "credit", "echo", "faults")
+"""What can be measured."""
+
+
 def _bench_credit(config: CreditBenchConfig) -> object:
     settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
     experiment = Experiment(config.out, settings, config.conditions, config.seeds, config.workers)
@@ -96,6 +110,10 @@ def _bench_rollout(config: RolloutBenchConfig) -> object:
 
 def _bench_echo(config: EchoBenchConfig) -> object:
     return run_echo(config, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _bench_faults(config: FaultsBenchConfig) -> object:
+    return run_faults(config, lambda line: print(line, file=sys.stderr, flush=True), read)
 
 
 def _writable(config: Config) -> Config:
@@ -124,11 +142,14 @@ def main(argv: Sequence[str]) -> int:
     elif what == "echo":
         config = _writable(parse(EchoBenchConfig, "bench echo", rest, presets=asset("presets")))
         figures = _bench_echo(config)
+    elif what == "faults":
+        config = _writable(parse(FaultsBenchConfig, "bench faults", rest))
+        figures = _bench_faults(config)
     elif what in ("-h", "--help"):
-        print("usage: repl-rl bench sandbox|update|rollout|credit|echo [options]    (--help after either lists them)")
+        print(f"usage: repl-rl bench {'|'.join(WHAT)} [options]    (--help after either lists them)")
         return 0
     else:
-        raise ConfigError("benchmark", what, "choose sandbox, update, rollout, credit or echo")
+        raise ConfigError("benchmark", what, f"choose {', '.join(WHAT[:-1])} or {WHAT[-1]}")
     text = json.dumps(figures, indent=2)
     print(text)
     if config.json is not None:

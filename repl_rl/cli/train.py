@@ -191,6 +191,8 @@ class Run:
             self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
         pressure = source.rollouts.pressure
         self.summary["preemptions"] = asdict(pressure) if pressure is not None else None
+        self.summary["engine_fallback"] = source.rollouts.engine.fallback_reason  # of one that was opened later too
+        self.summary["faults"] = dict(source.rollouts.faults)
         self.summary["wall_s"] = self._spent("wall_s", self.started)
         self.folder.summarise(self.summary)
         self.folder.report()

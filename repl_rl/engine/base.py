@@ -88,7 +88,7 @@ class EngineSession(Protocol):
         The stopping id is part of the chunk. Ids past it never appear, here or in `ids`.
 
         Raises:
-            EngineDied: the engine's process is gone.
+            EngineDied: the engine's process is gone; of a `Lasting` engine, another one takes its place.
             EngineError: the context is full, or the engine refused the request.
         """
 
@@ -124,14 +124,31 @@ class Pressure:
         """What came after `before`."""
         return Pressure(self.preempted - before.preempted, self.recomputed - before.recomputed)
 
+    def after(self, before: "Pressure") -> "Pressure":
+        """Both together."""
+        return Pressure(self.preempted + before.preempted, self.recomputed + before.recomputed)
+
 
 @runtime_checkable
 class Seated(Protocol):
     """An engine whose sessions share a cache that can be too small for them."""
 
     @property
-    def pressure(self) -> Pressure:
-        """Since it was opened."""
+    def pressure(self) -> Pressure | None:
+        """Since it was opened; None: there is no such cache after all."""
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """An engine that is opened again where its process has died.
+
+    Sessions that were open then raise `EngineDied`, at the latest when they are closed; sessions that are opened
+    later are those of the new one, which has the weights that the old one had.
+    """
+
+    @property
+    def deaths(self) -> int:
+        """How often that has happened."""
 
 
 class Engine(Protocol):
@@ -156,5 +173,6 @@ class Engine(Protocol):
         """Replace the weights by those of the checkpoint in `folder` and drop every cached key and value.
 
         Open sessions stay open: calls of `sample` under way end first, the next ones wait and sample from the new
-        weights, with keys and values computed afresh from all ids.
+        weights, with keys and values computed afresh from all ids. The folder stays as it is until the next call: a
+        `Lasting` engine may need it again.
         """

@@ -5,8 +5,8 @@ On CPU the model runs in the engine's process with all cores but one.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -98,7 +98,8 @@ class VllmEngine:
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
         async with self._seating.place(len(ids), sampling.nested) as place:
-            await self._nap.end()
+            with dying():
+                await self._nap.end()
             session = VllmSession(self._llm, str(next(self._names)), ids, sampling, self._shared, place)
             self._open.add(session)
             try:
@@ -110,7 +111,8 @@ class VllmEngine:
     async def rest(self) -> None:
         """Leave the GPU's memory to others, with `sleep`, until a session is opened or weights are loaded."""
         if not self._open:
-            await self._nap.begin()
+            with dying():
+                await self._nap.begin()
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """See `Engine.load_weights`."""
@@ -165,6 +167,19 @@ class VllmEngine:
         log.warning("streaming sessions do not work with this vLLM (%s); using a request a line instead", reason)
         self.fallback_reason = reason
         self.use(Drive.REQUEST)
+
+
+@contextmanager
+def dying() -> Iterator[None]:
+    """Around what vLLM's process may die over.
+
+    Raises:
+        EngineDied: it did, or is dead.
+    """
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDied("the vLLM process is gone") from error
 
 
 class Mortal(Protocol):

@@ -169,7 +169,7 @@ class VllmSession:
         try:
             await (self._stream([*last, *observed], draft) if streamed else self._request(draft))
         except EngineDeadError as error:
-            raise EngineDied("the vLLM process is gone; the step cannot go on, start the run again") from error
+            raise EngineDied("the vLLM process is gone") from error
         except ValueError as error:
             raise EngineError(f"vLLM refused the request: {error}") from error
         finally:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from repl_rl.engine.base import EngineSession
-from repl_rl.errors import ConfigError, SandboxFault
+from repl_rl.errors import ConfigError, SandboxFault, SandboxLost
 from repl_rl.judges import verdict
 from repl_rl.record.console import prompt
 from repl_rl.record.record import Origin, Record
@@ -51,6 +51,8 @@ class Episode(Earning):
         self._console = Console(sandbox, origin.task, host)
         self._stop: Stop | None = None
         self._failure: Failure | None = None
+        self.lost: SandboxLost | None = None
+        """How its console was lost, where it was: nobody can go on with it."""
         self._started = time.monotonic()
 
     async def __aenter__(self) -> "Episode":
@@ -208,7 +210,12 @@ class Episode(Earning):
         return await self._run(lines)
 
     async def _run(self, lines: Sequence[str], closing: bool = False) -> PushResult:
-        results = await self._console.run(lines, closing)
+        try:
+            results = await self._console.run(lines, closing)
+        except SandboxLost as lost:
+            self.lost = lost
+            self.fail(lost)  # even if it is swallowed
+            raise
         result = combined(results)
         ran, calls = (*lines, "")[: len(results)], self._console.host.take()
         self.executed(Execution(result.status, result.elapsed_s, result.answer, ran, calls))

@@ -2,18 +2,18 @@
 
 import asyncio
 import hashlib
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from repl_rl.engine.ahead import Tally, ahead
-from repl_rl.engine.base import Engine, Pressure, Sampling, Seated
-from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, UserCodeError
+from repl_rl.engine.base import Engine, Lasting, Pressure, Sampling, Seated
+from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, SandboxLost, UserCodeError
 from repl_rl.judges import GroupJudge, judged_together, settled
 from repl_rl.record.outcome import Claims
-from repl_rl.record.record import Origin, Record
-from repl_rl.record.trajectory import Failure, FailureKind, Prompt, Stop, Trajectory
+from repl_rl.record.record import Origin
+from repl_rl.record.trajectory import Failure, Prompt, Stop, Trajectory
+from repl_rl.rollout.again import Broken, Notes, again, too_long, weigh
 from repl_rl.rollout.doomed import lines_saved
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.hooks import Hooks
@@ -28,8 +28,6 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -69,6 +67,8 @@ class Rollouts:
     """Of rollouts so far, by family of tasks: the longest begin first."""
     pressed: Pressed = field(default_factory=Pressed, compare=False)
     """Figures only."""
+    broken: Broken = field(default_factory=Broken, compare=False)
+    """What broke under rollouts, in processes that this run was resumed from too."""
     host: Sequence[HostFunction] = ()
     """Functions of the host that lines may call."""
     host_models: Mapping[str, Model] = field(default_factory=dict)
@@ -87,15 +87,23 @@ class Rollouts:
         """What a cache that was too small cost since the engine was opened; None: the engine has no such cache."""
         return self.engine.pressure if isinstance(self.engine, Seated) else None
 
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """What broke under rollouts since the run began, and how many were played again for it."""
+        return self.broken.with_deaths(self.engine.deaths if isinstance(self.engine, Lasting) else 0)
+
     async def collect(self, tasks: Sequence[Task], temperature: float = 1.0) -> list[Trajectory]:
         """One trajectory a task, in order. A task that is named g times gives a group of g rollouts.
 
         A rollout that failed on our side or in the sampler, or whose prompt fills the context, is in the list too,
-        with `stop == "fault"`. Trajectories do not depend on the concurrency, as far as the engine's draws do not.
+        with `stop == "fault"`. One under which a `Lasting` engine died, or whose console was lost, is played again from
+        its start first, with the same id and seed; those that had ended are kept. Trajectories do not depend on the
+        concurrency, as far as the engine's draws do not.
 
         Raises:
             UserCodeError: the sampler failed in most rollouts, or a judge failed.
             ConfigError: most prompts do not fit into the context.
+            BrokenDown: the engine died again and again, or every rollout has lost its console as often.
             EngineError, InvariantError: all rollouts are cancelled.
         """
         running, _ = await self._all(tasks, temperature)
@@ -138,13 +146,12 @@ class Rollouts:
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
             origins.append(self._origin(task, index, temperature))
-        errors: list[ReplRLError] = []
-        cut: list[int] = []
+        notes, played_again = Notes(), self.broken.rollouts_replayed
         failures: Sequence[Exception] = ()
         try:
             async with asyncio.TaskGroup() as rollouts:
                 running = {
-                    index: rollouts.create_task(self._one(origins[index], temperature, places, errors, cut))
+                    index: rollouts.create_task(self._one(origins[index], temperature, places, notes))
                     for index in self.lengths.longest_first(tasks)
                 }
                 if referee is not None:
@@ -153,18 +160,15 @@ class Rollouts:
             failures = group.exceptions
         if failures:
             raise failures[0]  # not inside the block above: it keeps its own cause
-        if 2 * len(errors) > len(tasks):
-            raise errors[0]
-        if errors:
-            _log.warning("%d of %d rollouts dropped: %s", len(errors), len(tasks), errors[0])
+        weigh(notes, len(tasks), self.broken.rollouts_replayed - played_again, self.sandbox.name)
         after = self.pressure
         self.pressed.latest = after.since(before) if after and before else Pressure()
-        return running, sum(cut)
+        return running, sum(notes.cut)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, the last that were collected; what giving up early saved, where
-        that is on; what lines called, where there are host functions; and how often a session lost its place in the
-        engine's cache meanwhile, where there is one."""
+        that is on; what lines called, where there are host functions; how often a session lost its place in the
+        engine's cache meanwhile, where there is one; and what broke since the run began, once something has."""
         counted = dict(self.sampler.metrics(trajectories))
         if self.pressure is not None:
             counted["preemptions"] = self.pressed.latest.preempted
@@ -172,6 +176,8 @@ class Rollouts:
             counted["lines_saved"] = lines_saved(trajectories, self.limits.max_lines)
         if self.host:
             counted |= called(trajectories)
+        if any(self.faults.values()):
+            counted |= self.faults
         return counted
 
     def _origin(self, task: Task, index: int, temperature: float) -> Origin:
@@ -205,87 +211,84 @@ class Rollouts:
         seed = int.from_bytes(hashlib.blake2b(f"{asked_by.seed}/{id}".encode(), digest_size=4).digest(), "big") >> 1
         return Origin(id, task, self._prompt(task, depth), seed, asked_by.policy_step)
 
-    async def _one(
-        self,
-        origin: Origin,
-        temperature: float,
-        places: asyncio.Semaphore,
-        errors: list[ReplRLError],
-        cut: list[int],
-    ) -> Trajectory:
-        """A whole rollout. One that is cancelled adds its tokens to `cut`, one that fails in a sampler its error."""
+    async def _one(self, origin: Origin, temperature: float, places: asyncio.Semaphore, notes: Notes) -> Trajectory:
+        """A whole rollout, played again where something of ours broke under it."""
         if len(origin.prompt.token_ids) >= self.engine.context_tokens:
-            errors.append(_too_long(origin, self.engine.context_tokens))
-            failure = Failure(FailureKind.PROMPT_TOO_LONG, str(errors[-1]))
-            return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
-        return await self._attended(origin, temperature, 0, errors, cut, places)
+            return too_long(origin, self.engine.context_tokens, notes)
+
+        def play(attempt: Notes) -> Awaitable[Trajectory]:
+            return self._attended(origin, temperature, 0, attempt, places)
+
+        return await again(play, notes, self.broken, outlived=isinstance(self.engine, Lasting))
 
     async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
         """See `Player.play`. An error of the sampler there is a failure of that rollout alone."""
-        return await self._attended(origin, temperature, depth, [], [], nullcontext())
+
+        def play(attempt: Notes) -> Awaitable[Trajectory]:
+            return self._attended(origin, temperature, depth, attempt, nullcontext())
+
+        return await again(play, Notes(), self.broken, outlived=False)
 
     async def _attended(
         self,
         origin: Origin,
         temperature: float,
         depth: int,
-        errors: list[ReplRLError],
-        cut: list[int],
+        notes: Notes,
         places: AbstractAsyncContextManager[None],
     ) -> Trajectory:
         """A rollout between the hooks of its sampler; graded where it stands for itself, at depth 0."""
         hooks = Hooks(self.sampler, self.limits.max_wall_s)
         try:
             async with places:
-                trajectory, claims = await self._sampled(origin, temperature, depth, errors, cut, hooks)
+                trajectory, claims = await self._sampled(origin, temperature, depth, notes, hooks)
             if depth == 0 and trajectory.failure is None:
-                trajectory = await self._graded(origin.task, trajectory, claims, cut)
+                trajectory = await self._graded(origin.task, trajectory, claims, notes)
         except BaseException as error:
             await hooks.farewell(origin.id, error)
             raise
         failed = await hooks.farewell(origin.id, trajectory)
         if failed is None or trajectory.failure is not None:
             return trajectory
-        errors.append(failed)
+        notes.errors.append(failed)
         return replace(trajectory.ungraded(), stop=Stop.FAULT, failure=Failure.of(failed))
 
-    async def _graded(self, task: Task, trajectory: Trajectory, claims: Claims, cut: list[int]) -> Trajectory:
+    async def _graded(self, task: Task, trajectory: Trajectory, claims: Claims, notes: Notes) -> Trajectory:
         try:
             return await settled(task, trajectory, claims, self.sandbox)
         except asyncio.CancelledError:
-            cut.append(len(trajectory.completion_ids))
+            notes.cut.append(len(trajectory.completion_ids))
             raise
         except SandboxFault as fault:
+            if isinstance(fault, SandboxLost):
+                notes.lost.append(fault)
             return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
 
     async def _sampled(
-        self, origin: Origin, temperature: float, depth: int, errors: list[ReplRLError], cut: list[int], hooks: Hooks
+        self, origin: Origin, temperature: float, depth: int, notes: Notes, hooks: Hooks
     ) -> tuple[Trajectory, Claims]:
         """A rollout, ungraded, and what its sampler claims for it."""
         sampling = Sampling(temperature, origin.seed, nested=depth > 0)
         stage, offered = Stage(self, origin, temperature, depth, 0), self._offered(depth)
         host = HostSession(offered, self.host_places, stage)
-        size = self.engine.context_tokens
         async with (
             self.engine.session(origin.prompt.token_ids, sampling) as plain,
             ahead(plain, self.tally) if self.sampler.optimistic else nullcontext(plain) as session,
-            Episode(origin, session, self.sandbox, self.renderer, self.limits, size, host) as episode,
+            Episode(
+                origin, session, self.sandbox, self.renderer, self.limits, self.engine.context_tokens, host
+            ) as episode,
         ):
             try:
                 await hooks.play(episode)
             except RolloutFailure as failure:
                 episode.fail(failure)
             except UserCodeError as error:
-                errors.append(error)
+                notes.errors.append(error)
                 episode.fail(error)
             except asyncio.CancelledError:
-                cut.append(len(plain.ids) - len(origin.prompt.token_ids))
+                notes.cut.append(len(plain.ids) - len(origin.prompt.token_ids))
                 raise
+            if episode.lost is not None:
+                notes.lost.append(episode.lost)
             episode.finish()
             return episode.trajectory(), episode.claims
-
-
-def _too_long(origin: Origin, context_tokens: int) -> ConfigError:
-    what = f"prompt of task {origin.task.id}, ids"
-    remedy = f"the context holds {context_tokens}; leave the task out, or use a longer context"
-    return ConfigError(what, len(origin.prompt.token_ids), remedy)

@@ -120,7 +120,9 @@ class RolloutThread:
 
     def memory(self) -> str:
         """What rollouts keep from one step to the next, figures alone, as JSON."""
-        return json.dumps({"lengths": self.rollouts.lengths.memory(), "tally": asdict(self.rollouts.tally)})
+        rollouts = self.rollouts
+        figures = {"tally": asdict(rollouts.tally), "broken": dict(rollouts.faults)}
+        return json.dumps({"lengths": rollouts.lengths.memory(), **figures})
 
     def remember(self, memory: str) -> None:
         """Go on from what `memory` gave."""
@@ -128,6 +130,8 @@ class RolloutThread:
         self.rollouts.lengths.remember(told["lengths"])
         for name, value in told["tally"].items():
             setattr(self.rollouts.tally, name, value)
+        for name, value in told.get("broken", {}).items():  # states of before it was counted have none
+            setattr(self.rollouts.broken, name, value)
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         """Give the engine the weights in `folder`."""

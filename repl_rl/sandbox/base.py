@@ -76,6 +76,7 @@ class SandboxSession(Protocol):
 
         Raises:
             ConfigError: `line` contains a newline, or the session has ended.
+            SandboxLost: the console died with what had made it, a fork server or a container.
         """
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import zmq
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, SandboxLost
 from repl_rl.record.clip import clip
 from repl_rl.record.console import CellBuffer, Verdict
 from repl_rl.record.trajectory import LineStatus
@@ -15,7 +15,11 @@ from repl_rl.sandbox.calls import Calls, LineClock
 from repl_rl.sandbox.keeper import Death, KeeperLink
 from repl_rl.sandbox.wire import MalformedReply, Reply, Wire
 
+_SIGKILL = 9
 _SIGXCPU = 24
+_GONE = "what made the console is gone, and the console with it"
+_LOOKS, _LOOK_S = 4, 0.05
+"""How often it is looked whether a console that was killed died with what had made it, and at what distance."""
 _LAST_REPLY_S = 0.05
 """A reply that was sent just before a death may arrive just after the news of it."""
 _DEATH_NEWS_S = 1.0
@@ -35,10 +39,21 @@ class ConsoleSession:
     """A console that runs in another process. Not for use by two tasks at once."""
 
     def __init__(
-        self, link: KeeperLink, key: str, limits: Limits, context: "zmq.Context[zmq.Socket[bytes]]", *, decide: bool
+        self,
+        link: KeeperLink,
+        key: str,
+        limits: Limits,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        *,
+        decide: bool,
+        lost: Callable[[], bool],
     ) -> None:
-        """`decide`: host and console run the same Python, so the host may judge whether a cell is complete."""
+        """`decide`: host and console run the same Python, so the host may judge whether a cell is complete.
+
+        `lost`: what made this console is gone.
+        """
         self._link = link
+        self._lost = lost
         self._limits = limits
         self._wire = Wire(key)
         self._cell = CellBuffer(decide=decide)
@@ -68,6 +83,11 @@ class ConsoleSession:
         """True once no further line can be pushed."""
         return self._ended
 
+    @property
+    def dead(self) -> bool:
+        """True once its process is gone: a console that waited for its lease can be."""
+        return self._socket.closed or self._link.death is not None
+
     def offer(self, host: Host) -> None:
         """As `Calling.offer`."""
         if self._told:
@@ -75,7 +95,11 @@ class ConsoleSession:
         self._calls.host = host
 
     async def push(self, line: str) -> PushResult:
-        """As `SandboxSession.push`. The deadline of a line stands still while the host works for it."""
+        """As `SandboxSession.push`. The deadline of a line stands still while the host works for it.
+
+        Raises:
+            SandboxLost: the console died because what had made it did.
+        """
         refuse_unfit(line, ended=self._ended)
         started = time.perf_counter()
         verdict = self._cell.add(line)
@@ -88,11 +112,17 @@ class ConsoleSession:
         elapsed_s = time.perf_counter() - started
         if outcome is None:
             return PushResult("", False, LineStatus.SANDBOX_FAULT, None, elapsed_s)
-        return self._of_death(outcome, elapsed_s) if isinstance(outcome, Death) else self._of_reply(outcome, elapsed_s)
+        if isinstance(outcome, Reply):
+            return self._of_reply(outcome, elapsed_s)
+        await self._refuse_lost(outcome)
+        return self._of_death(outcome, elapsed_s)
 
     async def _run(self, code: str) -> Reply | Death | None:
         """The console's reply, or its death; None: it answered with nonsense."""
         self._unsent.clear()
+        if self._socket.closed:
+            self._ended = True
+            raise SandboxLost(_GONE)
         self._ended = True  # until the line is back: a cancelled push leaves a console that nobody can follow
         self._interrupting = None
         self._header, frames = self._wire.request(code, self._offer())
@@ -126,6 +156,8 @@ class ConsoleSession:
             await self._interrupting
 
     def _send(self, frames: list[bytes]) -> None:
+        if self._socket.closed:
+            return
         try:
             for frame in frames[:-1]:
                 self._socket.send(frame, _MORE_FOLLOWS)
@@ -196,6 +228,24 @@ class ConsoleSession:
         text, cut = self._bounded(reply.text, reply.cut)
         return PushResult(text, reply.more, status, reply.answer, elapsed_s, cut)
 
+    async def _refuse_lost(self, death: Death) -> None:
+        """Raise SandboxLost where what made this console died with it. That may be seen a little later than its end."""
+        for look in range(_LOOKS if death.code in (None, -_SIGKILL) else 1):
+            if look:
+                await asyncio.sleep(_LOOK_S)
+            if self._lost():
+                raise SandboxLost(_GONE)
+
+    def abandon(self) -> None:
+        """What made this console is gone: whoever uses it learns that, now or with the next line."""
+        self._fail(SandboxLost(_GONE))
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
     def _of_death(self, death: Death, elapsed_s: float) -> PushResult:
         if self._interrupting is not None or death.code == -_SIGXCPU:
             status = LineStatus.TIMEOUT
@@ -214,9 +264,7 @@ class ConsoleSession:
     def close(self) -> None:
         """Kill the console and let go of everything."""
         self._ended = True
-        if not self._socket.closed:
-            self._loop.remove_reader(self._socket.fileno())
-            self._socket.close()
+        self._leave()
         self._link.close()
         on_close, self.on_close = self.on_close, _nothing
         on_close()

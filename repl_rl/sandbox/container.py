@@ -31,7 +31,7 @@ class RunningContainer:
             self._words = self._container.logs(tail=20).decode("utf-8", "replace").strip()
             self._container.reload()
             self._alive = self._container.status in ("created", "running")
-        except docker.errors.APIError:  # removed
+        except (docker.errors.APIError, OSError):  # removed, or the daemon is away
             self._alive = False
         return self._alive
 
@@ -47,10 +47,14 @@ class RunningContainer:
     def _remove(self) -> None:
         import docker
 
-        with contextlib.suppress(docker.errors.NotFound):
-            try:
-                self._container.remove(force=True)
-            except docker.errors.APIError as error:
-                if "already in progress" not in str(error):
-                    raise
+        try:
+            self._container.remove(force=True)
+        except docker.errors.NotFound:
+            pass
+        except docker.errors.APIError as error:
+            if "already in progress" not in str(error):
+                raise
+            with contextlib.suppress(docker.errors.NotFound):
                 self._container.wait(condition="removed", timeout=_REMOVED_WITHIN_S)
+        except OSError:  # the daemon is away; our end of the line is closed, so it ends, and is removed, by itself
+            pass

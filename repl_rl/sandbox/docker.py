@@ -25,6 +25,8 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 
 # The docker package is slow to import: each function that needs it imports it.
 
+OWNER = "repl_rl.owner"
+"""Label of a container: the process that started it."""
 _USER = 64_000
 _ACCEPT_TIMEOUT_S = 60.0
 _POLL_S = 0.2
@@ -187,6 +189,7 @@ class ContainerLaunch:
                 environment=dict(ENVIRONMENT),
                 working_dir="/",
                 hostname="console",
+                labels={OWNER: str(os.getpid())},
             )
             container = client.containers.get(created["Id"])
             container.start()
@@ -194,6 +197,8 @@ class ContainerLaunch:
             raise _ImageMissing from error
         except docker.errors.APIError as error:
             raise unavailable(f"the daemon refuses: {error.explanation}", "mend its configuration") from error
+        except OSError as error:  # what its package raises where nobody answers any more is one
+            raise unavailable(f"the daemon has gone away: {error}", "start it (systemctl start docker)") from error
         return RunningContainer(container)
 
     async def _accept(self, listener: socket.socket, running: RunningContainer) -> socket.socket:

@@ -42,6 +42,18 @@ class Door:
         self._context = context
         self._last_words = last_words
         self._isolated = isolated
+        self.lost: Callable[[], bool] = self.gone
+        """Whether its consoles have died with what is behind it."""
+
+    def gone(self) -> bool:
+        """True once nobody is behind it any more, as far as the system knows by now."""
+        try:
+            self.broken = self.broken or not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:  # somebody is, and says nothing
+            pass
+        except OSError:
+            self.broken = True
+        return self.broken
 
     async def open_console(self, limits: Limits, *, uid: int, decide: bool) -> ConsoleSession:
         """A fresh console, ready for its first line; `uid`: its user outside, 0: that of who is asked.
@@ -59,7 +71,7 @@ class Door:
                 await link.ready
             if link.death is not None:
                 raise SandboxFault(f"a console died at birth: {self._last_words()}")
-            return ConsoleSession(link, key, limits, self._context, decide=decide)
+            return ConsoleSession(link, key, limits, self._context, decide=decide, lost=lambda: self.lost())
         except TimeoutError:
             link.close()
             raise SandboxFault(f"a console was not ready after {_READY_TIMEOUT_S:g} s") from None

@@ -71,6 +71,7 @@ class ForkServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = 8192
         self._door = Door(connection, self._context, running.last_words, isolated=launch.isolated)
+        self._door.lost = lambda: not self.alive
         self.python_version = (0, 0, 0)
 
     @classmethod
@@ -80,6 +81,18 @@ class ForkServer:
         Raises:
             SandboxUnavailable: it ended at once or did not answer; the message has its last words.
         """
+        starting = asyncio.ensure_future(cls._started(launch))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Killed before it has come up, bubblewrap leaves a process behind that waits for it for ever.
+            await asyncio.wait({starting})
+            if not starting.cancelled() and starting.exception() is None:
+                await starting.result().stop()
+            raise
+
+    @classmethod
+    async def _started(cls, launch: Launch) -> Self:
         connection, running = await launch.start()
         server = cls(connection, running, launch)
         try:
@@ -107,7 +120,11 @@ class ForkServer:
     @property
     def alive(self) -> bool:
         """False once the process has ended."""
-        return self._running.alive and not self._door.broken
+        return self._running.alive and not self._door.gone()
+
+    def last_words(self) -> str:
+        """The end of what it wrote to its log."""
+        return self._running.last_words()
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
         """As `Door.open_console`."""

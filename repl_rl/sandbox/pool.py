@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from repl_rl.errors import SandboxFault
+from repl_rl.errors import SandboxFault, SandboxLost
 from repl_rl.sandbox.client import ConsoleSession
 
 _TRIES = 3
@@ -34,7 +34,7 @@ class Pool:
         """A console that nobody has used.
 
         Raises:
-            SandboxFault: none could be started, after several tries.
+            SandboxFault: none could be started, after several tries; SandboxLost: nothing is there to start it.
         """
         session = await self._take()
         try:
@@ -47,8 +47,11 @@ class Pool:
     async def _take(self) -> ConsoleSession:
         if self._closed:
             raise SandboxFault("the sandbox is closed")
-        if self._ready:
+        while self._ready:
             session = self._ready.popleft()
+            if session.dead:
+                session.close()
+                continue
             self._leased.add(session)
             return session
         waiting: asyncio.Future[ConsoleSession] = asyncio.get_running_loop().create_future()
@@ -88,6 +91,8 @@ class Pool:
         for attempt in range(_TRIES):
             try:
                 session = await self._open_console()
+            except SandboxLost:
+                raise  # whoever looked for another has been patient
             except SandboxFault:
                 if attempt == _TRIES - 1:
                     raise
@@ -116,7 +121,7 @@ class Pool:
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():
-                fault = SandboxFault(str(error))
+                fault = (SandboxLost if isinstance(error, SandboxLost) else SandboxFault)(str(error))
                 fault.__cause__ = error
                 waiting.set_exception(fault)
 

@@ -27,6 +27,8 @@ class RunningProcess:
 
     def last_words(self) -> str:
         """The end of what it wrote to its log."""
+        if self.log.closed:
+            return "it was ended"
         self.log.seek(0)
         return self.log.read()[-2000:].decode("utf-8", "replace").strip() or "it said nothing"
 

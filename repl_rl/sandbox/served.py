@@ -1,12 +1,14 @@
 """A sandbox made of fork servers and a pool: what `local`, `unsafe` and `docker` have in common."""
 
 import asyncio
+import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
+from weakref import WeakSet
 
-from repl_rl.errors import SandboxFault, SandboxUnavailable
+from repl_rl.errors import SandboxFault, SandboxLost, SandboxUnavailable
 from repl_rl.record.setup import Setup
 from repl_rl.sandbox.base import Births, Limits
 from repl_rl.sandbox.client import ConsoleSession
@@ -14,6 +16,8 @@ from repl_rl.sandbox.door import Station
 from repl_rl.sandbox.forkserver import ForkServer, Launch
 from repl_rl.sandbox.pool import Pool
 from repl_rl.sandbox.stations import Stations
+
+log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -45,28 +49,46 @@ class Source(Protocol):
         """End everything that was started for consoles."""
 
 
-async def _another(launch: Launch) -> ForkServer:
-    """A fork server where one could be started before: that it cannot be now is a fault, and the next try may do."""
+PATIENCE_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""How long is waited between tries to start another fork server: a Docker daemon that is restarted takes a while."""
+
+
+async def _another(launch: Launch, patience_s: Sequence[float]) -> ForkServer:
+    """A fork server where one could be started before, as soon as one can be.
+
+    Raises:
+        SandboxLost: none could, for as long as one is patient.
+    """
+    for pause_s in patience_s:
+        try:
+            return await ForkServer.start(launch)
+        except SandboxUnavailable as error:
+            log.warning("no console can be started (%s); the next try is in %g s", error, pause_s)
+            await asyncio.sleep(pause_s)
     try:
         return await ForkServer.start(launch)
     except SandboxUnavailable as error:
-        raise SandboxFault(str(error)) from error
+        raise SandboxLost(str(error)) from error
 
 
 class SharedServer:
     """All consoles from one fork server; one that died is replaced."""
 
-    def __init__(self, launch: Launch, limits: Limits, server: ForkServer) -> None:
+    def __init__(
+        self, launch: Launch, limits: Limits, server: ForkServer, patience_s: Sequence[float] = PATIENCE_S
+    ) -> None:
         self._launch = launch
         self._limits = limits
         self._server = server
-        self._replacing = asyncio.Lock()
+        self._patience_s = patience_s
+        self._replacing: asyncio.Task[None] | None = None
+        self._sessions: WeakSet[ConsoleSession] = WeakSet()
         self._decide = server.python_version[:2] == sys.version_info[:2]
 
     async def open(self) -> ConsoleSession:
         """As `Source.open`."""
         server = await self._alive()
-        return await server.open_console(self._limits, decide=self._decide)
+        return self._made(await server.open_console(self._limits, decide=self._decide))
 
     async def prepare(self, setup: Setup) -> Station:
         """As `Source.prepare`."""
@@ -75,33 +97,52 @@ class SharedServer:
 
     async def birth(self, station: Station) -> ConsoleSession:
         """As `Source.birth`."""
-        return await station.open_console(self._limits, decide=self._decide)
+        return self._made(await station.open_console(self._limits, decide=self._decide))
+
+    def _made(self, session: ConsoleSession) -> ConsoleSession:
+        self._sessions.add(session)
+        return session
 
     async def _alive(self) -> ForkServer:
-        async with self._replacing:
-            if not self._server.alive:
-                await self._server.stop()
-                self._server = await _another(self._launch)
-            return self._server
+        while not self._server.alive:
+            if self._replacing is None or self._replacing.done():
+                self._replacing = asyncio.create_task(self._replace())
+                self._replacing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.shield(self._replacing)  # all who wait are told alike, and one who leaves ends it for nobody
+        return self._server
+
+    async def _replace(self) -> None:
+        log.warning("what makes consoles is gone (%s); another one is started", self._server.last_words())
+        for session in list(self._sessions):
+            session.abandon()
+        self._sessions.clear()
+        await self._server.stop()
+        self._server = await _another(self._launch, self._patience_s)
 
     async def close(self) -> None:
         """As `Source.close`."""
+        if self._replacing is not None:
+            self._replacing.cancel()
+            await asyncio.wait({self._replacing})
         await self._server.stop()
 
 
 class ServerEach:
     """A fork server for each console, which ends with it: nothing is shared with a sibling."""
 
-    def __init__(self, launch: Launch, limits: Limits, first: ForkServer) -> None:
+    def __init__(
+        self, launch: Launch, limits: Limits, first: ForkServer, patience_s: Sequence[float] = PATIENCE_S
+    ) -> None:
         self._launch = launch
         self._limits = limits
+        self._patience_s = patience_s
         self._spare: ForkServer | None = first
         self._stopping: set[asyncio.Task[None]] = set()
         self._decide = first.python_version[:2] == sys.version_info[:2]
 
     async def open(self) -> ConsoleSession:
         """As `Source.open`."""
-        server, self._spare = self._spare or await _another(self._launch), None
+        server, self._spare = self._spare or await self._new(), None
         try:
             session = await server.open_console(self._limits, decide=self._decide)
         except BaseException:
@@ -112,7 +153,7 @@ class ServerEach:
 
     async def prepare(self, setup: Setup) -> Station:
         """As `Source.prepare`: one for a single console, which ends with it."""
-        server, self._spare = self._spare or await _another(self._launch), None
+        server, self._spare = self._spare or await self._new(), None
         try:
             station = await server.prepare(setup, self._limits)
         except BaseException:
@@ -124,6 +165,9 @@ class ServerEach:
     async def birth(self, station: Station) -> ConsoleSession:
         """As `Source.birth`."""
         return await station.open_console(self._limits, decide=self._decide)
+
+    async def _new(self) -> ForkServer:
+        return await _another(self._launch, self._patience_s)
 
     def _stop(self, server: ForkServer) -> None:
         task = asyncio.create_task(server.stop())

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from repl_rl.errors import SandboxFault, SetupError
+from repl_rl.errors import SandboxFault, SandboxLost, SetupError
 from repl_rl.record.setup import Setup
 from repl_rl.sandbox.client import ConsoleSession
 from repl_rl.sandbox.door import Station
@@ -103,6 +103,8 @@ class Stations:
         for _ in range(_TRIES - 1):
             try:
                 return await self._try(kept)
+            except SandboxLost:
+                raise
             except SandboxFault:
                 self._renew(kept, setup)
         return await self._try(kept)
@@ -131,6 +133,8 @@ async def _made(prepare: Callable[[Setup], Awaitable[Station]], setup: Setup) ->
     for _ in range(_TRIES - 1):
         try:
             return await prepare(setup)
+        except SandboxLost:
+            raise
         except SandboxFault:
             continue
     return await prepare(setup)

@@ -114,6 +114,7 @@ def _conclude(folder: RunFolder, rollouts: Rollouts, policy: Origin, steps: int,
     told = {"update_fallbacks": list(fallbacks), "sampler_fallback": sampler}
     opened = {"engine": engine.name, "engine_fallback": engine.fallback_reason, "sandbox": rollouts.sandbox.name}
     pressed = asdict(rollouts.pressure) if rollouts.pressure is not None else None
+    figures = {"preemptions": pressed, "faults": dict(rollouts.faults)}
     model = {"model": policy.reference, "model_fallback": policy.fallback}
-    folder.summarise({"status": "finished", **model, "steps": steps, "preemptions": pressed, **opened, **told})
+    folder.summarise({"status": "finished", **model, "steps": steps, **figures, **opened, **told})
     folder.report()

@@ -25,7 +25,8 @@ class RolloutSource(Protocol):
         """
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Replace the policy by the checkpoint in `folder`, which is only valid during the call."""
+        """Replace the policy by the checkpoint in `folder`, which stays as it is until the next call: an engine that
+        dies is opened again with it."""
 
 
 @runtime_checkable

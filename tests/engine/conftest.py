@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from repl_rl.engine import ScriptedEngine, open_engine
+from repl_rl.engine.lasting import lasting
+from repl_rl.engine.mortal import Lives, MortalEngine
 from tests.engine.models import CONTEXT, VOCABULARY, Host, save_policy
 
 
@@ -29,6 +31,17 @@ def vllm_host(policy_folder: Path) -> Iterator[Host]:
 @pytest.fixture(scope="session")
 def transformers_host(policy_folder: Path) -> Iterator[Host]:
     host = Host(open_engine("transformers", model=policy_folder, max_sessions=128))
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="session")
+def lasting_host() -> Iterator[Host]:
+    def policy(ids: Sequence[int]) -> tuple[int, ...]:
+        return (hash(tuple(ids)) % VOCABULARY,)
+
+    lives = Lives(lambda: MortalEngine((), policy=policy, context_tokens=CONTEXT), ())
+    host = Host(lasting(lives.open))
     yield host
     host.close()
 

@@ -7,7 +7,8 @@ import pytest
 from repl_rl.engine.conformance import CHECKS, Check
 from tests.engine.models import Host, bench
 
-KINDS = ("scripted", "transformers", "vllm")
+KINDS = ("scripted", "lasting", "transformers", "vllm")
+"""`lasting` is a mortal scripted engine that is opened again where it dies."""
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.errors import ConfigError, SandboxUnavailable
+from repl_rl.errors import ConfigError, SandboxLost, SandboxUnavailable
 from repl_rl.machine.assets import asset
 from repl_rl.sandbox import Docker, open_sandbox
 from repl_rl.sandbox.conformance import (
@@ -154,8 +154,8 @@ def test_a_container_that_is_killed_is_replaced(nothing_left: None) -> None:
             async with sandbox.session() as session:
                 await session.push("1")
                 await asyncio.to_thread(_docker, "kill", *_containers())
-                result = await session.push("2")
-                assert (result.status.value, result.text) == ("killed", "")
+                with pytest.raises(SandboxLost, match="what made the console is gone"):
+                    await session.push("2")
                 assert session.ended
             async with sandbox.session() as session:
                 assert (await session.push("3")).text == "3\n"

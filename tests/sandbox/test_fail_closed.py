@@ -119,7 +119,7 @@ def test_a_fork_server_that_cannot_be_replaced_is_a_fault_for_who_waits_for_a_co
 
     async def main() -> None:
         server = await ForkServer.start(launch)
-        pool = Pool(SharedServer(launch, Limits(), server).open, warm=0, starting=1)
+        pool = Pool(SharedServer(launch, Limits(), server, patience_s=()).open, warm=0, starting=1)
         async with pool.lease() as session:
             assert (await session.push("6 * 7")).text == "42\n"
         gone.touch()

@@ -12,6 +12,7 @@ class _Console:
     """Counts how many of its kind are open."""
 
     open = 0
+    dead = False
 
     def __init__(self) -> None:
         _Console.open += 1

@@ -1,0 +1,236 @@
+"""The table of faults, each against a real run in small: what a training survives, at a moment that dice choose.
+
+A run is `repl-rl train` in a process of its own, with the bundled policy. A fault strikes once the run is under way.
+Then the run goes on by itself, or is given again with `--resume`; either way it must come to its end with every step
+told of once, in order, with every rollout stored once, and with no process left.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+from repl_rl.lab.strikes import STRIKES, Strike, Victim
+from repl_rl.record.trajectory import Trajectory
+
+Tell = Callable[[str], None]
+Read = Callable[[Path], Iterable[Trajectory]]
+"""Reads a folder of stored rollouts."""
+_BEGUN_S = 300.0
+"""How long a run may take to its first step."""
+_ENDED_S = 600.0
+"""How long it may take to its end."""
+_LEFT_S = 30.0
+"""How long what a run has started may outlive it."""
+_LOOK_S = 0.1
+_MARK = "REPL_RL_FAULTS"
+"""In the environment of a run and of what it starts."""
+
+
+@dataclass(frozen=True)
+class FaultsConfig:
+    """Which faults strike, and which run."""
+
+    out: Path = Path("runs/faults")
+    """Folder of the runs; each takes the place of an older one of its name."""
+    faults: tuple[str, ...] = ()
+    """Which faults, such as sigkill engine; none: all that can be tried here."""
+    engine: str = "transformers"
+    """What samples, where the fault does not say so: transformers, which starts sooner, or vllm."""
+    steps: int = 6
+    """Steps of each run, >= 2."""
+    strikes: int = 1
+    """Times that a fault strikes one run, at most once a step, >= 1; fewer where the run ends before."""
+    seed: int | None = None
+    """Of the dice that choose the moments; none: another one each time. It is printed."""
+
+    def __post_init__(self) -> None:
+        for name, floor in (("steps", 2), ("strikes", 1)):
+            if getattr(self, name) < floor:
+                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+        unknown = sorted(set(self.faults) - set(STRIKES))
+        if unknown:
+            raise ConfigError("faults", " ".join(unknown), f"choose among {', '.join(STRIKES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What became of a run."""
+
+    survived: bool | None
+    """None: the fault could not be tried here."""
+    what: str
+    struck_at_s: Sequence[float] = ()
+    """Each time that it was struck: seconds after a step that was told of."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """As `summary.json` counts them."""
+
+
+def run_faults(config: FaultsConfig, tell: Tell, read: Read) -> dict[str, object]:
+    """Try each fault, and return what `bench faults --json` writes."""
+    seed = random.SystemRandom().randrange(1_000_000) if config.seed is None else config.seed
+    tell(f"seed {seed}")
+    found: dict[str, object] = {}
+    for name in config.faults or tuple(STRIKES):
+        one = _tried(config, name, STRIKES[name], random.Random(f"{seed} {name}"), read)
+        word = {True: "survived", False: "NOT survived", None: "not tried"}[one.survived]
+        tell(f"{name}: {word}: {one.what}")
+        told = {"survived": one.survived, "what": one.what}
+        found[name] = {**told, "struck_at_s": list(one.struck_at_s), "faults": dict(one.faults)}
+    return {"seed": seed, "steps": config.steps, "faults": found}
+
+
+def _tried(config: FaultsConfig, name: str, strike: Strike, dice: random.Random, read: Read) -> Found:
+    without = (strike.engine or config.engine) == "vllm" and find_spec("vllm") is None
+    reason = "vLLM is not installed" if without else strike.missing()
+    if reason:
+        return Found(None, reason)
+    run = SmallRun(config, name, strike, read)
+    try:
+        return run.play(dice)
+    finally:
+        run.end()
+
+
+class SmallRun:
+    """One run that is struck."""
+
+    def __init__(self, config: FaultsConfig, name: str, strike: Strike, read: Read) -> None:
+        self._steps, self._strikes, self._strike = config.steps, config.strikes, strike
+        self._read = read
+        self._out, self._name = config.out.absolute(), name
+        self.folder = self._out / name
+        engine, sandbox = strike.engine or config.engine, strike.sandbox
+        self._command = [
+            *(sys.executable, "-m", "repl_rl.cli", "train", "--name", name, "--out", str(self._out)),
+            *("--engine", engine, "--sandbox", sandbox, "--concurrency", "16", "--train-tasks", "64"),
+            *("--eval-tasks", "8", "--trainer.steps", str(config.steps), "--trainer.prompts-per-step", str(PROMPTS)),
+            *("--trainer.group-size", str(GROUP), "--states", "within(seconds=0, share=1.0)"),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._struck_at_s: list[float] = []
+        self._mark = f"{os.getpid()} {name}"
+
+    def play(self, dice: random.Random) -> Found:
+        """Begin it, strike it as often as asked for, see it end, and look at what it left."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._out.mkdir(parents=True, exist_ok=True)
+        (self._out / f"{self._name}.log").write_bytes(b"")
+        self._begin()
+        for _ in range(self._strikes):
+            wait_s = dice.uniform(0, self._strike.within_s)
+            if not self._reached(self._rows + 1) or self._ended(wait_s) is not None:
+                break
+            self._struck_at_s.append(round(wait_s, 2))
+            problem = self._strike.blow(Victim(self._pid, self.folder, dice))
+            if problem:
+                return self._found(problem)
+            if self._strike.resumes and (problem := self._again()):
+                return self._found(problem)
+        code = self._ended(_ENDED_S)
+        if not self._struck_at_s:
+            return self._found(f"it ended with {code} before it could be struck: {self._last_words()}")
+        return self._found("" if code == 0 else f"it ended with {code}: {self._last_words()}")
+
+    @property
+    def _pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def _begin(self) -> None:
+        marked = {**os.environ, _MARK: self._mark}
+        with (self._out / f"{self._name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, "--resume"], env=marked, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _again(self) -> str:
+        """See it leave as the fault promises, and begin it again. Returns what was wrong; "": nothing."""
+        code = self._ended(_ENDED_S)
+        if code not in self._strike.codes:
+            return f"it ended with {code}, not {self._strike.codes[0]}: {self._last_words()}"
+        self._strike.mend(self.folder)
+        self._begin()
+        return ""
+
+    def _ended(self, within_s: float) -> int | None:
+        """Its exit code; None: it does not end."""
+        assert self._process is not None
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    @property
+    def _rows(self) -> int:
+        """Steps that were told of."""
+        rows = self.folder / "metrics.jsonl"
+        return rows.read_bytes().count(b"\n") if rows.is_file() else 0
+
+    def _reached(self, step: int) -> bool:
+        """Wait until so many steps were told of; False: it ended before, or takes too long."""
+        deadline = time.monotonic() + _BEGUN_S
+        while self._rows < step and time.monotonic() < deadline:
+            if self._ended(_LOOK_S) is not None:
+                return False
+        return self._rows >= step
+
+    def _last_words(self) -> str:
+        said = (self._out / f"{self._name}.log").read_text(errors="replace").strip().splitlines()
+        return next((line for line in reversed(said) if line.startswith("repl-rl:")), said[-1] if said else "nothing")
+
+    def _found(self, problem: str) -> Found:
+        summary = self.folder / "summary.json"
+        counted = json.loads(summary.read_text()).get("faults", {}) if summary.is_file() else {}
+        problem = problem or self._incomplete() or self._left()
+        what = (
+            problem or f"{self._strike.about}; {self._steps} steps, {self._steps * PROMPTS * GROUP} rollouts, all there"
+        )
+        return Found(not problem, what, self._struck_at_s, counted)
+
+    def _incomplete(self) -> str:
+        """What of the run is missing or doubled."""
+        steps = [json.loads(line)["step"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        if steps != list(range(1, self._steps + 1)):
+            return f"metrics.jsonl has steps {steps}"
+        played: list[Trajectory] = list(self._read(self.folder / "trajectories"))
+        wanted = self._steps * PROMPTS * GROUP
+        if len({t.id for t in played}) != wanted or len(played) != wanted:
+            return f"{len(played)} rollouts are stored, {len({t.id for t in played})} of them different, for {wanted}"
+        failed = sum(t.failure is not None for t in played)
+        return f"{failed} places of groups stayed empty" if failed else ""
+
+    def _left(self) -> str:
+        """Processes that are left of it, which have a while to end; those in a console's namespaces bear no mark."""
+        deadline = time.monotonic() + _LEFT_S
+        while mine := [entry.name for entry in Path("/proc").iterdir() if self._marked(entry)]:
+            if time.monotonic() > deadline:
+                return f"processes {' '.join(mine)} are left"
+            time.sleep(_LOOK_S)
+        return ""
+
+    def _marked(self, process: Path) -> bool:
+        try:
+            return f"{_MARK}={self._mark}".encode() in (process / "environ").read_bytes().split(b"\0")
+        except OSError:  # no process, another user's, or gone
+            return False
+
+    def end(self) -> None:
+        """Leave nothing, whatever became of it."""
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._strike.mend(self.folder)
+
+
+PROMPTS, GROUP = 4, 4
+"""Groups a step, and rollouts a group."""

@@ -1,0 +1,69 @@
+"""The faults that `repl-rl bench faults` lets strike a small training."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.errors import ConfigError
+from repl_rl.lab.faults import FaultsConfig, run_faults
+from repl_rl.lab.strikes import STRIKES, tear
+from repl_rl.runs.store import read
+
+PAGE = Path(__file__).parents[2] / "docs" / "specification.md"
+
+
+def test_every_fault_stands_in_the_specification() -> None:
+    section = PAGE.read_text().split("### Faults")[1].split("\n## ")[0]
+    assert [name for name in STRIKES if f"| `{name}` |" not in section] == []
+
+
+def test_an_unknown_fault_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="faults is 'flood'; choose among sigkill, sigterm"):
+        FaultsConfig(faults=("flood",))
+    assert main(["bench", "faults", "--faults", "flood"]) == 2
+
+
+def test_what_cannot_be_tried_here_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told: list[str] = []
+    found = run_faults(FaultsConfig(tmp_path, ("container",), seed=3), told.append, read)
+    assert told == ["seed 3", "container: not tried: there is no program docker"]
+    assert found["seed"] == 3
+
+
+def test_a_torn_state_is_the_newest_and_another_than_was_written(tmp_path: Path) -> None:
+    for seed in range(20):
+        states = [tmp_path / str(seed) / name for name in ("000001", "000002")]
+        for state in states:
+            state.mkdir(parents=True)
+            (state / "tensors.pt").write_bytes(b"weights")
+        assert tear(tmp_path / str(seed), random.Random(seed)) == ""
+        assert [(state / "tensors.pt").read_bytes() == b"weights" for state in states] == [True, False]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("fault", ["fork-server", "torn-state"])
+def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    run_faults(FaultsConfig(tmp_path, (fault,), steps=4), told.append, read)
+    assert told[1].startswith(f"{fault}: survived: "), told
+
+
+@pytest.mark.heavy
+def test_a_training_whose_vllm_is_killed_several_times_comes_to_its_end(tmp_path: Path) -> None:
+    told: list[str] = []
+    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=5, strikes=3), told.append, read)
+    assert told[1].startswith("engine: survived: "), told
+    assert '"engine_deaths": 3' in json.dumps(found)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_training_whose_vllm_is_killed_ten_times_comes_to_its_end(tmp_path: Path) -> None:
+    told: list[str] = []
+    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=14, strikes=10), told.append, read)
+    assert told[1].startswith("engine: survived: "), told
+    assert '"engine_deaths": 10' in json.dumps(found)
