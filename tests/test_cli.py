@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.cli import main
+from repl_rl.cli import _refused, main
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.machine.assets import asset
@@ -261,3 +261,24 @@ def test_output_that_nobody_reads_ends_a_verb_without_a_word(tmp_path: Path) -> 
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device; free some room there"),
+        (
+            OSError(24, "Too many open files", "/a/file"),
+            "file is '/a/file'; Too many open files; give this process more",
+        ),
+        (RuntimeError("unable to open file </m>: Too many open files (24)"), "Too many open files (24); give this"),
+        (OSError(2, "No such file", "/a/file"), "file is '/a/file'; No such file; give another path"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_with_a_remedy(error: Exception, told: str) -> None:
+    assert told in (_refused(error) or "")
+
+
+def test_an_error_of_ours_is_not_taken_for_one_of_the_system() -> None:
+    assert _refused(RuntimeError("a bug")) is None
+    assert _refused(OSError("a bug")) is None

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.machine.cores import cores
-from repl_rl.machine.refused import remedy
+from repl_rl.machine.refused import cause, remedy
 from repl_rl.machine.stopping import STOPS, Terminated, explained, terminable
 
 VERBS = {
@@ -89,14 +89,20 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # whoever read what we print has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
-    except OSError as error:
-        mending = remedy(error.errno)
-        if error.filename is None and mending is None:
+    except Exception as error:
+        if (told := _refused(error)) is None:
             raise
-        what = f"file is {error.filename!r}; " if error.filename is not None else ""
-        print(f"repl-rl: error: {what}{error.strerror}; {mending or 'give another path'}", file=sys.stderr)
+        print(f"repl-rl: error: {told}", file=sys.stderr)
         return 2
     return code
+
+
+def _refused(error: Exception) -> str | None:
+    """What is told of what the system refused; None: it is another error."""
+    mending = remedy(cause(error))
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"file is {error.filename!r}; {error.strerror}; {mending or 'give another path'}"
+    return None if mending is None else f"{' '.join(str(error).split())}; {mending}"
 
 
 def _share_cores() -> None:

@@ -30,14 +30,17 @@ def remedy(code: int | None) -> str | None:
     return _REMEDIES.get(code or 0)
 
 
-def cause(error: BaseException, path: Path) -> int | None:
-    """The `errno` behind an error of writing to `path`, wrapped by libraries or not; None: it is another error."""
+def cause(error: BaseException, path: Path | None = None) -> int | None:
+    """The `errno` behind an error, wrapped by libraries or not; None: it is another error.
+
+    Where writing to `path` failed and nobody says why, that is tried.
+    """
     code: object = getattr(error, "errno", None)
     if isinstance(code, int):
         return code
     text = str(error)
     known = next((code for code in (*_REMEDIES, errno.EMFILE) if os.strerror(code) in text), None)
-    if known is None and isinstance(error, RuntimeError):  # of torch, which does not say what the system said
+    if known is None and path is not None and isinstance(error, RuntimeError):  # torch does not say why
         return _probed(path)
     return known
 
