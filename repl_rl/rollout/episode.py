@@ -13,10 +13,11 @@ from repl_rl.errors import ConfigError, SandboxFault, SandboxLost
 from repl_rl.judges import verdict
 from repl_rl.record.console import prompt
 from repl_rl.record.record import Origin, Record
-from repl_rl.record.trajectory import Execution, Failure, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
+from repl_rl.record.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
 from repl_rl.rollout.choosing import Choose, chosen
 from repl_rl.rollout.console import Console
 from repl_rl.rollout.earning import Earning
+from repl_rl.rollout.ending import Ending
 from repl_rl.rollout.host_session import HostSession
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
@@ -24,9 +25,6 @@ from repl_rl.rollout.writing import Watching, Writer
 from repl_rl.sandbox.base import PushResult, Sandbox
 from repl_rl.sandbox.lines import combined
 from repl_rl.tasks import Task
-
-_NOTED = frozenset({Stop.ANSWERED, Stop.EOS, Stop.LINE_TOO_LONG, Stop.FAULT})
-"""Stops that go with something in the record."""
 
 
 class Episode(Earning):
@@ -49,10 +47,7 @@ class Episode(Earning):
         self._writer = Writer(engine, renderer, context_tokens - len(origin.prompt.token_ids))
         self._sandbox = sandbox
         self._console = Console(sandbox, origin.task, host)
-        self._stop: Stop | None = None
-        self._failure: Failure | None = None
-        self.lost: SandboxLost | None = None
-        """How its console was lost, where it was: nobody can go on with it."""
+        self._ending = Ending()
         self._started = time.monotonic()
 
     async def __aenter__(self) -> "Episode":
@@ -82,7 +77,12 @@ class Episode(Earning):
     @property
     def ended(self) -> bool:
         """True once nothing further can be sampled."""
-        return self._stop is not None
+        return self._ending.stop is not None
+
+    @property
+    def lost(self) -> SandboxLost | None:
+        """How its console was lost, where it was: nobody can go on with it."""
+        return self._ending.lost
 
     async def lines(self, write: Callable[[], Awaitable[Line]] | None = None) -> AsyncIterator[Line]:
         """Sample line after line until the rollout ends; one that was cut is not yielded, nor one that an end token
@@ -123,7 +123,7 @@ class Episode(Earning):
 
     def _over_at_eos(self, line: Line) -> Line:
         if line.end is LineEnd.EOS:
-            self._end(Stop.EOS)
+            self._ending.end(Stop.EOS)
         return line
 
     def _stopping(self, until: str | re.Pattern[str] | None) -> tuple[frozenset[int], Watching]:
@@ -142,14 +142,14 @@ class Episode(Earning):
         return self._wrote(await self._writer.line(wanted, stop_ids, watching()), wanted)
 
     def _wanted(self, max_tokens: int | None) -> int:
-        if self._stop is not None:
-            raise ConfigError("episode.sample() after the end of the rollout", str(self._stop), "check episode.ended")
+        if (stop := self._ending.stop) is not None:
+            raise ConfigError("episode.sample() after the end of the rollout", str(stop), "check episode.ended")
         return self.limits.max_line_tokens if max_tokens is None else max_tokens
 
     def _wrote(self, line: Line, wanted: int) -> Line:
         self._record.sampled(line)
         if line.end is LineEnd.LENGTH:
-            self._end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)
+            self._ending.end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)
         return line
 
     def observe(self, text: str | Observed, cut: bool = False) -> Observed:
@@ -169,9 +169,9 @@ class Episode(Earning):
         self._record.observed(text)
         self._writer.give(text.token_ids)
         if self._record.line_count >= self.limits.max_lines:
-            self._end(Stop.MAX_LINES)
+            self._ending.end(Stop.MAX_LINES)
         if self._writer.room < 1:
-            self._end(Stop.MAX_TOKENS)
+            self._ending.end(Stop.MAX_TOKENS)
         return text
 
     async def push(self, line: Line) -> PushResult:
@@ -213,19 +213,17 @@ class Episode(Earning):
         try:
             results = await self._console.run(lines, closing)
         except SandboxLost as lost:
-            self.lost = lost
             self.fail(lost)  # even if it is swallowed
             raise
-        result = combined(results)
-        ran, calls = (*lines, "")[: len(results)], self._console.host.take()
-        self.executed(Execution(result.status, result.elapsed_s, result.answer, ran, calls))
+        result, ran = combined(results), (*lines, "")[: len(results)]
+        self.executed(Execution(result.status, result.elapsed_s, result.answer, ran, self._console.host.take()))
         if result.status is LineStatus.SANDBOX_FAULT:
             self.fail(fault := SandboxFault(result.text or "the console did not answer"))  # even if it is swallowed
             raise fault
-        if result.answer is not None and self._stop is Stop.EOS:
-            self._stop = Stop.ANSWERED  # what the line did counts for more than the token that closed it
+        if result.answer is not None:
+            self._ending.answer()
         elif self._console.ended:
-            self._end(Stop.EXITED)
+            self._ending.end(Stop.EXITED)
         return result
 
     async def restore(self, segments: Sequence[Segment], ran: Sequence[str], carry: str = "") -> None:
@@ -257,7 +255,7 @@ class Episode(Earning):
         """
         self._record.executed(execution)
         if execution.answer is not None:
-            self._end(Stop.ANSWERED)
+            self._ending.end(Stop.ANSWERED)
 
     def submit(self, answer: str) -> None:
         """Take `answer`, from the line sampled last, as the final one. The host grades it; the rollout ends."""
@@ -278,17 +276,11 @@ class Episode(Earning):
         Raises:
             ConfigError: `reason` is one that only what happened can give.
         """
-        if reason in _NOTED:
-            raise ConfigError("episode.finish(), reason", str(reason), "it is noted where it happens; leave it out")
-        self._end(reason)
-
-    def _end(self, reason: Stop) -> None:
-        self._stop = self._stop or reason
+        self._ending.finish(reason)
 
     def fail(self, failure: Exception) -> None:
         """Record a failure: the trajectory is kept, never rewarded and never trained on. The first one stands."""
-        self._stop = Stop.FAULT
-        self._failure = self._failure or Failure.of(failure)
+        self._ending.fail(failure)
 
     def trajectory(self) -> Trajectory:
         """The record so far.
@@ -296,9 +288,10 @@ class Episode(Earning):
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
         """
-        seen = None if self._failure else self._writer.seen
-        stop, spent_s = self._stop or Stop.FINISHED, time.monotonic() - self._started
-        return self._console.host.completed(self._record.trajectory(stop, spent_s, self._failure, seen))
+        stop, failure = self._ending.stop or Stop.FINISHED, self._ending.failure
+        seen = None if failure else self._writer.seen
+        record = self._record.trajectory(stop, time.monotonic() - self._started, failure, seen)
+        return self._console.host.completed(record)
 
     def _sample_ahead(self, closed: Sequence[str]) -> None:
         """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""
