@@ -45,7 +45,7 @@ def begun(out: Path, settings: str, free: Collection[str], overwrite: bool) -> I
             print(f"going on with what {place} has", flush=True)
     elif out.exists() and not overwrite:
         raise ConfigError("output folder", str(out), "it exists; name a new --out, or --overwrite to replace it")
-    with writing("output folder", place, then=", then give the command again"):
+    with writing("output folder", out, then=", then give the command again"):
         place.mkdir(parents=True, exist_ok=True)
         if not (place / SETTINGS).is_file():
             write_whole(place / SETTINGS, settings)

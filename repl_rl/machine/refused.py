@@ -16,6 +16,7 @@ _REMEDIES = {
     errno.EROFS: "have it mounted to be written, or choose a folder elsewhere",
     errno.EIO: "the disk reports errors: mend it, or choose a folder elsewhere",
     errno.EACCES: "get the right to write there, or choose a folder elsewhere",
+    errno.ENOTDIR: "a part of that path is a file: give another",
     errno.ENFILE: "this machine has no file left to open: end what holds them",
 }
 _PROBE = bytes(1 << 20)
