@@ -107,7 +107,7 @@ class Episode(Earning):
             ConfigError: the rollout has ended, or `max_tokens` < 1.
             EngineError: see `EngineSession.sample`.
         """
-        return self._over_at_eos(await self._write(*self._stopping(until), max_tokens))
+        return await self._write(*self._stopping(until), max_tokens)
 
     async def choose(
         self, count: int, choose: Choose, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None
@@ -119,12 +119,7 @@ class Episode(Earning):
         wanted = self._wanted(max_tokens)
         at, line = await chosen(choose, await self._writer.several(count, wanted, *self._stopping(until)))
         await self._writer.take(at)
-        return self._over_at_eos(self._wrote(line, wanted))
-
-    def _over_at_eos(self, line: Line) -> Line:
-        if line.end is LineEnd.EOS:
-            self._ending.end(Stop.EOS)
-        return line
+        return self._wrote(line, wanted)
 
     def _stopping(self, until: str | re.Pattern[str] | None) -> tuple[frozenset[int], Watching]:
         stop_ids = self.renderer.stop_ids if until is None else self.renderer.eos_ids
@@ -135,21 +130,25 @@ class Episode(Earning):
 
         Arguments, errors and cuts are those of `sample`. `text` is without the end token.
         """
-        return await self._write(self.renderer.eos_ids, lambda: None, max_tokens)
+        return await self._write(self.renderer.eos_ids, lambda: None, max_tokens, turn=True)
 
-    async def _write(self, stop_ids: frozenset[int], watching: Watching, max_tokens: int | None) -> Line:
+    async def _write(
+        self, stop_ids: frozenset[int], watching: Watching, max_tokens: int | None, turn: bool = False
+    ) -> Line:
         wanted = self._wanted(max_tokens)
-        return self._wrote(await self._writer.line(wanted, stop_ids, watching()), wanted)
+        return self._wrote(await self._writer.line(wanted, stop_ids, watching()), wanted, turn)
 
     def _wanted(self, max_tokens: int | None) -> int:
         if (stop := self._ending.stop) is not None:
             raise ConfigError("episode.sample() after the end of the rollout", str(stop), "check episode.ended")
         return self.limits.max_line_tokens if max_tokens is None else max_tokens
 
-    def _wrote(self, line: Line, wanted: int) -> Line:
+    def _wrote(self, line: Line, wanted: int, turn: bool = False) -> Line:
         self._record.sampled(line)
         if line.end is LineEnd.LENGTH:
             self._ending.end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)
+        elif line.end is LineEnd.EOS and not turn:
+            self._ending.end(Stop.EOS)
         return line
 
     def observe(self, text: str | Observed, cut: bool = False) -> Observed:

@@ -230,7 +230,8 @@ class ConsoleSession:
 
     async def _refuse_lost(self, death: Death) -> None:
         """Raise SandboxLost where what made this console died with it. That may be seen a little later than its end."""
-        for look in range(_LOOKS if death.code in (None, -_SIGKILL) else 1):
+        unexplained = death.code in (None, -_SIGKILL) and self._interrupting is None  # not by us, at its deadline
+        for look in range(_LOOKS if unexplained else 1):
             if look:
                 await asyncio.sleep(_LOOK_S)
             if self._lost():
