@@ -57,7 +57,9 @@ def demonstrate(folder: Path, stop_after: int = 1000) -> tuple[list[tuple[object
     return told(made), tally, executed
 
 
-def test_demonstrations_go_on_where_they_were_stopped_and_are_those_of_one_that_never_was(tmp_path: Path) -> None:
+def test_demonstrations_go_on_where_they_were_stopped_and_are_those_of_one_that_never_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole, tally, everything = demonstrate(tmp_path / "whole")
     with pytest.raises(Stopped):
         demonstrate(tmp_path / "stopped", stop_after=9)
@@ -67,6 +69,7 @@ def test_demonstrations_go_on_where_they_were_stopped_and_are_those_of_one_that_
     assert demonstrate(tmp_path / "stopped")[2] == 0
     (tmp_path / "stopped" / "000001" / DIGESTS).unlink()
     assert demonstrate(tmp_path / "stopped")[0] == whole
+    assert "000001 is damaged" in caplog.text
 
 
 def test_what_became_of_all_is_counted_as_it_was(tmp_path: Path) -> None:
@@ -106,13 +109,16 @@ def test_a_fine_tuning_that_is_stopped_twice_ends_with_the_weights_of_one_that_n
     assert not all(weight.equal(load_file(POLICY / "model.safetensors")[name]) for name, weight in one.items())
 
 
-def test_a_damaged_state_of_a_fine_tuning_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_state_of_a_fine_tuning_is_named_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keeping = Keeping(tmp_path / "states", seconds=0, share=1.0)
     with pytest.raises(Stopped):
         learn(tmp_path / "stopped", keeping, 6)
     assert sorted(place.name for place in keeping.folder.iterdir()) == ["000004", "000005"]
     (keeping.folder / "000005" / "optimizer.pt").write_bytes(b"")
     assert len(learn(tmp_path / "stopped", keeping)) == 4
+    assert "000005 is damaged: optimizer.pt is not what was written; the one before it is taken" in caplog.text
 
 
 def test_sft_does_not_play_again_what_it_has_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
@@ -16,6 +17,8 @@ from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import append, read
 from repl_rl.settings.same import differences
+
+log = logging.getLogger(__name__)
 
 SETTINGS = "config.toml"
 PORTION = 256
@@ -83,8 +86,12 @@ class Portions:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         places = sorted(folder.glob("[0-9]" * 6))
-        broken = [n for n, place in enumerate(places) if damage(place) is not None]
-        self._places = places[: broken[0] if broken else None]
+        self._places: list[Path] = []
+        for place in places:
+            if (wrong := damage(place)) is not None:
+                log.warning("%s is damaged: %s; what it holds, and what followed, is made again", place, wrong)
+                break
+            self._places.append(place)
 
     def tally(self) -> Tally:
         """Of all that was tried so far."""

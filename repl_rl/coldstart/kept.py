@@ -1,5 +1,6 @@
 """A fine-tuning that goes on where it was stopped: its states, whole or not at all, by transformers' own means."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +9,10 @@ from pathlib import Path
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTTrainer
 
-from repl_rl.machine.durable import damage, keep_newest, write_durably
+from repl_rl.machine.durable import keep_newest, newest_whole, write_durably
 from repl_rl.machine.refused import writing
+
+log = logging.getLogger(__name__)
 
 KEEP = 2
 """Newest states that are kept: a second one, in case the newest is damaged."""
@@ -40,7 +43,7 @@ class KeptTrainer(SFTTrainer):
         """Train to the end, from the beginning or from the newest whole state."""
         found = None
         if self.keeping is not None:
-            found = _newest(self.keeping.folder)
+            found = newest_whole(_places(self.keeping.folder), log.warning)
             self.add_callback(Paced(self.keeping))
         self.train(resume_from_checkpoint=None if found is None else str(found))
 
@@ -88,7 +91,3 @@ class Paced(TrainerCallback):
 
 def _places(states: Path) -> list[Path]:
     return sorted(place for place in states.glob("[0-9]" * 6) if place.is_dir())
-
-
-def _newest(states: Path) -> Path | None:
-    return next((place for place in reversed(_places(states)) if damage(place) is None), None)

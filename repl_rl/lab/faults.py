@@ -25,6 +25,8 @@ from repl_rl.record.trajectory import Trajectory
 Tell = Callable[[str], None]
 Read = Callable[[Path], Iterable[Trajectory]]
 """Reads a folder of stored rollouts."""
+PROMPTS, GROUP = 4, 4
+"""Groups a step, and rollouts a group."""
 _BEGUN_S = 300.0
 """How long a run may take to its first step."""
 _ENDED_S = 600.0
@@ -230,7 +232,3 @@ class SmallRun:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._strike.mend(self.folder)
-
-
-PROMPTS, GROUP = 4, 4
-"""Groups a step, and rollouts a group."""

@@ -119,8 +119,7 @@ def _kill_container(victim: Victim) -> str:
     mine = _docker("ps", "-q", "--filter", f"label={OWNER}={victim.pid}").split()
     if not mine:
         return "it has no container"
-    _docker("kill", victim.dice.choice(mine))
-    return ""
+    return "" if _docker("kill", victim.dice.choice(mine)) else "its container could not be killed"
 
 
 def _kill_and_tear(victim: Victim) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from repl_rl.machine.folders import private_folder
@@ -48,6 +48,16 @@ def damage(folder: Path) -> str | None:
         return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
     except (ValueError, AttributeError):
         return f"{DIGESTS} cannot be read"
+    return None
+
+
+def newest_whole(folders: Sequence[Path], tell: Callable[[str], None]) -> Path | None:
+    """The last of `folders` that is whole; None: none is. `tell` is given a line about each that is damaged."""
+    for folder in reversed(folders):
+        wrong = damage(folder)
+        if wrong is None:
+            return folder
+        tell(f"state {folder} is damaged: {wrong}; the one before it is taken")
     return None
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, TrainerState
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.durable import damage, keep_newest, write_durably
+from repl_rl.machine.durable import keep_newest, newest_whole, write_durably
 from repl_rl.machine.files import Json
 from repl_rl.machine.refused import writing
 from repl_rl.machine.versions import versions
@@ -97,12 +97,8 @@ class State:
 
 def newest(folder: Path, tell: Callable[[str], None] = log.warning) -> State | None:
     """The newest whole state in `folder`; None: there is none. `tell` is given a line about each that is damaged."""
-    for place in reversed(states_in(folder)):
-        wrong = damage(place)
-        if wrong is None:
-            return _read(place)
-        tell(f"state {place} is damaged: {wrong}; the one before it is taken")
-    return None
+    found = newest_whole(states_in(folder), tell)
+    return None if found is None else _read(found)
 
 
 @contextmanager
