@@ -8,16 +8,20 @@ import sys
 import termios
 import threading
 import tty
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from repl_rl.cli import main
+from repl_rl.errors import SandboxLost
 from repl_rl.record.trajectory import Observed
 from repl_rl.runs.store import from_text, write_step
 from repl_rl.runs.store.notebook import read_notebook
+from repl_rl.sandbox import SANDBOXES, Births, Sandbox, SandboxKind, SandboxSession
 from repl_rl.world import World
 from tests.test_replay import LINES, played
 
@@ -61,6 +65,54 @@ def test_lines_are_typed_into_the_rebuilt_console(
     assert code == 0
     assert "107" in out
     assert "\x1b[2J" not in out
+
+
+class Mortal:
+    """A sandbox that makes no console any more."""
+
+    name = "mortal"
+    python_version = (3, 11, 0)
+
+    def session(self) -> AbstractAsyncContextManager[SandboxSession]:
+        raise SandboxLost("what makes consoles is gone")
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(SandboxKind):
+    """Consoles that cannot be had."""
+
+    kind: ClassVar[str] = "lost"
+    about: ClassVar[str] = "for a test"
+
+    @asynccontextmanager
+    async def open(self, births: Births) -> AsyncIterator[Sandbox]:
+        yield Mortal()
+
+
+@pytest.fixture
+def lost() -> Iterator[str]:
+    SANDBOXES.add(Lost)
+    yield Lost.kind
+    del SANDBOXES.kinds[Lost.kind]
+
+
+def test_consoles_that_are_lost_while_a_person_replays_are_one_line_of_error(
+    lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_step(tmp_path, 1, [played(LINES)])
+    assert main(["replay", str(path), "--to-line", "0", "--sandbox", lost]) == 1
+    told = capsys.readouterr().err
+    assert told == "repl-rl: error: what makes consoles is gone; `repl-rl doctor` says whether consoles work here\n"
+
+
+def test_a_run_of_which_nothing_can_be_executed_again_is_not_called_deterministic(
+    lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_step(tmp_path, 1, [played(LINES)])
+    assert main(["replay", str(path), "--verify", "--sandbox", lost]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "determinism unknown: 0 trajectories executed again, 0 differ, 1 could not be executed" in told
+    assert "could not be executed: 1: what makes consoles is gone" in told
 
 
 def in_a_terminal(keys: str, *argv: str) -> str:

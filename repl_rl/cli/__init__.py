@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
 from repl_rl.machine.cores import cores
 from repl_rl.machine.refused import cause, remedy
 from repl_rl.machine.stopping import STOPS, Terminated, explained, terminable
@@ -86,6 +86,10 @@ def _run(arguments: Sequence[str]) -> int:
             raise stop from error
         print(f"repl-rl: error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
+    except RolloutFailure as failure:  # of a console that a person works in: no trajectory records it
+        lost = " ".join(str(failure).split())
+        print(f"repl-rl: error: {lost}; `repl-rl doctor` says whether consoles work here", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # whoever read what we print has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD

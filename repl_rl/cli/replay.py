@@ -50,7 +50,7 @@ class ReplayConfig:
     to_line: Annotated[int | None, AtLeast(0)] = None
     """Have so many recorded lines run in a fresh console, then run what the standard input says, >= 0."""
     verify: bool = False
-    """Execute again and compare what is shown; the exit code is 1 if anything differs."""
+    """Execute again and compare what is shown; the exit code is 1 if anything differs, or nothing can be executed."""
     branch: Annotated[int, AtLeast(0)] = 0
     """Continuations to sample from --to-line on with the policy, >= 0."""
     export: Path | None = None
@@ -218,15 +218,16 @@ def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: C
     if found.divergent:
         console.print(table)
     skipped = len(found.verifications) - found.verified
+    score = "unknown" if found.score is None else f"{found.score:.2%}"
     console.print(
-        f"determinism {found.score:.2%}: {found.verified} trajectories executed again, {len(found.divergent)} differ"
+        f"determinism {score}: {found.verified} trajectories executed again, {len(found.divergent)} differ"
         + (f", {skipped} could not be executed" if skipped else "")
     )
     for reason, count in Counter(v.skipped for v in found.verifications if v.skipped).most_common(_REASONS):
         console.print(Text(printable(f"  could not be executed: {count}: {clip(reason)}")))
     for cause, count in found.causes.most_common():
         console.print(f"  {cause}: {count}")
-    return int(bool(found.divergent))
+    return int(bool(found.divergent) or found.score is None)
 
 
 def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:

@@ -42,9 +42,9 @@ class Determinism:
         return tuple(v for v in self.verifications if v.difference is not None)
 
     @property
-    def score(self) -> float:
-        """Share of the executed trajectories in which every line showed what was recorded; 1.0 if there are none."""
-        return 1.0 - len(self.divergent) / self.verified if self.verified else 1.0
+    def score(self) -> float | None:
+        """Share of the executed trajectories in which every line showed what was recorded; None if there are none."""
+        return 1.0 - len(self.divergent) / self.verified if self.verified else None
 
     @property
     def causes(self) -> Counter[str]:
