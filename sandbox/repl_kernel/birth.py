@@ -109,8 +109,9 @@ def _enter_user_namespace(others: int) -> None:
     system.unshare(system.CLONE_NEWUSER | others)
     maps = {"setgroups": "deny", "uid_map": f"{CONSOLE_UID} {uid} 1", "gid_map": f"{CONSOLE_UID} {gid} 1"}
     for name, text in maps.items():
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+        file = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(file, text.encode())
+        os.close(file)
 
 
 def renounce(station: bool = False) -> None:
@@ -158,10 +159,8 @@ def become_console(
         os.close(prepared.scratch)
     if prepared is not None and prepared.random_state is not None:
         random.setstate(prepared.random_state)
-    else:
-        random.seed()
-        if "numpy.random" in sys.modules:  # numpy imports it when it is first asked for, and then it is seeded anew
-            sys.modules["numpy.random"].seed()
+    elif "numpy.random" in sys.modules:  # `random` seeds itself after a fork; numpy does when it is first asked for
+        sys.modules["numpy.random"].seed()
     _start(kernel, request, capture, place, prepared.console if prepared else Console())
     connection.send(READY)
     connection.close()

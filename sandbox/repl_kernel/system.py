@@ -20,6 +20,19 @@ _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+
+# Made once, by the fork server: a console's birth is as long as what it makes for itself.
+_THIS_PROCESS = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
+with open("/proc/sys/kernel/cap_last_cap") as _file:
+    _LAST_CAPABILITY = int(_file.read())
+
+
 def _check(result: int, what: str) -> None:
     if result == -1:
         number = ctypes.get_errno()
@@ -70,14 +83,10 @@ def set_dumpable(flag: bool) -> None:
 
 def drop_capabilities() -> None:
     """Give up every capability, for this process and for whatever it executes."""
-    with open("/proc/sys/kernel/cap_last_cap") as file:
-        last = int(file.read())
-    for capability in range(last + 1):
+    for capability in range(_LAST_CAPABILITY + 1):
         _prctl(_PR_CAPBSET_DROP, capability)
     _prctl(_PR_CAP_AMBIENT, 4)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    empty = (ctypes.c_uint32 * 6)()
-    _check(_libc.capset(header, empty), "capset")
+    _check(_libc.capset(_THIS_PROCESS, _NO_CAPABILITIES), "capset")
 
 
 def no_new_privileges() -> None:
@@ -88,11 +97,7 @@ def no_new_privileges() -> None:
 def install_filter(program: bytes) -> None:
     """Install a seccomp BPF program (8 bytes an instruction) on this process. Needs `no_new_privileges`."""
     code = ctypes.create_string_buffer(program, len(program))
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
-
-    description = Program(len(program) // 8, ctypes.addressof(code))
+    description = _Program(len(program) // 8, ctypes.addressof(code))
     _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(description))
 
 

@@ -236,3 +236,16 @@ def test_preloaded_modules_cost_a_console_nothing() -> None:
             assert (await session.push("import sys; 'fractions' in sys.modules")).text == "True\n"
 
     asyncio.run(main())
+
+
+@served_kinds
+def test_each_console_draws_random_numbers_of_its_own(kind: str) -> None:
+    async def main() -> set[str]:
+        async with _opened(kind) as sandbox:
+            drawn = set()
+            for _ in range(3):
+                async with sandbox.session() as session:
+                    drawn.add((await _results(session, "import random", "random.random()"))[-1].text)
+            return drawn
+
+    assert len(asyncio.run(main())) == 3
