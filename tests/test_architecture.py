@@ -105,6 +105,11 @@ def test_no_type_checking_blocks_and_no_explicit_any() -> None:
         assert not names & {"TYPE_CHECKING", "Any"}, path
 
 
+def test_the_type_checker_is_told_to_ignore_nothing() -> None:
+    for path in (*ROOT.rglob("*.py"), *(ROOT.parent / "sandbox").rglob("*.py")):
+        assert "# type: " + "ignore" not in path.read_text(), path
+
+
 TESTS = Path(__file__).parent
 PATCHES = {
     "tempdir": "the standard library keeps a process's temporary folder there",

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 _READY_S = 60.0
 _HISTORY_OFF = ("--HistoryManager.enabled=False",)
@@ -18,19 +20,22 @@ class StockConsole:
     """One running stock kernel with its client."""
 
     manager: AsyncKernelManager
-    client: object
+    client: AsyncKernelClient
     resources: AsyncExitStack
     """What it holds: its process, its channels, its sockets."""
 
     @property
     def pid(self) -> int:
         """Of the kernel's process."""
-        return int(self.manager.provisioner.process.pid)  # type: ignore[union-attr]
+        provisioner = self.manager.provisioner
+        assert isinstance(provisioner, LocalProvisioner)
+        assert provisioner.process is not None
+        return provisioner.process.pid
 
     async def line(self, code: str) -> float:
         """Run one line; seconds until it is done."""
         started = time.perf_counter()
-        await self.client.execute_interactive(code, output_hook=lambda _: None)  # type: ignore[attr-defined]
+        await self.client.execute_interactive(code, output_hook=lambda _: None)
         return time.perf_counter() - started
 
     async def close(self) -> None:
@@ -55,6 +60,7 @@ async def open_stock(*, history: bool = True) -> StockConsole:
         with (folder / "said").open("wb") as said:
             await manager.start_kernel(extra_arguments=options, stdout=said, stderr=said)
         client = manager.client()
+        assert isinstance(client, AsyncKernelClient)
         client.start_channels()
         undo.callback(client.stop_channels)
         try:

@@ -97,7 +97,7 @@ def _flags(kind: type, one: "Field[object]", default: object) -> Iterator[tuple[
     about = documented(kind).get(one.name, "")
     seam = seam_of(hint)
     if seam is not None:
-        choice = seam.chosen(value)  # type: ignore[arg-type]
+        choice = seam.chosen(value)
         about = f"{about} One of: {seam.described()}."
         yield one.name, Annotated[str, tyro.conf.arg(help=about)], choice.kind
         for name, options in seam.tables().items():

@@ -50,7 +50,7 @@ class Seam(Generic[K]):
             raise ConfigError(self.thing, name, f"choose one of {', '.join(self.kinds)}")
         return self.kinds[name]
 
-    def chosen(self, wanted: K | str) -> K:
+    def chosen(self, wanted: object) -> K:
         """A kind with its options: `wanted` itself, or the kind of that name as it is by default.
 
         Raises:
@@ -58,7 +58,8 @@ class Seam(Generic[K]):
         """
         if isinstance(wanted, str):
             return self.named(wanted)()
-        if self.kinds.get(getattr(wanted, "kind", "")) is not type(wanted):
+        kind = self.kinds.get(getattr(wanted, "kind", ""))
+        if kind is None or not isinstance(wanted, kind) or kind is not type(wanted):
             raise ConfigError(self.thing, wanted, f"choose one of {', '.join(self.kinds)}")
         return wanted
 

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
+from typing import cast
 
 import ipykernel
 
@@ -65,10 +66,11 @@ class CellConsole(Console):
     def _statements(self, source: str) -> list[tuple[CodeType, bool]]:
         """Compiled statements, each with whether it is a last expression; empty after a syntax error."""
         compiler = self.compile.compiler
+        one = cast("Callable[[ast.Interactive, str, str], CodeType]", compiler)  # it hands a tree on to `compile`
         try:
             flags = ast.PyCF_ONLY_AST | (compiler.flags & _FEATURES)
             tree = compile(source, _FILE, "exec", flags, True)
-            codes = [compiler(ast.Interactive([node]), _FILE, "single") for node in tree.body]  # type: ignore[arg-type]
+            codes = [one(ast.Interactive([node]), _FILE, "single") for node in tree.body]
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
             self.showsyntaxerror(_FILE)
             return []

@@ -71,7 +71,7 @@ class Console(code.InteractiveConsole):
 
         submit_final_answer.__module__ = "builtins"
         submit_final_answer.__qualname__ = "submit_final_answer"
-        builtins.submit_final_answer = submit_final_answer  # type: ignore[attr-defined]
+        vars(builtins)["submit_final_answer"] = submit_final_answer
 
 
 def _forget_frames(error: BaseException | None, own_files: tuple[str, ...]) -> None:
@@ -87,8 +87,10 @@ def _forget_frames(error: BaseException | None, own_files: tuple[str, ...]) -> N
 
 def clean_interpreter(filters: Sequence[object]) -> None:
     """Undo what the imports of a kernel leave in the interpreter. `filters`: `warnings.filters` before them."""
-    warnings.filters[:] = filters  # type: ignore[index]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
+    now = warnings.filters
+    assert isinstance(now, list)
+    now[:] = filters
+    vars(warnings)["_filters_mutated"]()
     sys.argv = [""]
     sys.ps1, sys.ps2 = ">>> ", "... "
     for name in ("last_type", "last_value", "last_traceback"):

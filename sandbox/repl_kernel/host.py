@@ -57,7 +57,7 @@ class HostChannel:
 
     def install(self) -> None:
         """Put the functions and `HostError` among the builtins, where `dir()` does not show them."""
-        builtins.HostError = HostError  # type: ignore[attr-defined]
+        vars(builtins)["HostError"] = HostError
         for name, about in self._offer.functions.items():
             setattr(builtins, name, self._function(name, about))
 

@@ -13,6 +13,7 @@ import pydoc
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from types import FrameType
 
 import zmq
 from ipykernel import kernel_protocol_version
@@ -82,7 +83,7 @@ class JupyterKernel(ReplKernel):
         self.control_stream, self.stdin_socket = channels.control, stdin
         self._history = History()
         self._cells = False
-        self._sigint: object = signal.getsignal(signal.SIGINT)
+        self._sigint: Callable[[int, FrameType | None], object] | int | None = signal.getsignal(signal.SIGINT)
         self._pages: list[str] = []
         self._doomed: list[list[bytes]] = []
         self._result: str | None = None
@@ -102,7 +103,7 @@ class JupyterKernel(ReplKernel):
             self._channels.flush()
             self._capture.attach()
             builtins.input, getpass.getpass, pydoc.pager = self._usual
-            signal.signal(signal.SIGINT, self._sigint)  # type: ignore[arg-type]
+            signal.signal(signal.SIGINT, self._sigint)
         return request
 
     def _route(self, frames: list[bytes]) -> None:
@@ -168,7 +169,7 @@ class JupyterKernel(ReplKernel):
 
     def _interruptible(self, run: Callable[[], Failure | None]) -> Failure | None:
         try:
-            signal.signal(signal.SIGINT, self._sigint)  # type: ignore[arg-type]
+            signal.signal(signal.SIGINT, self._sigint)
             try:
                 return run()
             finally:
@@ -190,7 +191,8 @@ class JupyterKernel(ReplKernel):
         payload: list[object] = [{"source": "page", "data": {"text/plain": text}, "start": 0}] if self._pages else []
         if failure is not None:
             payload.append({"source": "ask_exit", "keepkernel": False})
-        values = {name: self._evaluate(code) for name, code in dict(expressions).items()}  # type: ignore[call-overload]
+        asked = expressions if isinstance(expressions, dict) else {}
+        values = {name: self._evaluate(code) for name, code in asked.items()}
         return {
             "status": "ok",
             "execution_count": self.execution_count,
@@ -218,13 +220,13 @@ class JupyterKernel(ReplKernel):
         """`sys.displayhook` of a cell's last expression."""
         if value is None:
             return
-        builtins._ = None  # type: ignore[attr-defined]
+        vars(builtins)["_"] = None
         plain = repr(value)  # an error in it is the cell's error, as in the console
         data, metadata = bundle(value, exclude=("text/plain",))
         self._result = plain
         content = {"execution_count": self.execution_count, "data": {"text/plain": plain} | data, "metadata": metadata}
         self._publish("execute_result", content)
-        builtins._ = value  # type: ignore[attr-defined]
+        vars(builtins)["_"] = value
 
     def _publish(self, kind: str, content: Bundle) -> None:
         if not self._channels.silent:

@@ -9,6 +9,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
 _DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _AT_END = re.compile(rf"(?:(?P<owner>{_DOTTED})\.)?(?P<prefix>[^\W\d]\w*|)$")
@@ -118,10 +119,10 @@ def _describe(name: str, value: object, detail: int) -> str:
     elif not inspect.ismodule(value):
         parts["Value"] = _short(value)
     if detail > 0:
-        try:
-            parts["Source"] = inspect.getsource(value)  # type: ignore[arg-type]
-        except (OSError, TypeError):  # typed into the console, or no Python
-            parts["Source"] = "<not available>"
+        parts["Source"] = "<not available>"
+        if callable(value) or inspect.ismodule(value):
+            with suppress(OSError, TypeError):  # typed into the console, or no Python
+                parts["Source"] = inspect.getsource(value)
     return "\n".join(f"{title}:{chr(10) if chr(10) in text else ' '}{text}" for title, text in parts.items() if text)
 
 
