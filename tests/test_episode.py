@@ -235,6 +235,16 @@ def test_a_line_is_pushed_once() -> None:
         play(world(["x = 1\n", "y\n"], Scripted(act)))
 
 
+def test_a_line_that_was_executed_already_is_not_pushed() -> None:
+    async def act(episode: Episode) -> None:
+        line = await episode.sample()
+        await episode.execute("x = 2")
+        await episode.push(line)
+
+    with pytest.raises(UserCodeError, match="sampled last, once"):
+        play(world(["x = 1\n", "y\n"], Scripted(act)))
+
+
 def test_sampling_after_the_end_is_named() -> None:
     async def act(episode: Episode) -> None:
         episode.finish()

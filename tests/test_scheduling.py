@@ -127,6 +127,14 @@ def test_processes_of_one_run_share_no_id_and_no_seed_of_a_rollout() -> None:
     assert [t.id for t in played[:2]] == [f"0-{TASK.id}-0", f"0-{TASK.id}-1"]
 
 
+def test_a_task_that_is_played_again_after_a_step_has_other_seeds(tmp_path: Path) -> None:
+    rollouts = world(["exit()\n"])
+    first = asyncio.run(rollouts.collect([TASK, TASK]))
+    asyncio.run(rollouts.engine.load_weights(tmp_path, 1))
+    second = asyncio.run(rollouts.collect([TASK, TASK]))
+    assert len({t.seed for t in (*first, *second)}) == 4
+
+
 def test_nothing_is_given_up_by_default() -> None:
     (t,) = asyncio.run(world(["1/0\n"] * 8, limits=RolloutLimits(max_lines=8)).collect([TASK]))
     assert t.stop is Stop.MAX_LINES

@@ -341,6 +341,16 @@ def test_a_sampler_that_listens_stays_within_the_tolerance(tmp_path: Path) -> No
     assert trainer.scored.gap.kept == 1.0
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_policy_whose_log_probabilities_are_no_numbers_stops_the_training(fast: bool, tmp_path: Path) -> None:
+    model = tiny_model()
+    source = SampledSource(copy.deepcopy(model), deaf=True)  # deaf, or it could not sample either
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(WeightSyncError, match="policy step 0: a sampled log probability is nan nats"):
+        run(make(model, source, replace(SMALL, fast=fast), tmp_path))
+
+
 def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> None:
     model = tiny_model()
     batch = [trajectory_of(prompt_of("task 0"), [((9, 2), ())], [-1.0, -1.0], i, policy_step=4) for i in range(2)]
