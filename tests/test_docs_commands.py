@@ -42,6 +42,7 @@ ELSEWHERE = {
     "bench faults": "tests/bench/test_faults.py",
     "--serve": "tests/test_browser.py",
     "--sampler.user http": "tests/samplers/test_simulated.py, with a server of its own",
+    "--sandbox gateway": "tests/sandbox/test_gateway.py, on servers of its own",
     "sandbox build": "scripts/docker, on a base image that can be had without a registry",
     "--from-doctests sympy": "tests/test_doctests.py, where it takes a quarter of an hour",
 }

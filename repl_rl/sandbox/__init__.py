@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 from repl_rl.sandbox.base import Births, Limits, PushResult, Sandbox, SandboxKind, SandboxSession
 from repl_rl.sandbox.docker import Docker
+from repl_rl.sandbox.gateway import Gateway
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.sandbox.local import Local
 from repl_rl.sandbox.unsafe import Unsafe
@@ -17,6 +18,7 @@ __all__ = [
     "SANDBOXES",
     "Births",
     "Docker",
+    "Gateway",
     "InProcessSandbox",
     "Limits",
     "Local",
@@ -28,7 +30,7 @@ __all__ = [
     "open_sandbox",
 ]
 
-SANDBOXES: Seam[SandboxKind] = Seam("sandbox", {kind.kind: kind for kind in (Local, Docker, Unsafe)})
+SANDBOXES: Seam[SandboxKind] = Seam("sandbox", {kind.kind: kind for kind in (Local, Docker, Gateway, Unsafe)})
 """Every sandbox that can be chosen by name."""
 
 
@@ -43,8 +45,8 @@ def open_sandbox(
     """A sandbox, for the length of an `async with`.
 
     Args:
-        kind: `local`, `docker`, `unsafe` or whatever else is among `SANDBOXES`; or one with options of its own, such
-            as `Docker(image="mine")`.
+        kind: `local`, `docker`, `gateway`, `unsafe` or whatever else is among `SANDBOXES`; or one with options of its
+            own, such as `Docker(image="mine")`.
         limits: what a line and a rollout may use; None: the defaults of `Limits`.
         preload: modules that are imported before a console is born, so that they cost it nothing.
         warm: consoles kept alive, those in use included (>= 0).

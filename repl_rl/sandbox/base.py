@@ -181,7 +181,9 @@ class SandboxKind(ABC):
     kind: ClassVar[str]
     about: ClassVar[str]
     isolates: ClassVar[bool] = True
-    """False: nothing keeps a line from the host, so no promise of isolation is checked."""
+    """False: nothing of ours keeps a line from the host, so no promise of isolation is checked."""
+    unlimited: ClassVar[frozenset[str]] = frozenset()
+    """Limits that nothing keeps there, by the names of their checks in `sandbox.conformance.limits`."""
 
     @abstractmethod
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:

@@ -7,16 +7,14 @@ from collections.abc import Callable
 import zmq
 
 from repl_rl.errors import ConfigError, SandboxLost
-from repl_rl.record.clip import clip
-from repl_rl.record.console import CellBuffer, Verdict
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Host, Limits, PushResult, refuse_unfit
 from repl_rl.sandbox.calls import Calls, LineClock
 from repl_rl.sandbox.keeper import Death, KeeperLink
+from repl_rl.sandbox.typed import Typed, of_death, of_reply
 from repl_rl.sandbox.wire import MalformedReply, Reply, Wire
 
 _SIGKILL = 9
-_SIGXCPU = 24
 _GONE = "what made the console is gone, and the console with it"
 _LOOKS, _LOOK_S = 4, 0.05
 """How often it is looked whether a console that was killed died with what had made it, and at what distance."""
@@ -56,8 +54,7 @@ class ConsoleSession:
         self._lost = lost
         self._limits = limits
         self._wire = Wire(key)
-        self._cell = CellBuffer(decide=decide)
-        self._unsent: list[str] = []
+        self._typed = Typed(decide=decide)
         self._ended = False
         self._interrupting: asyncio.Future[None] | None = None
         self._pending: asyncio.Future[Reply | Death | None] | None = None
@@ -102,13 +99,10 @@ class ConsoleSession:
         """
         refuse_unfit(line, ended=self._ended)
         started = time.perf_counter()
-        verdict = self._cell.add(line)
-        if verdict is Verdict.VOID:
-            return PushResult("", False, LineStatus.OK, None, time.perf_counter() - started)
-        self._unsent.append(line)
-        if verdict is Verdict.INCOMPLETE:
-            return PushResult("", True, LineStatus.INCOMPLETE, None, time.perf_counter() - started)
-        outcome = await self._run("\n".join(self._unsent))
+        code = self._typed.add(line)
+        if isinstance(code, PushResult):
+            return code
+        outcome = await self._run(code)
         elapsed_s = time.perf_counter() - started
         if outcome is None:
             return PushResult("", False, LineStatus.SANDBOX_FAULT, None, elapsed_s)
@@ -119,7 +113,6 @@ class ConsoleSession:
 
     async def _run(self, code: str) -> Reply | Death | None:
         """The console's reply, or its death; None: it answered with nonsense."""
-        self._unsent.clear()
         if self._socket.closed:
             self._ended = True
             raise SandboxLost(_GONE)
@@ -221,12 +214,9 @@ class ConsoleSession:
 
     def _of_reply(self, reply: Reply, elapsed_s: float) -> PushResult:
         self._link.forget_address()
-        status = _status(reply, interrupted=self._interrupting is not None)
-        if not reply.more:
-            self._cell.reset()
-        self._ended = status in (LineStatus.ANSWERED, LineStatus.EXITED)
-        text, cut = self._bounded(reply.text, reply.cut)
-        return PushResult(text, reply.more, status, reply.answer, elapsed_s, cut)
+        result = of_reply(reply, self._limits, elapsed_s, interrupted=self._interrupting is not None)
+        self._ended = self._typed.ends_with(result)
+        return result
 
     async def _refuse_lost(self, death: Death) -> None:
         """Raise SandboxLost where what made this console died with it. That may be seen a little later than its end."""
@@ -248,19 +238,7 @@ class ConsoleSession:
             self._socket.close()
 
     def _of_death(self, death: Death, elapsed_s: float) -> PushResult:
-        if self._interrupting is not None or death.code == -_SIGXCPU:
-            status = LineStatus.TIMEOUT
-        elif death.code is not None and death.code >= 0:
-            status = LineStatus.EXITED
-        else:
-            status = LineStatus.KILLED
-        text, cut = self._bounded(death.text, death.cut)
-        return PushResult(text, False, status, None, elapsed_s, cut)
-
-    def _bounded(self, text: str, cut: bool) -> tuple[str, bool]:
-        """`text`, and whether it was cut. The console keeps the limit; this is for one that was tampered with."""
-        shorter = clip(text, self._limits.output_bytes)
-        return shorter, cut or shorter != text
+        return of_death(death, self._limits, elapsed_s, interrupted=self._interrupting is not None)
 
     def close(self) -> None:
         """Kill the console and let go of everything."""
@@ -273,18 +251,3 @@ class ConsoleSession:
 
 def _nothing() -> None:
     pass
-
-
-def _status(reply: Reply, *, interrupted: bool) -> LineStatus:
-    """The one status of a line, by the table in docs/specification.md: the first row that applies."""
-    if reply.answer is not None:
-        return LineStatus.ANSWERED
-    if reply.outcome == "exited":
-        return LineStatus.EXITED
-    if interrupted:
-        return LineStatus.TIMEOUT
-    if reply.more:
-        return LineStatus.INCOMPLETE
-    if reply.outcome == "memory_limit":
-        return LineStatus.MEMORY_LIMIT
-    return LineStatus.OUTPUT_LIMIT if reply.cut else LineStatus(reply.outcome)

@@ -4,14 +4,28 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Generic, Protocol, TypeVar
 
 from repl_rl.errors import SandboxFault, SandboxLost
-from repl_rl.sandbox.client import ConsoleSession
 
 _TRIES = 3
 
 
-class Pool:
+class Leased(Protocol):
+    """A console, as its pool sees it."""
+
+    @property
+    def dead(self) -> bool:
+        """A console that waited for its lease can be."""
+
+    def close(self) -> None:
+        """Kill it, and let go of everything."""
+
+
+_Console = TypeVar("_Console", bound=Leased)
+
+
+class Pool(Generic[_Console]):
     """Keeps `warm` consoles alive, leased ones included, and starts at most `starting` at a time.
 
     A lease is replaced when it ends, not when it begins: while many rollouts run, the cores belong to them, and the
@@ -19,18 +33,18 @@ class Pool:
     A lease beyond `warm` starts a console of its own.
     """
 
-    def __init__(self, open_console: Callable[[], Awaitable[ConsoleSession]], *, warm: int, starting: int) -> None:
+    def __init__(self, open_console: Callable[[], Awaitable[_Console]], *, warm: int, starting: int) -> None:
         self._open_console = open_console
         self._warm = warm
         self._starting_at_most = starting
-        self._ready: deque[ConsoleSession] = deque()
-        self._waiting: deque[asyncio.Future[ConsoleSession]] = deque()
+        self._ready: deque[_Console] = deque()
+        self._waiting: deque[asyncio.Future[_Console]] = deque()
         self._starting: set[asyncio.Task[None]] = set()
-        self._leased: set[ConsoleSession] = set()
+        self._leased: set[_Console] = set()
         self._closed = False
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[ConsoleSession]:
+    async def lease(self) -> AsyncIterator[_Console]:
         """A console that nobody has used.
 
         Raises:
@@ -44,7 +58,7 @@ class Pool:
             session.close()
             self.fill()
 
-    async def _take(self) -> ConsoleSession:
+    async def _take(self) -> _Console:
         if self._closed:
             raise SandboxFault("the sandbox is closed")
         while self._ready:
@@ -54,7 +68,7 @@ class Pool:
                 continue
             self._leased.add(session)
             return session
-        waiting: asyncio.Future[ConsoleSession] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[_Console] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         self.fill()
         try:
@@ -100,11 +114,11 @@ class Pool:
             self._hand_out(session)
             return
 
-    def offer(self, session: ConsoleSession) -> None:
+    def offer(self, session: _Console) -> None:
         """Add a fresh console that was opened elsewhere."""
         self._hand_out(session)
 
-    def _hand_out(self, session: ConsoleSession) -> None:
+    def _hand_out(self, session: _Console) -> None:
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():

@@ -185,7 +185,9 @@ class ServerEach:
 class ServedSandbox:
     """Leases consoles from a pool."""
 
-    def __init__(self, name: str, python_version: tuple[int, int, int], pool: Pool, stations: Stations) -> None:
+    def __init__(
+        self, name: str, python_version: tuple[int, int, int], pool: Pool[ConsoleSession], stations: Stations
+    ) -> None:
         self.name = name
         self.python_version = python_version
         self._pool = pool

@@ -23,6 +23,7 @@ class Unsafe(SandboxKind):
     kind: ClassVar[str] = "unsafe"
     about: ClassVar[str] = "isolates nothing: only for lines that you would run yourself"
     isolates: ClassVar[bool] = False
+    unlimited: ClassVar[frozenset[str]] = frozenset({"processes", "inodes"})
 
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxKind.open`."""

@@ -89,21 +89,9 @@ class Wire:
         if not hmac.compare_digest(self._sign(frames[2:]), frames[1]):
             return None
         try:
-            claim = json.loads(frames[5])["repl"]
-            text, cut, more, outcome, answer = (claim[name] for name in ("text", "cut", "more", "outcome", "answer"))
+            return claimed(json.loads(frames[5])["repl"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise MalformedReply(str(error)) from error
-        good = (
-            isinstance(text, str)
-            and isinstance(cut, bool)
-            and isinstance(more, bool)
-            and isinstance(outcome, str)
-            and outcome in _OUTCOMES
-            and (answer is None or isinstance(answer, str))
-        )
-        if not good:
-            raise MalformedReply("a field has the wrong type")
-        return Reply(plain_text(text), cut, more, outcome, None if answer is None else plain_text(answer))
 
     def _sign(self, body: list[bytes]) -> bytes:
         mac = self._empty.copy()
@@ -115,3 +103,22 @@ class Wire:
 def plain_text(text: str) -> str:
     """`text` with each half of a surrogate pair replaced by "?", so that it can be stored as UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def claimed(claim: Mapping[str, object]) -> Reply:
+    """What a console says of one line, field by field.
+
+    Raises:
+        MalformedReply, KeyError, TypeError: it is not what a console says.
+    """
+    text, cut, more, outcome, answer = (claim[name] for name in ("text", "cut", "more", "outcome", "answer"))
+    if not (
+        isinstance(text, str)
+        and isinstance(cut, bool)
+        and isinstance(more, bool)
+        and isinstance(outcome, str)
+        and outcome in _OUTCOMES
+        and (answer is None or isinstance(answer, str))
+    ):
+        raise MalformedReply("a field has the wrong type")
+    return Reply(plain_text(text), cut, more, outcome, None if answer is None else plain_text(answer))

@@ -125,6 +125,7 @@ def expose() -> Place:
     """A folder of the machine itself: for the `unsafe` sandbox."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     system.adopt_orphans()
+    os.setpgid(0, 0)  # whoever ends the group of a station must not end the supervisors of its consoles
     folder = tempfile.mkdtemp(prefix="repl-rl-")
     scratch = os.path.join(folder, "scratch")
     os.mkdir(scratch, 0o700)

@@ -61,7 +61,8 @@ class Keeper:
 
     def watch(self) -> None:
         """Return when the console is dead or the host is gone; nothing of the console lives then."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):  # of whoever ends everybody; its host's end is its own
+            signal.signal(number, signal.SIG_IGN)
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer)
         signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -43,8 +43,8 @@ class _Maker:
         return _Console()
 
 
-def _pool(maker: _Maker, *, warm: int = 2, starting: int = 2) -> Pool:
-    return Pool(maker, warm=warm, starting=starting)  # type: ignore[arg-type]
+def _pool(maker: _Maker, *, warm: int = 2, starting: int = 2) -> Pool[_Console]:
+    return Pool(maker, warm=warm, starting=starting)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_a_console_is_leased_once_and_closed_after() -> None:
             async with pool.lease() as console:
                 seen.add(id(console))
                 held = console
-            assert held.closed  # type: ignore[attr-defined]
+            assert held.closed
         assert len(seen) >= 1
         await pool.close()
 

@@ -1,0 +1,35 @@
+"""The `gateway` sandbox: consoles on somebody else's Jupyter Server or Kernel Gateway, a kernel for each."""
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import ClassVar
+
+from repl_rl.errors import SandboxUnavailable
+from repl_rl.sandbox.base import Births, Sandbox, SandboxKind
+from repl_rl.sandbox.gateway.address import Address
+
+_CLIENT = "jupyter_kernel_client"
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway(SandboxKind):
+    """The server that the environment names."""
+
+    kind: ClassVar[str] = "gateway"
+    about: ClassVar[str] = "kernels of the Jupyter server at JUPYTER_GATEWAY_URL, which alone isolates them"
+    isolates: ClassVar[bool] = False
+    unlimited: ClassVar[frozenset[str]] = frozenset({"processes", "inodes"})
+
+    def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxKind.open`.
+
+        Raises:
+            ConfigError: the environment names no server.
+        """
+        address = Address.named()
+        if find_spec(_CLIENT) is None:
+            raise SandboxUnavailable(f"sandbox 'gateway' needs {_CLIENT}; pip install 'repl_rl[gateway]'")
+        from repl_rl.sandbox.gateway.served import serve  # the client is an extra
+
+        return serve(address, births)

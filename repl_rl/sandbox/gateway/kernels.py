@@ -1,0 +1,128 @@
+"""Our end of the process that owns a run's kernels."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from repl_rl.errors import SandboxFault, SandboxLost
+from repl_rl.sandbox.gateway.address import Address
+
+_OWNER = Path(__file__).with_name("owner.py")
+_LINE_BYTES = 1 << 22
+_ENDING_S = 60.0
+_REFUSED = (401, 403)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said."""
+
+    status: int
+    """Of HTTP; 0: it cannot be reached."""
+    said: object
+    error: str
+
+    @property
+    def refuses(self) -> bool:
+        """It does not take the token."""
+        return self.status in _REFUSED
+
+
+class Kernels:
+    """Starts and ends kernels on one server, through a process that ends them all when this one is gone."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._hearing = asyncio.create_task(self._hear())
+
+    @classmethod
+    async def on(cls, address: Address) -> Self:
+        """The kernels of a server; nothing is asked of it yet."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", str(_OWNER)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C of the terminal must not end it before its kernels
+            limit=_LINE_BYTES,
+        )
+        kernels = cls(process)
+        kernels._tell({"url": address.url, "token": address.token})
+        return kernels
+
+    async def specs(self) -> Answer:
+        """Which kernels there are."""
+        return await self._ask("get", "kernelspecs")
+
+    async def start(self, kernel: str) -> str:
+        """Start one; its id.
+
+        Raises:
+            SandboxLost: the server cannot be reached, or does not take the token any more.
+            SandboxFault: it can start none.
+        """
+        answer = await self._ask("start", kernel)
+        if answer.status == 0 or answer.refuses:
+            raise SandboxLost(f"the Jupyter server starts no kernel: {answer.error}")
+        if not isinstance(answer.said, Mapping) or not isinstance(answer.said.get("id"), str):
+            raise SandboxFault(f"the Jupyter server starts no kernel (status {answer.status}): {answer.error}")
+        return str(answer.said["id"])
+
+    def end(self, kernel_id: str) -> None:
+        """End one, in the background."""
+        if not self._hearing.done():
+            self._tell({"do": "end", "what": kernel_id, "number": next(self._numbers)})
+
+    async def close(self) -> None:
+        """End all of them."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_ENDING_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await self._hearing
+
+    async def _ask(self, what_to_do: str, what: str) -> Answer:
+        if self._hearing.done():
+            raise SandboxLost("the process that owns the kernels is gone")
+        number = next(self._numbers)
+        self._asked[number] = asked = asyncio.get_running_loop().create_future()
+        self._tell({"do": what_to_do, "what": what, "number": number})
+        try:
+            answer: Answer = await asked
+            return answer
+        finally:
+            del self._asked[number]
+
+    def _tell(self, line: Mapping[str, object]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it is gone: `_hear` says so
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    async def _hear(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            told = json.loads(line)
+            asked = self._asked.get(told["number"])
+            if asked is None and isinstance(told.get("said"), Mapping) and "id" in told["said"]:
+                self._end_unwanted(told["said"]["id"])
+            elif asked is not None and not asked.done():
+                asked.set_result(Answer(told["status"], told.get("said"), told.get("error", "")))
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(SandboxLost("the process that owns the kernels is gone"))
+
+    def _end_unwanted(self, kernel_id: str) -> None:
+        """Whoever asked for this kernel was cancelled before it came."""
+        self._tell({"do": "end", "what": kernel_id, "number": next(self._numbers)})

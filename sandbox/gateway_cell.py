@@ -1,0 +1,42 @@
+# The one cell that a kernel on a Jupyter server runs before a console is had through it. It starts our relay, which it
+# brings along, in a process beside the kernel; `_repl_ask` then passes on one question and its answer.
+
+
+class _ReplSaid(str):
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _repl_open(package, variables, options):
+    import base64
+    import io
+    import os
+    import subprocess
+    import sys
+    import tempfile
+    import threading
+    import zipfile
+
+    folder = tempfile.mkdtemp(prefix="repl-rl-")
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(package))) as packed:
+        packed.extractall(folder)
+    process = subprocess.Popen(
+        [sys.executable, "-B", os.path.join(folder, "repl_kernel", "relay.py"), options, folder],
+        env={**variables, "PATH": os.environ.get("PATH", os.defpath), "TMPDIR": tempfile.gettempdir()},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    threading.Thread(target=process.wait, daemon=True).start()  # a kernel that ends waits for children, dead ones too
+
+    def ask(question):
+        process.stdin.write(question.encode() + b"\n")
+        process.stdin.flush()
+        while True:
+            said = process.stdout.readline()
+            if not said.startswith(b"?"):
+                return _ReplSaid(said.decode() or '{"fault": "its relay has ended"}')
+            process.stdin.write(input(said[1:-1].decode()).encode() + b"\n")
+            process.stdin.flush()
+
+    return ask

@@ -1,0 +1,297 @@
+"""A console on somebody else's Jupyter server: `relay.py OPTIONS FOLDER`, started by a cell in a kernel there.
+
+It is to one console what the host is to those on its own machine: it has it forked, gives it lines, interrupts or kills
+it at a line's deadline. What is asked of it comes as lines of JSON on its standard input, through the kernel, and each
+gets one line back. `?` begins a line that asks back: a call of one of the host's functions.
+"""
+
+import base64
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+if __name__ == "__main__":
+    filters = list(warnings.filters)
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import zmq
+
+from repl_kernel import keeper
+from repl_kernel.server import Options, serve
+from repl_kernel.wire import CALL_HEADER, DELIMITER, LINE_METADATA, Signer
+
+Said: TypeAlias = dict[str, object]
+Asked: TypeAlias = "dict[str, str | float | None]"
+
+_PACKET_BYTES = 65_536
+_READY_S = 30.0
+_NEWS_S = 2.0
+_CALLS_A_LINE = 16_384
+"""As on the host: what a line calls beyond is not answered, and it ends by its deadline."""
+_TOO_LATE = b'{"error": "the time of the line is over"}'
+
+
+class Fault(Exception):
+    """No console can be had here, or none any more."""
+
+
+class Supervised:
+    """A process that was forked, seen through the socket of its supervisor."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = self.folder = -1
+        self.ready = False
+        self.death: Said | None = None
+        self._words = bytearray()
+
+    def wait(self, deadline: float) -> None:
+        """Until it is ready or dead.
+
+        Raises:
+            Fault: neither, in time.
+        """
+        while not self.ready and self.death is None:
+            if not _readable([self.ours], deadline):
+                raise Fault(f"a console was not ready after {_READY_S:g} s")
+            self.hear()
+
+    def order(self, what: bytes) -> None:
+        """Interrupt or kill it."""
+        with suppress(OSError):  # it is gone: its death is about to be heard
+            self.ours.send(what)
+
+    def hear(self) -> None:
+        """One packet of its supervisor."""
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self.ours, _PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            packet, descriptors = b"", []
+        kind, rest = packet[:1], packet[1:]
+        if kind == keeper.BORN:
+            self.process, self.folder = descriptors
+        elif kind == keeper.READY:
+            self.ready = True
+        elif kind == keeper.TEXT:
+            self._words += rest
+        elif kind in (keeper.DIED, b""):
+            news = json.loads(rest) if kind else {"code": None, "cut": False}
+            self.death = {"death": news["code"], "text": self._words.decode("utf-8", "replace"), "cut": news["cut"]}
+
+    def destroy(self) -> None:
+        """End its supervisor, and so whatever it supervises."""
+        self.ours.close()
+        for descriptor in (self.process, self.folder):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+class Relay:
+    """Serves what is asked on standard input."""
+
+    def __init__(self, fork_server: socket.socket, log: int, ask_back: Callable[[bytes], bytes]) -> None:
+        """`log`: a file with what the fork server says before it ends; `ask_back`: has a call answered."""
+        self._fork_server, self._log, self._ask_back = fork_server, log, ask_back
+        self._alive = bool(fork_server.recv(_PACKET_BYTES))  # its greeting
+        self._channel: socket.socket | None = None
+        self._made: list[Supervised] = []
+        self._console: Supervised | None = None
+        self._key = secrets.token_hex(32)
+        self._signer = Signer(self._key.encode())
+
+    def begin(self, asked: Asked) -> Said:
+        """Start the console; `content`: with a workspace, which is refused where it cannot be made."""
+        for made in self._made:
+            made.destroy()
+        self._made.clear()
+        self._console = self._channel = None
+        limits = json.loads(str(asked["limits"]))
+        if asked["content"] is not None:
+            refused = self._prepare(limits, zlib.decompress(base64.b64decode(str(asked["content"]))))
+            if refused:
+                return {"refused": refused}
+        source = self._channel or self._fork_server
+        console = self._fork(source, {**limits, "key": self._key, "prepares": False}, [])
+        console.wait(time.monotonic() + _READY_S)
+        if console.death is not None:
+            raise Fault(f"a console died at birth: {self._last_words()}")
+        self._console = console
+        self._connect(console)
+        return {"python": list(sys.version_info[:3])}
+
+    def _fork(self, source: socket.socket, request: Said, others: Sequence[int]) -> Supervised:
+        if not self._alive:
+            raise Fault(self._last_words())
+        made = Supervised()
+        self._made.append(made)
+        with made.theirs:
+            socket.send_fds(source, [json.dumps(request).encode()], [made.theirs.fileno(), *others])
+        return made
+
+    def _last_words(self) -> str:
+        words = os.pread(self._log, _PACKET_BYTES, max(0, os.fstat(self._log).st_size - _PACKET_BYTES))
+        return words.decode("utf-8", "replace").strip() or "it said nothing"
+
+    def _prepare(self, limits: Said, content: bytes) -> Said | None:
+        """Have a workspace made, from which the console is forked. What is wrong with it; None: it was made."""
+        self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel = self._channel
+        with tempfile.TemporaryFile() as file, other:
+            file.write(content)
+            file.seek(0)
+            made = self._fork(
+                self._fork_server, {**limits, "key": "", "prepares": True}, [other.fileno(), file.fileno()]
+            )
+        limit_s, grace_s = float(str(limits["cpu_s"])), 0.5
+        if not _readable([channel], time.monotonic() + limit_s):
+            made.order(keeper.INTERRUPT)
+            if not _readable([channel], time.monotonic() + grace_s):
+                slow = f"it takes more than {limit_s:g} s"
+                return {"place": "its end", "value": "deaf to interrupts", "problem": slow}
+        packet = channel.recv(_PACKET_BYTES)
+        if packet:
+            said: Said = json.loads(packet)
+            return said or None
+        self._hear_death(made)
+        code = (made.death or {}).get("death")
+        problem = f"it ended its process ({code}) while it was made; it may take too much memory or time"
+        return {"place": "its end", "value": str((made.death or {}).get("text", ""))[-200:], "problem": problem}
+
+    def _hear_death(self, made: Supervised) -> None:
+        deadline = time.monotonic() + _NEWS_S
+        while made.death is None and _readable([made.ours], deadline):
+            made.hear()
+
+    def _connect(self, console: Supervised) -> None:
+        self._shell = zmq.Context.instance().socket(zmq.DEALER)
+        self._shell.linger = 0
+        self._shell.connect(f"ipc:///proc/self/fd/{console.folder}/shell")
+
+    def line(self, asked: Asked) -> Said:
+        """Run a line; its reply, or how the console died of it."""
+        assert self._console is not None
+        header = json.dumps({"msg_id": secrets.token_hex(16), "msg_type": "execute_request"}).encode()
+        offer = asked["offer"]
+        content = {"code": asked["code"], **({"host": json.loads(str(offer))} if offer is not None else {})}
+        self._send([header, b"{}", LINE_METADATA, json.dumps(content).encode()])
+        return self._await(self._console, header, float(str(asked["timeout_s"])), float(str(asked["grace_s"])))
+
+    def _send(self, body: list[bytes]) -> None:
+        with suppress(zmq.Again):  # a stopped console takes nothing more; its deadline comes
+            self._shell.send_multipart([DELIMITER, self._signer.sign(body), *body], zmq.DONTWAIT)
+
+    def _await(self, console: Supervised, header: bytes, timeout_s: float, grace_s: float) -> Said:
+        deadline, calls = time.monotonic() + timeout_s, 0
+        steps = [(keeper.INTERRUPT, grace_s), (keeper.KILL, _NEWS_S)]
+        interrupted = False
+        while True:
+            frames = self._next(console, deadline)
+            if frames is None and console.death is not None:
+                return {**console.death, "interrupted": interrupted}
+            if frames is None and not steps:
+                console.destroy()
+                return {"death": None, "text": "", "cut": False, "interrupted": True}
+            if frames is None:
+                order, more_s = steps.pop(0)
+                console.order(order)
+                interrupted, deadline = True, time.monotonic() + more_s
+            elif frames[2] == CALL_HEADER:
+                calls += 1
+                if calls <= _CALLS_A_LINE:
+                    deadline += self._call(frames, late=interrupted)
+            else:
+                return {"reply": json.loads(frames[5])["repl"], "interrupted": interrupted}
+
+    def _next(self, console: Supervised, deadline: float) -> list[bytes] | None:
+        """The next message of the console about its line; None: it died, or the time is over."""
+        poller = zmq.Poller()
+        poller.register(self._shell, zmq.POLLIN)
+        poller.register(console.ours, zmq.POLLIN)
+        poller.register(0, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+            if 0 in ready:  # nothing is asked while a line runs: the kernel is gone
+                os._exit(0)
+            while self._shell.poll(0):
+                frames = self._shell.recv_multipart()
+                if len(frames) == 6 and frames[0] == DELIMITER and self._signer.sign(frames[2:]) == frames[1]:
+                    return frames
+            if console.ours.fileno() in ready:
+                console.hear()
+            if console.death is not None and not self._shell.poll(50):
+                return None
+            if not ready:
+                return None
+
+    def _call(self, frames: list[bytes], *, late: bool) -> float:
+        """Have a call answered. Returns how long that took: the line's clock stands still meanwhile."""
+        begun = time.monotonic()
+        answer = _TOO_LATE if late else self._ask_back(frames[5])
+        self._send([CALL_HEADER, frames[3], frames[4], answer])
+        return time.monotonic() - begun
+
+
+def _readable(sockets: list[socket.socket], deadline: float) -> bool:
+    return bool(select.select(sockets, [], [], max(0.0, deadline - time.monotonic()))[0])
+
+
+def _answer(relay: Relay, asked: Asked) -> Said:
+    try:
+        return relay.begin(asked) if asked["do"] == "begin" else relay.line(asked)
+    except (Fault, OSError, ValueError, KeyError) as error:
+        return {"fault": str(error) or type(error).__name__}
+
+
+def relay_for_ever(fork_server: socket.socket, log: int) -> None:
+    """Answer what is asked, until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asked, told = sys.stdin.buffer, sys.stdout.buffer
+
+    def line() -> bytes:
+        read = asked.readline()
+        if not read:  # the kernel is gone
+            os._exit(0)
+        return read
+
+    def tell(said: bytes) -> None:
+        told.write(said + b"\n")
+        told.flush()
+
+    def ask_back(call: bytes) -> bytes:
+        tell(b"?" + base64.b64encode(call))
+        return base64.b64decode(line())
+
+    try:
+        relay = Relay(fork_server, log, ask_back)
+        while True:
+            tell(json.dumps(_answer(relay, json.loads(line()))).encode())
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    shutil.rmtree(sys.argv[2], ignore_errors=True)  # where it was unpacked: all of it has been read
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the process
+    if os.fork():
+        theirs.close()
+        relay_for_ever(ours, words.fileno())
+    ours.close()
+    os.dup2(words.fileno(), 2)
+    words.close()
+    os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
+    os.dup2(0, 1)
+    sys.path[0] = ""
+    serve(str(theirs.detach()), Options(**json.loads(sys.argv[1])), filters).serve()

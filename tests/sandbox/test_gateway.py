@@ -1,0 +1,235 @@
+"""Consoles on real Jupyter servers: what they promise, and that nothing of them is left when either side goes."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from repl_rl.errors import ConfigError, SandboxLost, SandboxUnavailable, SetupError
+from repl_rl.record.trajectory import LineStatus
+from repl_rl.sandbox import Limits, SandboxSession, open_sandbox
+from repl_rl.sandbox.conformance import Row, doctest_transcripts, edge_transcripts, fidelity, run
+from repl_rl.sandbox.conformance.workspaces import Given
+from repl_rl.sandbox.gateway.address import TOKEN, URL, Address
+from tests.processes import wait_for
+from tests.sandbox.servers import KERNEL_GATEWAY, OURS, SEALED, SERVER, STOCK, Server, free_port, server
+
+ROOT = Path(__file__).parents[2]
+LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=0.3, output_bytes=1024)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Jupyter server, which the environment names with its stock kernel."""
+    with server(tmp_path_factory.mktemp("server")) as running, running.named():
+        yield running
+
+
+@asynccontextmanager
+async def console() -> AsyncIterator[SandboxSession]:
+    async with open_sandbox("gateway", limits=LIMITS, warm=0) as sandbox, sandbox.session() as session:
+        yield session
+
+
+def test_a_console_on_a_jupyter_server_speaks_like_any_other(here: Server) -> None:
+    lines = ["x = 6", "x * 7", "for i in range(2):", "    i", "", "1/0", "input()", "print('\U0001f600')"]
+
+    async def work() -> None:
+        async with console() as session:
+            results = [await session.push(line) for line in lines]
+            assert [result.text for result in results[:5]] == ["", "42\n", "", "", "0\n1\n"]
+            assert [result.more for result in results] == [False, False, True, True, *[False] * 4]
+            assert results[5].text.startswith('Traceback (most recent call last):\n  File "<stdin>", line 1')
+            assert results[6].text.endswith("EOFError: EOF when reading a line\n")
+            assert results[7].text == "\U0001f600\n"
+            late = await session.push("import time; time.sleep(60)")
+            assert late.status is LineStatus.TIMEOUT
+            assert late.elapsed_s < 30
+            last = await session.push("submit_final_answer(x)")
+            assert (last.status, last.answer, session.ended) == (LineStatus.ANSWERED, "6", True)
+
+    asyncio.run(work())
+    assert here.kernels() == []
+
+
+@pytest.mark.heavy
+def test_a_line_that_ends_its_kernel_is_killed_and_the_next_console_is_a_fresh_one(here: Server) -> None:
+    async def work() -> None:
+        async with open_sandbox("gateway", limits=LIMITS, warm=0) as sandbox:
+            async with sandbox.session() as session:
+                await session.push("import psutil")
+                above = "[p.kill() for p in psutil.Process().parents() if 'ipykernel' in str(p.cmdline())]"
+                assert (await session.push(above)).status is LineStatus.KILLED
+            async with sandbox.session() as session:
+                assert (await session.push("'psutil' in globals()")).text == "False\n"
+
+    asyncio.run(work())
+
+
+def test_what_is_wrong_with_a_server_is_told_before_anything_starts(
+    here: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def problem(variable: str, value: str) -> str:
+        async def work() -> None:
+            async with open_sandbox("gateway"):
+                pass
+
+        with monkeypatch.context() as changed:
+            changed.setenv(variable, value)
+            with pytest.raises(SandboxUnavailable) as raised:
+                asyncio.run(work())
+        return str(raised.value)
+
+    refused = problem(TOKEN, "wrong")
+    assert "does not take the token (status 403); put it into JUPYTER_GATEWAY_AUTH_TOKEN" in refused
+    assert "has no kernel 'julia'; name one of ours, python3, sealed behind the #" in problem(URL, f"{here.url}#julia")
+    nobody = f"http://127.0.0.1:{free_port()}"
+    assert f"{nobody} cannot be reached" in problem(URL, nobody)
+    assert "is no Jupyter server (status 404" in problem(URL, f"{here.url}/elsewhere")
+    assert here.kernels() == []
+
+
+@pytest.mark.heavy
+def test_a_workspace_is_made_on_the_server_and_a_bad_one_is_refused_with_its_line(here: Server) -> None:
+    given = Given({"rows": [1, 2]}, {"data/a.txt": b"hello"}, "import math", "half = lambda n: n / 2")
+
+    async def work() -> None:
+        async with open_sandbox("gateway", limits=LIMITS, warm=0) as sandbox:
+            async with sandbox.prepared(given) as session:  # type: ignore[attr-defined]
+                seen = await session.push("half(sum(rows)), open('data/a.txt').read(), math.pi > 3")
+                assert seen.text == "(1.5, 'hello', True)\n"
+            with pytest.raises(SetupError, match=r"line 2.*it raises ZeroDivisionError"):
+                async with sandbox.prepared(Given(None, None, "x = 1", "1 / 0")):  # type: ignore[attr-defined]
+                    pass
+
+    asyncio.run(work())
+
+
+def test_an_address_is_said_by_the_environment_and_never_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "s3cret")
+    monkeypatch.setenv(URL, "https://host/user/me/#python3")
+    assert Address.named() == Address("https://host/user/me", "python3", "s3cret")
+    for url in ("http://host:8888/?token=s3cret", "http://me:s3cret@host:8888"):
+        monkeypatch.setenv(URL, url)
+        with pytest.raises(ConfigError, match="put the token into JUPYTER_GATEWAY_AUTH_TOKEN") as raised:
+            open_sandbox("gateway")
+        assert "s3cret" not in str(raised.value)
+    for url in ("", "host:8888"):
+        monkeypatch.setenv(URL, url)
+        with pytest.raises(ConfigError, match=r"JUPYTER_GATEWAY_URL is .*set it to the address of a Jupyter server"):
+            open_sandbox("gateway")
+
+
+_HOST = """
+import asyncio
+from repl_rl.sandbox import open_sandbox
+
+async def main():
+    async with open_sandbox("gateway", warm=2) as sandbox:
+        async with sandbox.session() as first, sandbox.session() as second:
+            await first.push("import subprocess; p = subprocess.Popen(['sleep', '4242'])")
+            await asyncio.gather(second.push("while True: pass"), first.push("1"))
+            running = asyncio.create_task(second.push(""))
+            for _ in range(1000):
+                await asyncio.sleep(0)  # the line is on its way, and runs
+            print("up", flush=True)
+            await running
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kernel", [STOCK, pytest.param(SEALED, marks=pytest.mark.heavy)])
+def test_a_host_that_is_killed_leaves_no_kernel_no_process_and_no_file(here: Server, kernel: str) -> None:
+    alone = {child.pid for child in psutil.Process(here.process.pid).children(recursive=True)}
+    env = {**os.environ, **here.variables(kernel)}
+    host = subprocess.Popen([sys.executable, "-c", _HOST], stdout=subprocess.PIPE, cwd=ROOT, env=env, text=True)
+    assert host.stdout is not None
+    with host, host.stdout:
+        assert host.stdout.readline() == "up\n"
+        family = psutil.Process(host.pid).children(recursive=True)
+        assert len(here.kernels()) >= 2
+        host.kill()
+    wait_for(lambda: not here.kernels(), None, 60)
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+    below = psutil.Process(here.process.pid)
+    wait_for(lambda: {child.pid for child in below.children(recursive=True)} <= alone, None, 20)
+    wait_for(lambda: not list(here.scratch.glob("repl-rl-*")), None, 20)
+
+
+@pytest.mark.heavy
+def test_a_server_that_is_restarted_loses_its_consoles_and_gives_new_ones(tmp_path: Path) -> None:
+    port, token = free_port(), "of-both"
+
+    async def work() -> None:
+        with server(tmp_path, port=port, token=token) as first:
+            with first.named():
+                opened = open_sandbox("gateway", warm=0)
+            sandbox = await opened.__aenter__()
+            leased = [sandbox.session(), sandbox.session()]
+            busy, idle = [await lease.__aenter__() for lease in leased]
+            assert (await idle.push("x = 1")).status is LineStatus.OK
+            line = asyncio.create_task(busy.push("import time; time.sleep(4)"))
+            await asyncio.to_thread(wait_for, lambda: _running(first), None, 60)
+            first.process.kill()
+            with pytest.raises(SandboxLost, match="connection to the Jupyter server is gone"):
+                await line
+            with pytest.raises(SandboxLost):
+                await idle.push("x")
+        with server(tmp_path, port=port, token=token):
+            for lease in leased:
+                await lease.__aexit__(None, None, None)
+            async with sandbox.session() as fresh:
+                assert (await fresh.push("6 * 7")).text == "42\n"
+            await opened.__aexit__(None, None, None)
+
+    asyncio.run(work())
+
+
+def _running(running: Server) -> bool:
+    return any(kernel["execution_state"] == "busy" for kernel in running.kernels())
+
+
+def _wrong(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not row.passed]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("program", "kernel"), [
+    pytest.param(SERVER, STOCK, marks=pytest.mark.heavy),
+    pytest.param(KERNEL_GATEWAY, OURS, marks=pytest.mark.soak),
+    pytest.param(SERVER, SEALED, marks=pytest.mark.soak),
+])  # fmt: skip
+def test_every_promise_is_kept(program: str, kernel: str, tmp_path: Path) -> None:
+    with server(tmp_path, program) as running, running.named(kernel):
+        rows = asyncio.run(run("gateway", doctests=2))
+        assert _wrong(rows) == []
+        assert {"limits", "host functions", "workspace", "workspace, limits"} <= {row.section for row in rows}
+        assert running.kernels() == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("program", "kernel"), [
+    (SERVER, STOCK), (KERNEL_GATEWAY, STOCK), (SERVER, OURS), (KERNEL_GATEWAY, SEALED),
+])  # fmt: skip
+def test_a_thousand_doctests_are_printed_byte_for_byte(program: str, kernel: str, tmp_path: Path) -> None:
+    cases = doctest_transcripts()
+    assert sum(case.examples for case in cases) >= 1000
+
+    async def work() -> list[Row]:
+        async with open_sandbox("gateway", starting=2) as sandbox:
+            rows = await fidelity(sandbox, edge_transcripts(), "corner cases")
+            return rows + await fidelity(sandbox, cases, "doctests")
+
+    with server(tmp_path, program) as running, running.named(kernel):
+        rows = asyncio.run(work())
+    print(rows)
+    assert _wrong(rows) == []
