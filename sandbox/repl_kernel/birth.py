@@ -138,7 +138,7 @@ def open_capture(request: Request, place: Place, isolated: bool) -> Capture:
         return Capture(place.folder, request.output_bytes)
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else place.folder
     with tempfile.TemporaryDirectory(prefix="repl-rl-", dir=folder) as unique:
-        return Capture(unique, request.output_bytes)
+        return Capture(unique, request.output_bytes, _file_bytes(request))
 
 
 def become_console(
@@ -231,9 +231,13 @@ def _limits(request: Request, isolated: bool) -> dict[int, tuple[int, int]]:
     if isolated:  # counted a user namespace; outside of one it would count the user's other processes
         limits[resource.RLIMIT_NPROC] = (request.processes + _OUR_PROCESSES,) * 2
     else:
-        size = max(request.disk_mb * _MIB, _OUTPUT_SLACK_BYTES + 4 * request.output_bytes)
-        limits[resource.RLIMIT_FSIZE] = (size, size)
+        limits[resource.RLIMIT_FSIZE] = (_file_bytes(request),) * 2
     return limits
+
+
+def _file_bytes(request: Request) -> int:
+    """The size of a file where no mount bounds it."""
+    return max(request.disk_mb * _MIB, _OUTPUT_SLACK_BYTES + 4 * request.output_bytes)
 
 
 @contextmanager

@@ -44,13 +44,19 @@ class Printed:
 class Capture:
     """The file behind a console's stdout and stderr."""
 
-    def __init__(self, folder: str, limit: int) -> None:
-        """`folder`: where to make the file (a mount of its own bounds its size); `limit`: bytes shown a line."""
+    def __init__(self, folder: str, limit: int, most: int | None = None) -> None:
+        """
+        Args:
+            folder: where to make the file.
+            limit: bytes shown a line.
+            most: bytes that it can grow to; None: what a mount of its own has room for, less what is punched out.
+        """
         path = os.path.join(folder, "output")
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._read_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         os.unlink(path)
         self._limit = limit
+        self._full = None if most is None else most // 2
         self._position = 0
         self._punched = 0
 
@@ -91,7 +97,10 @@ class Capture:
             return Printed("", False)
         printed = self._read(end)
         self._position = os.lseek(self._read_fd, end, os.SEEK_SET)
-        if end - self._punched > _KEEP_BYTES:
+        if self._full is not None and end > self._full:  # a hole leaves it as long as it is
+            os.ftruncate(self._write_fd, 0)
+            self._position = self._punched = os.lseek(self._read_fd, 0, os.SEEK_SET)
+        elif end - self._punched > _KEEP_BYTES:
             self._punch(self._punched, end)
             self._punched = end
         return printed

@@ -239,6 +239,17 @@ def test_preloaded_modules_cost_a_console_nothing() -> None:
 
 
 @served_kinds
+def test_a_console_whose_output_was_full_prints_on(kind: str) -> None:
+    async def body(session: SandboxSession) -> None:
+        await _results(session, "import os", "while 1: os.write(1, b'x' * 10**6)")
+        full = await session.push("")
+        assert full.status is LineStatus.OUTPUT_LIMIT
+        assert [r.text for r in await _results(session, "6 * 7", "print('y')")] == ["42\n", "y\n"]
+
+    _in_session(kind, body)
+
+
+@served_kinds
 def test_each_console_draws_random_numbers_of_its_own(kind: str) -> None:
     async def main() -> set[str]:
         async with _opened(kind) as sandbox:
