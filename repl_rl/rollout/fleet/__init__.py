@@ -1,0 +1,5 @@
+"""Where rollouts are played: in this process, or on nodes of a cluster that each hold engine, consoles and sampler."""
+
+from repl_rl.rollout.fleet.base import Fleet
+
+__all__ = ["Fleet"]
