@@ -34,6 +34,7 @@ ACTIONS = {
     "bench credit": "CreditBenchConfig",
     "bench echo": "EchoBenchConfig",
     "bench faults": "FaultsBenchConfig",
+    "bench fleet": "FleetBenchConfig",
 }
 ELSEWHERE = {
     "bench rollout": "tests/bench/test_rollout.py",
@@ -41,6 +42,7 @@ ELSEWHERE = {
     "bench credit": "tests/bench/test_credit_worker.py",
     "bench echo": "tests/bench/test_echo.py",
     "bench faults": "tests/bench/test_faults.py",
+    "bench fleet": "tests/bench/test_fleet.py",
     "--serve": "tests/test_browser.py",
     "ray://": "tests/fleet/test_ray.py",
     "--fleet.nodes 7": "tests/fleet/test_ray.py, on fewer",
