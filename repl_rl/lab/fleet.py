@@ -18,9 +18,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
 from repl_rl.engine import ScriptedEngine
+from repl_rl.errors import ConfigError
 from repl_rl.machine.cores import cores
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
@@ -33,7 +33,6 @@ from repl_rl.rollout.fleet.schedule import Schedule
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
 from repl_rl.world import World
 
@@ -53,16 +52,21 @@ class FleetConfig:
     """How large, and how long."""
 
     nodes: tuple[int, ...] = (1, 2, 4)
-    """Numbers of nodes, >= 1 each; a node takes some 300 MB here."""
-    in_flight: Annotated[int, AtLeast(GROUP)] = 256
-    """Rollouts in flight on each node."""
+    """Numbers of nodes, >= 1 each; every one is a process with the packages of a real node."""
+    in_flight: int = 256
+    """Rollouts in flight on each node, >= 8: a group."""
     rollout_s: float = 4.0
-    """Mean length of a rollout, seconds."""
+    """Mean length of a rollout, seconds, > 0."""
     weights_mb: int = 100
-    """Weights that every node is given, MB."""
+    """Weights that every node is given, MB, >= 1."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        least = {"nodes": min(self.nodes, default=0), "in_flight": self.in_flight, "weights_mb": self.weights_mb}
+        for name, floor in (("nodes", 1), ("in_flight", GROUP), ("weights_mb", 1)):
+            if least[name] < floor:
+                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+        if self.rollout_s <= 0:
+            raise ConfigError("rollout_s", self.rollout_s, "give more than 0")
 
 
 @dataclass(frozen=True, slots=True)
