@@ -18,9 +18,7 @@ def block(cpus: int, plan: Mapping[str, float], rows: Sequence[Mapping[str, floa
     """The generated block of docs/scaling.md."""
     text = f"On {cpus} cores; rollouts of {plan['lines']} lines in groups of {plan['group']}, "
     text += f"{plan['rollout_s']:g} s long on the mean.\n\n"
-    text += (
-        "| nodes | in flight | rollouts | efficiency | owner's ms of CPU a rollout | weights, MB | to all, s |\n"
-    )
+    text += "| nodes | in flight | rollouts | efficiency | owner's ms of CPU a rollout | weights, MB | to all, s |\n"
     text += "|---" * 7 + "|\n"
     for row in rows:
         cells = (

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -72,15 +72,19 @@ def test_nodes_on_ray_play_what_one_process_plays(
         assert [member.groups > 0 for member in source.crew.ready] == [True, True]
 
 
+def listening(process: psutil.Process) -> list[str]:
+    """Where a process listens."""
+    with suppress(psutil.NoSuchProcess):  # some that started are done
+        found = process.net_connections("inet")
+        return [one.laddr.ip.removeprefix("::ffff:") for one in found if one.status == psutil.CONN_LISTEN]
+    return []
+
+
 def test_a_cluster_of_ours_listens_on_the_loopback_address_alone_and_wants_a_token(started: Started) -> None:
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
-    heard = [
-        connection.laddr.ip.removeprefix("::ffff:")
-        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    heard = [address for process in processes for address in listening(process)]
     assert heard
     assert set(heard) <= {"127.0.0.1", "::1"}
 
