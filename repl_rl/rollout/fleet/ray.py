@@ -217,7 +217,7 @@ def _machines(choice: OnRay, folder: Path) -> Iterator[Machines]:
     if not choice.simulate:
         head["num_gpus"] = None  # as many as Ray finds
     try:
-        with _signals_kept(), variables(_others()):
+        with variables(_others()):
             add_machine(machines, **head, include_dashboard=False)
             for _ in range(choice.nodes if choice.simulate else 0):
                 add_machine(machines, num_cpus=1)
@@ -236,7 +236,8 @@ def add_machine(machines: Machines, **options: object) -> object:
     for left in reversed(range(_TRIES)):
         before, head, workers = _children(), machines.head_node, set(machines.worker_nodes)
         try:
-            return machines.add_node(node_ip_address=_LOOPBACK, object_store_memory=_STORE_BYTES, **options)
+            with _signals_kept():
+                return machines.add_node(node_ip_address=_LOOPBACK, object_store_memory=_STORE_BYTES, **options)
         except Exception as error:  # Ray has no kind of its own for this
             for pid in _children() - before:
                 with suppress(ProcessLookupError):

@@ -62,6 +62,7 @@ class NodeFleet:
         self._told: dict[str, Figures] = {}
         self._preempted = 0
         self._notes: Path | None = None
+        self._over = False
 
     def __enter__(self) -> "NodeFleet":
         with ExitStack() as stack:
@@ -81,8 +82,9 @@ class NodeFleet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._over = True
         self._write_status()
+        self._stack.close()
 
     @property
     def forbidden_ids(self) -> frozenset[int]:
@@ -182,20 +184,20 @@ class NodeFleet:
         return {
             "cluster": self.crew.cluster_name,
             "policy_step": self.crew.policy_step,
-            "nodes": [told(member) for member in list(self.crew.members.values())],
+            "nodes": [told(member, self._over) for member in list(self.crew.members.values())],
             "lost": [asdict(one) for one in self.crew.lost],
             "groups_replayed": self.crew.replayed,
         }
 
 
-def told(member: Member) -> dict[str, Json]:
-    """What is told of a node."""
+def told(member: Member, over: bool) -> dict[str, Json]:
+    """What is told of a node; `over`: the fleet ends."""
     beat = member.beat
     return {
         "name": member.name,
         "seat": member.seat,
         "pid": beat.pid,
-        "state": member.state,
+        "state": "ended" if over else member.state,
         "policy_step": beat.policy_step,
         "rollouts": beat.rollouts,
         "groups": member.groups,
