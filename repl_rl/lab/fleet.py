@@ -27,9 +27,9 @@ from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
 from repl_rl.rollout.fleet.choice import OnRay
-from repl_rl.rollout.fleet.messages import Beat, Group, Setting, Weights
+from repl_rl.rollout.fleet.messages import Beat, Cluster, Group, Setting, Weights
 from repl_rl.rollout.fleet.node import RolloutNode, checksum
-from repl_rl.rollout.fleet.schedule import Schedule
+from repl_rl.rollout.fleet.schedule import Attempt, Schedule
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.sandbox.inprocess import InProcessSandbox
@@ -120,12 +120,12 @@ def ideal_s(sizes: Sequence[int], lengths_s: Sequence[float], nodes: int, places
     for node in range(nodes):
         schedule.join(f"node {node}", places)
     now_s, order = 0.0, itertools.count()
-    ends: list[tuple[float, int, object]] = []
+    ends: list[tuple[float, int, Attempt]] = []
     while not schedule.finished:
         for attempt in schedule.assign(now_s):
             heapq.heappush(ends, (now_s + lengths_s[attempt.group], next(order), attempt))
         now_s, _, ended = heapq.heappop(ends)
-        schedule.finish(ended)  # type: ignore[arg-type]
+        schedule.finish(ended)
     return now_s
 
 
@@ -142,12 +142,12 @@ def run_fleet(config: FleetConfig, tell: Tell) -> dict[str, object]:
     return {"cpus": cores(), "plan": plan, "fleets": rows}
 
 
-def _measured(cluster: object, sleeping: Sleeping, nodes: int, config: FleetConfig) -> dict[str, float]:
+def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetConfig) -> dict[str, float]:
     groups = _BATCHES * config.in_flight * nodes // GROUP
     tasks = {f"t{n}": Task(f"t{n}", "?", "1") for n in range(groups)}
     setting = Setting(pickle.dumps(sleeping), 0, os.getcwd(), ())
     plan = Plan(setting, ReplSampler(), RolloutLimits(), False, config.in_flight, nodes, shared=False)
-    with NodeFleet(nullcontext(cluster), plan, tasks) as source, tempfile.TemporaryDirectory() as folder:  # type: ignore[arg-type]
+    with NodeFleet(nullcontext(cluster), plan, tasks) as source, tempfile.TemporaryDirectory() as folder:
         while len(source.crew.ready) < nodes:
             time.sleep(0.1)
         (Path(folder) / "model.safetensors").write_bytes(random.Random(0).randbytes(config.weights_mb * 10**6))

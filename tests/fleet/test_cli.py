@@ -43,9 +43,10 @@ def test_what_is_no_fleet_is_refused(text: str, told: str) -> None:
 def test_the_status_of_a_run_names_its_nodes_and_the_lost_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with fleet(MemoryCluster(2)) as source:
+    cluster = MemoryCluster(2)
+    with fleet(cluster) as source:
         source.keep_notes(tmp_path)
-        source.crew.members["seat 1"].node.kill()  # type: ignore[union-attr]
+        cluster.nodes[-1].kill()
         source.collect(["t0"], 0)
         assert main(["fleet", "status", str(tmp_path)]) == 0
     said = capsys.readouterr().out
