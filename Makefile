@@ -1,9 +1,10 @@
 # `make train` and `make test` do all of their own set-up.
 .PHONY: train pretrained models test test-heavy test-soak check clean
 
+# `make train FLEET=ray` plays the rollouts on two nodes.
 train:
-	scripts/setup train
-	.venv/bin/repl-rl train --overwrite
+	scripts/setup $(if $(FLEET),fleet,train)
+	.venv/bin/repl-rl train --overwrite $(if $(FLEET),--fleet $(FLEET) --fleet.nodes 2)
 
 # A real pretrained model: half an hour or more without a GPU.
 pretrained:

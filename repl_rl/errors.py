@@ -6,7 +6,8 @@
     ├── SandboxUnavailable      no isolation can be had on this machine; exit code 2
     ├── EngineError             the inference engine failed; the step ends
     │   ├── EngineDied          its process is gone
-    │   └── WeightSyncError     sampler and trainer disagree about the policy
+    │   ├── WeightSyncError     sampler and trainer disagree about the policy
+    │   └── NodeLost            a node of a fleet is gone or frozen; its groups are played elsewhere
     ├── BrokenDown              the engine or the consoles died again and again; exit code 3
     ├── StoreError              a stored trajectory cannot be read
     ├── InvariantError          a record would break an invariant of `trajectory`
@@ -23,6 +24,17 @@ class ReplRLError(Exception):
     """A bug or a bad configuration."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _as_it_was, (type(self), str(self), self.__dict__)
+
+
+def _as_it_was(kind: type[ReplRLError], message: str, attributes: dict[str, object]) -> ReplRLError:
+    """An error from another process: its message is made already."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(attributes)
+    return error
 
 
 class ConfigError(ReplRLError):
@@ -57,6 +69,10 @@ class EngineDied(EngineError):
 
 class WeightSyncError(EngineError):
     """The engine's log probabilities differ from the trainer's: its weights are not the policy's."""
+
+
+class NodeLost(EngineError):
+    """A node of a fleet is gone, frozen, or of no use."""
 
 
 class BrokenDown(ReplRLError):

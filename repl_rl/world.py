@@ -45,7 +45,7 @@ TRIED = 16
 OF_A_RUN = frozenset(
     {
         *("name", "out", "overwrite", "resume", "states", "train_tasks", "eval_tasks", "eval_every", "validation"),
-        *("curriculum", "trainer"),
+        *("curriculum", "trainer", "fleet"),
     }
 )
 """What `config.toml` of a training run says beside its world."""
@@ -213,13 +213,14 @@ class World:
                     await console.aclose()
 
     @asynccontextmanager
-    async def rollouts(self, replica: int = 0) -> AsyncIterator[Rollouts]:
+    async def rollouts(self, replica: int = 0, node: int = 0) -> AsyncIterator[Rollouts]:
         """Policy, engine, sandbox and sampler, for the length of an `async with`.
 
         Whatever a person can mend is refused before the slow parts start.
 
         Args:
             replica: which of several processes this is (>= 0), so that none plays another's rollouts.
+            node: which of a fleet's (>= 0), so that no two engines that do not seed their sessions draw alike.
 
         Raises:
             ConfigError: the policy, sampler, prompt or an option does not fit.
@@ -232,7 +233,7 @@ class World:
             self.context_tokens,
             self.dtype,
             max_sessions=self.concurrency + nested_sessions(host),
-            seed=self.seed + replica,
+            seed=self.seed + replica + node,
             forbidden_ids=renderer.forbidden_ids,
             growth_tokens=self.rollout.most_tokens,
         )

@@ -24,6 +24,7 @@ VERBS = {
     "transcripts": "make demonstrations of doctests and of built-in tasks, executed and checked",
     "sft": "fine-tune a policy on demonstrations and on its own best rollouts, or begin a new one",
     "sandbox": "check a sandbox against its promises, or build the docker image",
+    "fleet": "say what the nodes of a run do that plays on several",
     "kernel": "let Jupyter find the console: install its kernelspec",
     "bench": "measure our console, rollouts, update and credit beside the usual ways",
     "doctor": "say what works on this machine and what does not",

@@ -1,4 +1,4 @@
-"""`repl-rl bench sandbox | update | rollout | credit | echo | faults`.
+"""`repl-rl bench sandbox | update | rollout | credit | echo | faults | fleet`.
 
 What is measured is measured beside the usual way, in the same run; `faults` says what a run survives.
 """
@@ -15,6 +15,7 @@ from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.settings import Settings
 from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.faults import FaultsConfig, run_faults
+from repl_rl.lab.fleet import FleetConfig, run_fleet
 from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
 from repl_rl.machine.assets import asset
@@ -90,7 +91,12 @@ class FaultsBenchConfig(FaultsConfig, BenchConfig):
     """What does a training survive? Each fault strikes a small real run at a random moment."""
 
 
-WHAT = ("sandbox", "update", "rollout", "credit", "echo", "faults")
+@dataclass(frozen=True)
+class FleetBenchConfig(FleetConfig, BenchConfig):
+    """What does a fleet cost its owner? Nodes of a Ray cluster on this machine whose engine sleeps."""
+
+
+WHAT = ("sandbox", "update", "rollout", "credit", "echo", "faults", "fleet")
 """What can be measured."""
 
 
@@ -114,6 +120,10 @@ def _bench_echo(config: EchoBenchConfig) -> object:
 
 def _bench_faults(config: FaultsBenchConfig) -> object:
     return run_faults(config, lambda line: print(line, file=sys.stderr, flush=True), read)
+
+
+def _bench_fleet(config: FleetBenchConfig) -> object:
+    return run_fleet(config, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _writable(config: Config) -> Config:
@@ -145,6 +155,9 @@ def main(argv: Sequence[str]) -> int:
     elif what == "faults":
         config = _writable(parse(FaultsBenchConfig, "bench faults", rest))
         figures = _bench_faults(config)
+    elif what == "fleet":
+        config = _writable(parse(FleetBenchConfig, "bench fleet", rest))
+        figures = _bench_fleet(config)
     elif what in ("-h", "--help"):
         print(f"usage: repl-rl bench {'|'.join(WHAT)} [options]    (--help after either lists them)")
         return 0

@@ -42,7 +42,7 @@ class Finding:
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     parse(DoctorConfig, "doctor", argv)
-    findings = [_python(), _torch(), *_engines(), _trainer(), _imports(), *_sandboxes(), _memory()]
+    findings = [_python(), _torch(), *_engines(), _trainer(), _imports(), *_sandboxes(), _fleet(), _memory()]
     table = Table("", "what", "found", "remedy")
     for finding in findings:
         mark = "ok" if not finding.remedy else ("MISSING" if finding.required else "-")
@@ -109,6 +109,13 @@ def _sandboxes() -> list[Finding]:
             problem, _, remedy = str(error).removeprefix(f"sandbox {name!r}: ").rpartition("; ")
             found.append(Finding(f"sandbox {name}", problem, remedy, required))
     return found
+
+
+def _fleet() -> Finding:
+    version = _version("ray")
+    if version is None:
+        return Finding("fleet ray", "missing", "pip install 'repl_rl[ray]'")
+    return Finding("fleet ray", f"ray {version}")
 
 
 def _memory() -> Finding:

@@ -23,16 +23,19 @@ from repl_rl.machine.cores import cores
 from repl_rl.machine.files import Json
 from repl_rl.machine.stopping import explained, undisturbed
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import RolloutThread
+from repl_rl.rollout import Fleet, chosen_fleet, fleet_options
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.curves import draw_curves
 from repl_rl.runs.folder import RunFolder
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.optioned import Optioned
 from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split, Task, load_tasks
 from repl_rl.trainer import Evaluation, Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
+from repl_rl.trainer.fleets import fleet_for, fleet_status, keep_notes
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,9 @@ class TrainConfig(World):
     states: str = "within(seconds=60, keep=2)"
     """How often all that --resume needs is saved, so that at most so many seconds or one step are lost, and how many
     such states are kept; "never": not at all."""
+    fleet: Annotated[str, Optioned(fleet_options)] = "local"
+    """Where rollouts are played: local, in this process, or ray, on nodes of a Ray cluster that is started here, or
+    ray://HOST:PORT, of one that runs. Options are said as --fleet.KEY VALUE, such as --fleet.nodes 2."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
     """Tasks to draw from, >= 1."""
     eval_tasks: Annotated[int, AtLeast(1)] = 240
@@ -76,6 +82,7 @@ class TrainConfig(World):
         super().__post_init__()
         check_fields(self)
         saving(self.states)
+        chosen_fleet(self.fleet)
         if self.eval_every > self.trainer.steps:
             remedy = f"training takes {self.trainer.steps} steps, so none would be made; give at most that"
             raise ConfigError("eval_every", self.eval_every, remedy)
@@ -149,28 +156,29 @@ class Run:
         engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
         with (
-            RolloutThread(config.rollouts, {task.id: task for task in self.training}) as source,
+            fleet_for(config, {task.id: task for task in self.training}, config.fleet) as source,
             taken(self.folder, self.settings, config.resume) as self.state,
         ):
-            rollouts = source.rollouts
-            self.folder.name_tokens([rollouts.renderer.decode((i,)) for i in range(len(rollouts.renderer.tokenizer))])
+            keep_notes(source, self.folder.path)
+            facts, renderer = source.facts, config.renderer()
+            self.folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
             self.summary = {
                 "status": "running",
                 "model": config.policy.reference,
                 "model_folder": str(config.model_folder),
                 "model_fallback": config.policy.fallback,
-                "engine": rollouts.engine.name,
-                "engine_fallback": rollouts.engine.fallback_reason,
+                "engine": facts.engine,
+                "engine_fallback": facts.engine_fallback,
                 "update_fallbacks": [],
-                "sampler_fallback": rollouts.sampler.fallback(rollouts.renderer),
-                "sandbox": rollouts.sandbox.name,
+                "sampler_fallback": facts.sampler_fallback,
+                "sandbox": facts.sandbox,
                 "steps": config.trainer.steps,
                 "held_out_tasks": len(self.held_out),
                 "cores": cores(),
             }
             self._take_up()
             try:
-                self._train(source)
+                self._train(source, renderer)
                 self.summary["status"] = "finished"
             except BaseException as error:
                 reason = explained(error)
@@ -184,20 +192,21 @@ class Run:
                     self._conclude(source)
         show(self.console, config.name, self.folder, self.summary)
 
-    def _conclude(self, source: RolloutThread) -> None:
+    def _conclude(self, source: Fleet) -> None:
         """Write the summary and the report, however the run ended."""
         self.summary["stopped_at_step"] = len(self.folder.rows)
-        if source.rollouts.sampler.optimistic:
-            self.summary["sampled_ahead"] = dict(asdict(source.rollouts.tally))
-        pressure = source.rollouts.pressure
-        self.summary["preemptions"] = asdict(pressure) if pressure is not None else None
-        self.summary["engine_fallback"] = source.rollouts.engine.fallback_reason  # of one that was opened later too
-        self.summary["faults"] = dict(source.rollouts.faults)
+        figures = source.figures
+        if source.facts.optimistic:
+            self.summary["sampled_ahead"] = dict(asdict(figures.tally))
+        self.summary["preemptions"] = asdict(figures.pressure) if figures.pressure is not None else None
+        self.summary["engine_fallback"] = source.facts.engine_fallback  # of one that was opened later too
+        self.summary["faults"] = dict(figures.faults)
+        self.summary |= fleet_status(source)
         self.summary["wall_s"] = self._spent("wall_s", self.started)
         self.folder.summarise(self.summary)
         self.folder.report()
 
-    def _train(self, source: RolloutThread) -> None:
+    def _train(self, source: Fleet, renderer: Renderer) -> None:
         config = self.config
         if self.state is None:
             self._evaluate(source, "first", 0)
@@ -214,7 +223,7 @@ class Run:
 
             final = fit(
                 config.model_folder,
-                source.rollouts.renderer.tokenizer,
+                renderer.tokenizer,
                 [task.id for task in self.training],
                 source,
                 config.trainer,
@@ -262,7 +271,7 @@ class Run:
         if what not in told:
             told.append(what)
 
-    def _evaluate(self, source: RolloutThread, when: str, step: int) -> None:
+    def _evaluate(self, source: Fleet, when: str, step: int) -> None:
         if step not in self.studies:  # the last step's policy may have been evaluated when training came to it
             self.studies[step] = evaluate(source, self.held_out)
         result = self.studies[step]
@@ -275,12 +284,9 @@ class Run:
         }
         self.console.print(f"held-out tasks, {when}: {result}")
 
-    def _during(self, source: RolloutThread, step: int) -> Mapping[str, float]:
+    def _during(self, source: Fleet, step: int) -> Mapping[str, float]:
         """Evaluate after a step of training."""
-        pressed = source.rollouts.pressed
-        of_the_step = pressed.latest
         self.studies[step] = result = evaluate(source, self.held_out)
-        pressed.latest = of_the_step  # what the step's row is about to tell
         self.console.print(f"held-out tasks, after step {step}: {result}")
         self.solved[step] = result.solve_rate.value
         best = max((step for step in self.solved if step), key=lambda step: self.solved[step])

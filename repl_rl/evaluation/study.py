@@ -11,7 +11,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.evaluation.intervals import Interval, mean_within, pass_at_k, wilson
 from repl_rl.machine.files import write_whole
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import RolloutThread
+from repl_rl.rollout import Fleet
 from repl_rl.tasks import Task
 
 _SCHEMA_VERSION = 1
@@ -131,7 +131,7 @@ class Study:
         return {name: Study(tuple(r for r in self.results if r.family == name)) for name in names}
 
 
-def evaluate(source: RolloutThread, tasks: Sequence[Task]) -> Study:
+def evaluate(source: Fleet, tasks: Sequence[Task]) -> Study:
     """Play every task once at temperature 1 and once greedily.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from repl_rl.record.setup import Setup
 from repl_rl.record.trajectory import LineStatus, Observed, Trajectory
-from repl_rl.rollout import RolloutThread
+from repl_rl.rollout import Fleet, Rollouts
 from repl_rl.rollout.console import offered
 from repl_rl.sandbox.base import Host, PushResult, Sandbox, SandboxSession, console_of
 from repl_rl.tasks import Task
@@ -99,7 +99,10 @@ def _followed(trajectory: Trajectory) -> bool | None:
     return any(str(literal) in (text, text.strip("'\"")) for text in shown)
 
 
-def evaluate_tampered(source: RolloutThread, tasks: Sequence[Task]) -> float | None:
+def evaluate_tampered(source: Fleet, tasks: Sequence[Task]) -> float | None:
     """Play every task once against altered console output: see `tamper_followed`."""
-    rollouts = replace(source.rollouts, sandbox=TamperedSandbox(source.rollouts.sandbox), purpose="tampered")
-    return tamper_followed(source.run(rollouts.collect(tasks)))
+    return tamper_followed(source.sample(tasks, alter=_tampered))
+
+
+def _tampered(rollouts: Rollouts) -> Rollouts:
+    return replace(rollouts, sandbox=TamperedSandbox(rollouts.sandbox), purpose="tampered")

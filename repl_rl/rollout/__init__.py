@@ -1,9 +1,20 @@
 """One rollout and many: what is sampled, executed, observed and rewarded, and the machinery that runs it."""
 
 from repl_rl.judges import group_judges
+from repl_rl.rollout.fleet import Fleet, chosen_fleet, fleet_options
 from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.rollout.thread import RolloutThread
 
-__all__ = ["Raced", "ReplSampler", "RolloutSampler", "RolloutThread", "Rollouts", "group_judges"]
+__all__ = [
+    "Fleet",
+    "Raced",
+    "ReplSampler",
+    "RolloutSampler",
+    "RolloutThread",
+    "Rollouts",
+    "chosen_fleet",
+    "fleet_options",
+    "group_judges",
+]

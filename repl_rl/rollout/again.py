@@ -5,7 +5,7 @@ nobody can give back.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from repl_rl.errors import BrokenDown, ConfigError, EngineDied, ReplRLError, SandboxLost
@@ -44,6 +44,24 @@ class Broken:
     def with_deaths(self, deaths: int) -> Mapping[str, int]:
         """All figures, with those of an engine that is open now."""
         return {**asdict(self), "engine_deaths": self.engine_deaths + deaths}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rollouts that were played together, a batch or a part of one, and what went wrong meanwhile."""
+
+    trajectories: tuple[Trajectory, ...]
+    notes: Notes = field(default_factory=Notes)
+    played_again: int = 0
+
+    @classmethod
+    def of(cls, parts: "Sequence[Part]") -> "Part":
+        """All of these as one."""
+        errors = [error for part in parts for error in part.notes.errors]
+        lost = [fault for part in parts for fault in part.notes.lost]
+        cut = [tokens for part in parts for tokens in part.notes.cut]
+        trajectories = tuple(t for part in parts for t in part.trajectories)
+        return cls(trajectories, Notes(errors, cut, lost), sum(part.played_again for part in parts))
 
 
 async def again(
@@ -87,16 +105,19 @@ def too_long(origin: Origin, context_tokens: int, notes: Notes) -> Trajectory:
     return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
 
 
-def weigh(batch: Notes, rollouts: int, played_again: int, sandbox: str) -> None:
-    """Say what went wrong in a batch of `rollouts`, and stop where going on would come to nothing.
+def weigh(batch: Part, sandbox: str, begun: int | None = None) -> None:
+    """Say what went wrong in a batch of rollouts, and stop where going on would come to nothing.
+
+    `begun` is how many there were, None: as many as are in it. Others were cut.
 
     Raises:
         BrokenDown: every rollout has lost its consoles.
         ReplRLError: the sampler failed in most rollouts, or most prompts are too long.
     """
-    errors, lost = batch.errors, batch.lost
-    if played_again:
-        _log.warning("%d rollouts played again: the engine died, or their consoles were lost", played_again)
+    errors, lost = batch.notes.errors, batch.notes.lost
+    rollouts = len(batch.trajectories) if begun is None else begun
+    if batch.played_again:
+        _log.warning("%d rollouts played again: the engine died, or their consoles were lost", batch.played_again)
     if lost and len(lost) == rollouts:
         gone = f"gone under each of {rollouts} rollouts, {MOST_PLAYED} times ({lost[0]})"
         raise BrokenDown(f"sandbox {sandbox}", gone, "see that it runs (repl-rl sandbox check)") from lost[0]

@@ -13,19 +13,18 @@ from repl_rl.judges import GroupJudge, judged_together, settled
 from repl_rl.record.outcome import Claims
 from repl_rl.record.record import Origin
 from repl_rl.record.trajectory import Failure, Prompt, Stop, Trajectory
-from repl_rl.rollout.again import Broken, Notes, again, too_long, weigh
-from repl_rl.rollout.doomed import lines_saved
+from repl_rl.rollout.again import Broken, Notes, Part, again, too_long, weigh
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.facts import Facts, counted
 from repl_rl.rollout.hooks import Hooks
 from repl_rl.rollout.host import HostFunction
-from repl_rl.rollout.host_record import called
 from repl_rl.rollout.host_session import HostSession, Model, Places, Stage
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import declaring
 from repl_rl.rollout.race import Raced, Referee
 from repl_rl.rollout.renderer import Renderer
-from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
+from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
 
@@ -88,6 +87,11 @@ class Rollouts:
         return self.engine.pressure if isinstance(self.engine, Seated) else None
 
     @property
+    def facts(self) -> Facts:
+        """What was opened."""
+        return Facts.of(self.engine, self.sandbox.name, self.sampler, self.renderer)
+
+    @property
     def faults(self) -> Mapping[str, int]:
         """What broke under rollouts since the run began, and how many were played again for it."""
         return self.broken.with_deaths(self.engine.deaths if isinstance(self.engine, Lasting) else 0)
@@ -106,11 +110,21 @@ class Rollouts:
             BrokenDown: the engine died again and again, or every rollout has lost its console as often.
             EngineError, InvariantError: all rollouts are cancelled.
         """
-        running, _ = await self._all(tasks, temperature)
+        part = await self.part(tasks, temperature)
+        weigh(part, self.sandbox.name)
+        return await self.together(tasks, part)
+
+    async def part(self, tasks: Sequence[Task], temperature: float = 1.0) -> Part:
+        """As `collect`, but what went wrong is told and not weighed, and no group judge has looked at it."""
+        running, notes, played_again = await self._all(tasks, temperature)
         played = [running[index].result() for index in range(len(tasks))]
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
-        return await judged_together(self.group_judges, tasks, played)
+        return Part(tuple(played), notes, played_again)
+
+    async def together(self, tasks: Sequence[Task], part: Part) -> list[Trajectory]:
+        """The rollouts of `part`, after the group judges. Raises UserCodeError where one fails."""
+        return await judged_together(self.group_judges, tasks, part.trajectories)
 
     async def race(self, groups: Sequence[Sequence[Task]], keep: int) -> Raced:
         """Play all `groups` at temperature 1 until `keep` (>= 1) of them are done, and cut the others' rollouts.
@@ -125,8 +139,10 @@ class Rollouts:
             raise ConfigError("groups to keep", keep, f"there are {len(groups)}; keep 1 of them, or more")
         tasks = [task for group in groups for task in group]
         referee = Referee([len(group) for group in groups], keep)
-        running, tokens = await self._all(tasks, 1.0, referee)
-        raced = referee.ended(running, tokens)
+        running, notes, played_again = await self._all(tasks, 1.0, referee)
+        ended = [rollout.result() for rollout in running.values() if not rollout.cancelled()]
+        weigh(Part(tuple(ended), notes, played_again), self.sandbox.name, len(tasks))
+        raced = referee.ended(running, sum(notes.cut))
         by_id = {task.id: task for task in tasks}
         judged = []
         for group in raced.groups:
@@ -137,8 +153,8 @@ class Rollouts:
 
     async def _all(
         self, tasks: Sequence[Task], temperature: float, referee: Referee | None = None
-    ) -> tuple[Mapping[int, "asyncio.Task[Trajectory]"], int]:
-        """The rollouts, ended, by their place; and the tokens of those that the referee cut while they sampled."""
+    ) -> tuple[Mapping[int, "asyncio.Task[Trajectory]"], Notes, int]:
+        """The rollouts, ended, by their place; what was noted, and how many were played again."""
         before = self.pressure
         places = asyncio.Semaphore(self.concurrency)
         counts: dict[str, int] = {}
@@ -160,25 +176,14 @@ class Rollouts:
             failures = group.exceptions
         if failures:
             raise failures[0]  # not inside the block above: it keeps its own cause
-        weigh(notes, len(tasks), self.broken.rollouts_replayed - played_again, self.sandbox.name)
         after = self.pressure
         self.pressed.latest = after.since(before) if after and before else Pressure()
-        return running, sum(notes.cut)
+        return running, notes, self.broken.rollouts_replayed - played_again
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """What the sampler counts in a step's rollouts, the last that were collected; what giving up early saved, where
-        that is on; what lines called, where there are host functions; how often a session lost its place in the
-        engine's cache meanwhile, where there is one; and what broke since the run began, once something has."""
-        counted = dict(self.sampler.metrics(trajectories))
-        if self.pressure is not None:
-            counted["preemptions"] = self.pressed.latest.preempted
-        if isinstance(self.sampler, ReplSampler) and self.sampler.give_up_after:
-            counted["lines_saved"] = lines_saved(trajectories, self.limits.max_lines)
-        if self.host:
-            counted |= called(trajectories)
-        if any(self.faults.values()):
-            counted |= self.faults
-        return counted
+        """What the sampler counts in a step's rollouts, the last that were collected, and what else `counted` tells."""
+        preempted = None if self.pressure is None else self.pressed.latest.preempted
+        return counted(self.sampler, self.limits, bool(self.host), trajectories, preempted, self.faults)
 
     def _origin(self, task: Task, index: int, temperature: float) -> Origin:
         step = self.engine.policy_step

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from repl_rl.engine.base import Resting
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.facts import Facts, Figures
 from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
 from repl_rl.tasks import Task
@@ -21,6 +22,10 @@ T = TypeVar("T")
 _RELEASE_S = 10.0
 Opener = Callable[[], AbstractAsyncContextManager[Rollouts]]
 """Opens engine and sandbox, and the rollouts that use them: `World.rollouts`."""
+
+
+Alter = Callable[[Rollouts], Rollouts]
+"""Makes other rollouts of those that are open, such as with other consoles. It is pickled by its name."""
 
 
 class LoopThread:
@@ -89,9 +94,19 @@ class RolloutThread:
         """Ids that the policy never samples."""
         return self.rollouts.engine.forbidden_ids
 
+    @property
+    def facts(self) -> Facts:
+        """What was opened."""
+        return self.rollouts.facts
+
+    @property
+    def figures(self) -> Figures:
+        """Of all rollouts since the run began."""
+        return Figures(self.rollouts.tally, self.rollouts.faults, self.rollouts.pressure)
+
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """One trajectory a task id, in order; the engine must hold the weights of `policy_step`."""
-        trajectories = self.sample([self.tasks[i] for i in task_ids])
+        trajectories = self._thread.run(self.rollouts.collect([self.tasks[i] for i in task_ids]))
         self._rest()
         return trajectories
 
@@ -106,9 +121,20 @@ class RolloutThread:
         if isinstance(engine, Resting):
             self._thread.run(engine.rest())
 
-    def sample(self, tasks: Sequence[Task], temperature: float = 1.0) -> Sequence[Trajectory]:
-        """One trajectory a task, at `temperature` (0: greedy)."""
-        return self._thread.run(self.rollouts.collect(tasks, temperature))
+    def sample(
+        self, tasks: Sequence[Task], temperature: float = 1.0, alter: Alter | None = None
+    ) -> Sequence[Trajectory]:
+        """One trajectory a task, at `temperature` (0: greedy), beside training: `metrics` tells nothing of them.
+
+        `alter` makes the rollouts that play them; None: those of training.
+        """
+        pressed = self.rollouts.pressed
+        of_the_step = pressed.latest
+        rollouts = self.rollouts if alter is None else alter(self.rollouts)
+        try:
+            return self._thread.run(rollouts.collect(tasks, temperature))
+        finally:
+            pressed.latest = of_the_step
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """See `Rollouts.metrics`."""

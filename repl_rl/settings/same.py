@@ -7,7 +7,7 @@ from pathlib import Path
 from repl_rl.errors import ConfigError
 from repl_rl.settings.toml import flatten, load
 
-FREE = frozenset({"name", "out", "overwrite", "resume", "states", "trainer.save_every", "trainer.report_to"})
+FREE = frozenset({"name", "out", "overwrite", "resume", "states", "fleet", "trainer.save_every", "trainer.report_to"})
 """Settings that decide nothing about what is learned."""
 STEPS = "trainer.steps"
 """May grow."""

@@ -4,18 +4,18 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from repl_rl.origin import Origin
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import Rollouts, RolloutThread
+from repl_rl.rollout import Fleet
 from repl_rl.runs.folder import RunFolder
 from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.evaluations import Evaluation
+from repl_rl.trainer.fleets import fleet_for, fleet_status, keep_notes
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.loop import fit
 from repl_rl.trainer.pace import Saving
@@ -38,6 +38,7 @@ def train(
     evaluation: Evaluation | None = None,
     resume: bool = False,
     saving: Saving | None = _SAVING,
+    fleet: str = "local",
 ) -> Path:
     """Train the world's policy on its training tasks: `repl-rl train` without its evaluations.
 
@@ -54,6 +55,7 @@ def train(
         resume: go on with the run in `out` where its newest state is, exactly; begin where there is none. Its settings
             must be the same, but that steps may grow.
         saving: how often the run's state is saved, and how many are kept; None: never.
+        fleet: where rollouts are played: `local`, this process, or `ray`; see docs/scaling.md.
 
     Returns:
         The folder of the trained policy, `out/checkpoints/final`.
@@ -85,10 +87,11 @@ def train(
         fallbacks.append(what)
 
     with (
-        RolloutThread(partial(world.rollouts, rank), {task.id: task for task in tasks}) as source,
+        fleet_for(world, {task.id: task for task in tasks}, fleet, rank) as source,
         taken(folder, settings, resume, main=rank == 0) as state,
     ):
-        renderer = source.rollouts.renderer
+        keep_notes(source, out)
+        renderer = world.renderer()
         if rank == 0:
             folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
         final = fit(
@@ -105,16 +108,16 @@ def train(
             keeper=Keeper(folder.states, saving, state) if saving is not None else None,
         )
         if rank == 0:
-            _conclude(folder, source.rollouts, world.policy, chosen.steps, fallbacks)
+            _conclude(folder, source, world.policy, chosen.steps, fallbacks)
     return final
 
 
-def _conclude(folder: RunFolder, rollouts: Rollouts, policy: Origin, steps: int, fallbacks: Sequence[str]) -> None:
-    engine, sampler = rollouts.engine, rollouts.sampler.fallback(rollouts.renderer)
-    told = {"update_fallbacks": list(fallbacks), "sampler_fallback": sampler}
-    opened = {"engine": engine.name, "engine_fallback": engine.fallback_reason, "sandbox": rollouts.sandbox.name}
-    pressed = asdict(rollouts.pressure) if rollouts.pressure is not None else None
-    figures = {"preemptions": pressed, "faults": dict(rollouts.faults)}
+def _conclude(folder: RunFolder, source: Fleet, policy: Origin, steps: int, fallbacks: Sequence[str]) -> None:
+    facts, counts = source.facts, source.figures
+    told = {"update_fallbacks": list(fallbacks), "sampler_fallback": facts.sampler_fallback}
+    opened = {"engine": facts.engine, "engine_fallback": facts.engine_fallback, "sandbox": facts.sandbox}
+    pressed = asdict(counts.pressure) if counts.pressure is not None else None
+    figures = {"preemptions": pressed, "faults": dict(counts.faults), **fleet_status(source)}
     model = {"model": policy.reference, "model_fallback": policy.fallback}
     folder.summarise({"status": "finished", **model, "steps": steps, **figures, **opened, **told})
     folder.report()

@@ -56,6 +56,8 @@ function overview(data) {
     chart("Sampler and trainer apart, nats", xs, [of("logprob_gap_max", "largest"), of("logprob_gap_mean", "mean"),
       of("logprob_gap_after_observation", "after observations")],
       { log: true }),
+    chart("Nodes of the fleet", xs, [of("fleet_nodes", "ready"), of("fleet_nodes_lost", "lost so far"),
+      of("fleet_groups_replayed", "groups begun again so far")]),
     chart("Entropy, nats", xs, [of("entropy", "")]),
     chart("Prediction of the console, nats a token", xs, [of("observation_loss", "")]),
     chart("Gradient norm", xs, [of("grad_norm", "")]),

@@ -64,7 +64,11 @@ function runView(data) {
     el("tr", {}, el("th", {}, visible(name)), el("td", {}, visible(String(value))))));
   const flat = Object.entries(data.summary).filter(([, v]) => v === null || typeof v !== "object")
     .map(([name, v]) => [name, v === null ? "none" : typeof v === "number" ? number(v, 5) : v]);
-  return el("section", { class: "run" }, el("div", {}, el("h2", {}, "Summary"), table(flat), el("h2", {}, "Versions"),
+  const fleet = data.summary.fleet;
+  const nodes = !fleet ? [] : [el("h2", {}, "Fleet on " + fleet.cluster), table([
+    ...fleet.nodes.map((n) => [n.name, `${n.seat}: ${n.rollouts_played} rollouts, ${n.tokens} tokens, policy step ${n.policy_step}`]),
+    ...fleet.lost.map((n) => [n.name, `${n.seat}: lost: ${n.why}`])])];
+  return el("section", { class: "run" }, el("div", {}, el("h2", {}, "Summary"), table(flat), nodes, el("h2", {}, "Versions"),
     table(Object.entries(data.versions))), el("div", {}, el("h2", {}, "Configuration"), el("pre", {}, visible(data.config))));
 }
 

@@ -1,0 +1,53 @@
+"""`repl-rl fleet status RUN`: what the nodes of a run do."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional
+
+from repl_rl.errors import ConfigError
+from repl_rl.rollout.fleet.source import LOGS, STATUS
+from repl_rl.settings.arguments import parse
+
+
+@dataclass(frozen=True)
+class StatusConfig:
+    """Print the nodes of a run that plays with `--fleet ray`: what each does, which were lost, and why."""
+
+    run: Positional[Path]
+    """Run folder, such as runs/quickstart."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    action, rest = (argv[0], argv[1:]) if argv else ("", argv)
+    if action in ("-h", "--help"):
+        print("usage: repl-rl fleet status RUN")
+        return 0
+    if action != "status":
+        raise ConfigError("fleet action", action, "choose status")
+    _status(parse(StatusConfig, "fleet status", rest).run)
+    return 0
+
+
+def _status(run: Path) -> None:
+    file = run / STATUS
+    if not file.is_file():
+        remedy = "it has no fleet.json: give the folder of a run that plays, or has played, with --fleet ray"
+        raise ConfigError("run folder", str(run), remedy)
+    said: Mapping[str, Sequence[Mapping[str, object]]] = json.loads(file.read_text(encoding="utf-8"))
+    console = Console(highlight=False)
+    table = Table(title=f"{said['cluster']}: nodes of {run}, weights of policy step {said['policy_step']}")
+    columns = ("name", "seat", "pid", "state", "policy_step", "rollouts", "rollouts_played", "tokens", "faults")
+    for name in columns:
+        table.add_column(name.replace("_", " "))
+    for node in said["nodes"]:
+        table.add_row(*(str(node[name]) for name in columns))
+    console.print(table)
+    for lost in said["lost"]:
+        console.print(f"lost: {lost['name']} at {lost['seat']}: {lost['why']}")
+    console.print(f"groups begun again: {said['groups_replayed']}; logs of nodes: {run / LOGS}")

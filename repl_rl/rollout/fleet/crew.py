@@ -1,0 +1,291 @@
+"""The owner of a fleet's nodes: it has them where there are seats, plays groups on them, and outlives whatever dies.
+
+A node is given work once its engine has the weights of now. One that dies, freezes or falls behind is ended, its groups
+are played elsewhere from their beginning, with the same ids and seeds, and its seat is taken again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from repl_rl.errors import BrokenDown, NodeLost, ReplRLError
+from repl_rl.rollout.again import Part
+from repl_rl.rollout.facts import Facts
+from repl_rl.rollout.fleet.members import Batch, Lane, Lost, Member, Stable, Waits, within
+from repl_rl.rollout.fleet.messages import Cluster, Group, Setting, Weights
+from repl_rl.rollout.fleet.schedule import Attempt, Schedule
+
+log = logging.getLogger(__name__)
+
+MOST_FAILED = 3
+"""A seat whose nodes have ended so often in a row, with no group played in between, is not taken again."""
+MOST_BEGUN = 6
+"""A group under which so many nodes have gone ends the run: it is probably why."""
+
+
+class Crew:
+    """Everything here is called in one event loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        setting: Setting,
+        places: int,
+        most: int = 0,
+        waits: Waits | None = None,
+        shared: bool = True,
+        heard: Callable[[Member], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            cluster: where nodes can be.
+            setting: how they open the world.
+            places: rollouts under way at once on a node (>= 1).
+            most: nodes (>= 0); 0: as many as there are seats.
+            waits: how long what is waited for.
+            shared: nodes may find the weights in the owner's folder; False: they are sent in any case.
+            heard: is told of each beat.
+        """
+        self._cluster, self._setting, self._places, self._most = cluster, setting, places, most
+        self.waits = waits or Waits()
+        self._heard = heard
+        self._lane, self._stable = Lane(cluster, shared), Stable()
+        self.members: dict[str, Member] = {}
+        """Nodes that are there, by seat."""
+        self.lost: list[Lost] = []
+        """All nodes that were lost, in order."""
+        self.replayed = 0
+        """Groups that were begun again."""
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._failed: dict[str, int] = {}
+        self._born = 0
+        self._news = asyncio.Condition()
+        self._batch: Batch | None = None
+        self._managing: asyncio.Task[None] | None = None
+        self._refusal: ReplRLError | None = None
+
+    async def begin(self) -> Facts:
+        """Have a first node ready.
+
+        Raises:
+            ReplRLError: its world does not open.
+            BrokenDown: there was no node in time.
+        """
+        async with self._stable:
+            self._managing = asyncio.create_task(self._manage())
+            await self._until(lambda: bool(self.ready) or (self._refusal is not None and not self._coming))
+        if not self.ready:
+            assert self._refusal is not None
+            raise self._refusal
+        facts = self.ready[0].facts
+        assert facts is not None
+        return facts
+
+    async def end(self) -> None:
+        """End every node, and leave nothing behind."""
+        tasks = [task for task in (self._managing, *self._lives.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def cluster_name(self) -> str:
+        """For messages."""
+        return self._cluster.name
+
+    @property
+    def policy_step(self) -> int:
+        """Of the weights of now."""
+        return self._lane.policy_step
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """For `metrics.jsonl`."""
+        told = {"nodes": len(self.ready), "nodes_lost": len(self.lost), "groups_replayed": self.replayed}
+        return {f"fleet_{name}": float(count) for name, count in told.items()}
+
+    @property
+    def ready(self) -> list[Member]:
+        """Nodes that can play."""
+        return [member for member in list(self.members.values()) if member.state == "ready"]
+
+    @property
+    def _coming(self) -> bool:
+        return any(member.state in ("starting", "opening") for member in self.members.values())
+
+    async def _manage(self) -> None:
+        """Take seats as they come, and end what takes too long."""
+        while True:
+            try:
+                seats = await within(self.waits.lost_s, "a look for seats", self._cluster.seats())
+            except NodeLost as error:
+                log.warning("cluster %s does not answer: %s", self._cluster.name, error)
+                seats = ()
+            for seat in seats:
+                full = bool(self._most) and len(self._lives) >= self._most
+                if seat not in self._lives and not full and self._failed.get(seat, 0) < MOST_FAILED:
+                    self._lives[seat] = asyncio.create_task(self._live(seat))
+            self._hurry()
+            await asyncio.sleep(self.waits.look_s)
+
+    def _hurry(self) -> None:
+        batch = self._batch
+        for attempt in batch.schedule.overdue(asyncio.get_running_loop().time()) if batch else ():
+            assert batch is not None
+            task = batch.groups[attempt.group].task.id
+            self._doom(self._named(attempt), NodeLost(f"task {task} took longer than {self.waits.group_s:g} s"))
+
+    async def _live(self, seat: str) -> None:
+        """The life of a node in that seat."""
+        number, self._born = self._born, self._born + 1
+        member = self.members[seat] = Member(f"node {number}", seat)
+        try:
+            await member.begin(self._cluster, replace(self._setting, number=number), self.waits)
+            if self._lane.weights is None:
+                await self._catch_up(member)
+            else:
+                await self._stable.reading(lambda: self._catch_up(member))
+            await member.listen(self.waits, self._heard)
+        except Exception as error:
+            why = error if isinstance(error, ReplRLError) else NodeLost(repr(error))
+            if member.facts is None and not isinstance(why, NodeLost):
+                self._refusal = why
+            self._doom(member, why)
+            await self._tell()
+            await asyncio.sleep(self.waits.pause_s)
+        finally:
+            await asyncio.shield(member.end(self.waits))
+            del self.members[seat], self._lives[seat]
+
+    async def _catch_up(self, member: Member) -> None:
+        """Give a node that is new the weights of now, and work."""
+        await self._give(member)
+        member.state = "ready"
+        if self._batch is not None:
+            self._batch.schedule.join(member.name, self._places)
+        await self._tell()
+
+    async def _give(self, member: Member) -> None:
+        assert member.node is not None
+        await within(self.waits.load_s, "new weights", self._lane.give(member.node))
+
+    def _doom(self, member: Member, error: ReplRLError) -> None:
+        """A node is lost: it is ended, and what it was to play waits again."""
+        if member.state == "lost":
+            return
+        member.state = "lost"
+        self._failed[member.seat] = 0 if member.groups else self._failed.get(member.seat, 0) + 1
+        self.lost.append(Lost(member.name, member.seat, str(error)))
+        log.warning("%s of the fleet, at %s, is lost: %s", member.name, member.seat, error)
+        if member.node is not None:
+            member.node.kill()
+        if self._batch is not None:
+            self._drop(self._batch, member.name)
+        member.doomed.set_result(error)
+
+    def _drop(self, batch: Batch, node: str) -> None:
+        lost = batch.schedule.leave(node)
+        self.replayed += len(lost)
+        for attempt in lost:
+            if attempt.number >= MOST_BEGUN:
+                task = batch.groups[attempt.group].task.id
+                gone = f"{task}, under which {MOST_BEGUN} nodes have gone, the last one so: {self.lost[-1].why}"
+                batch.error = BrokenDown("task", gone, "see what its rollouts do to a node")
+        batch.news = True
+
+    async def _tell(self) -> None:
+        if self._batch is not None:
+            self._batch.news = True
+        async with self._news:
+            self._news.notify_all()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that nodes do, as long as there is hope.
+
+        Raises:
+            BrokenDown: there has been no node for too long.
+        """
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        async with self._news:
+            while not condition():
+                if self.ready:
+                    since_s = loop.time()
+                # One that is opening may take its time: it has a limit of its own.
+                limit_s = self.waits.open_s if self._coming else self.waits.patience_s
+                left_s = since_s + limit_s - loop.time()
+                if left_s <= 0:
+                    raise self._broken(limit_s)
+                try:
+                    async with asyncio.timeout(min(left_s, self.waits.look_s)):
+                        await self._news.wait()
+                except TimeoutError:
+                    pass  # both are looked at again
+
+    def _broken(self, limit_s: float) -> BrokenDown:
+        last = {one.seat: f"{one.name} at {one.seat}: {one.why}" for one in self.lost}
+        words = "; ".join(last.values()) or "none could be started"
+        remedy = "see that its machines are there, and what `repl-rl fleet status` says"
+        return BrokenDown(f"fleet on {self._cluster.name}", f"without a node for {limit_s:g} s ({words})", remedy)
+
+    async def load(self, weights: Weights) -> None:
+        """Give every node these weights; one that does not take them in time is lost.
+
+        Raises:
+            BrokenDown: none took them, and no other came.
+            ReplRLError: they are none for this policy.
+        """
+        async with self._stable:
+            self._lane.change(weights)
+            ready = self.ready
+            given = await asyncio.gather(*map(self._give, ready), return_exceptions=True)
+            for member, error in zip(ready, given, strict=True):
+                if isinstance(error, NodeLost | BrokenDown):
+                    self._doom(member, error)
+                elif error is not None:
+                    raise error
+            await self._until(lambda: bool(self.ready))
+
+    async def play(self, groups: Sequence[Group]) -> list[Part]:
+        """Play all groups, wherever there is a node, and return their parts in order.
+
+        Raises:
+            BrokenDown: there was no node for too long, or one group ended node after node.
+            ReplRLError: what a node raised that another would raise too.
+        """
+        batch = self._batch = Batch(groups, Schedule([group.size for group in groups], self.waits.group_s))
+        try:
+            async with self._stable:
+                for member in self.ready:
+                    batch.schedule.join(member.name, self._places)
+                while not batch.schedule.finished:
+                    await self._until(lambda: batch.news)
+                    batch.news = False
+                    if batch.error is not None:
+                        raise batch.error
+                    for attempt in batch.schedule.assign(asyncio.get_running_loop().time()):
+                        batch.calls.add(asyncio.create_task(self._play(batch, attempt, self._named(attempt))))
+        finally:
+            self._batch = None
+            for call in batch.calls:
+                call.cancel()
+            await asyncio.gather(*batch.calls, return_exceptions=True)
+        return [batch.parts[number] for number in range(len(groups))]
+
+    def _named(self, attempt: Attempt) -> Member:
+        return next(member for member in self.members.values() if member.name == attempt.node)
+
+    async def _play(self, batch: Batch, attempt: Attempt, member: Member) -> None:
+        assert member.node is not None
+        try:
+            part = await member.node.play(batch.groups[attempt.group])
+            if batch.schedule.finish(attempt):
+                batch.parts[attempt.group] = part
+                member.groups += 1
+        except (NodeLost, BrokenDown) as error:
+            if batch.schedule.running.get(attempt.group) == attempt:
+                self._doom(member, error)
+        except Exception as error:
+            batch.error = batch.error or error
+        await self._tell()

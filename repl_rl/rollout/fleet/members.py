@@ -1,0 +1,221 @@
+"""One life of a node as its owner leads it: started, opened, given the weights of now, listened to until it is lost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from repl_rl.errors import NodeLost, ReplRLError
+from repl_rl.rollout.again import Part
+from repl_rl.rollout.facts import Facts
+from repl_rl.rollout.fleet.messages import Beat, Cluster, Group, Node, Setting, Weights
+from repl_rl.rollout.fleet.node import weight_files
+from repl_rl.rollout.fleet.schedule import Schedule
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long what is waited for, seconds (> 0): nothing waits for ever."""
+
+    beat_s: float = 2.0
+    """Between two questions whether a node is alive."""
+    lost_s: float = 15.0
+    """For the answer."""
+    hung_s: float = 300.0
+    """For an event loop that does not turn; opening an engine again can hold it for long."""
+    start_s: float = 300.0
+    """For a node's process."""
+    open_s: float = 1800.0
+    """For its world: large models take minutes."""
+    load_s: float = 600.0
+    """For new weights."""
+    group_s: float = 3600.0
+    """For a group."""
+    close_s: float = 20.0
+    """For a world to close before its node is killed."""
+    look_s: float = 1.0
+    """Between two looks for seats, and for what has taken too long."""
+    pause_s: float = 1.0
+    """Before a seat is taken again."""
+    patience_s: float = 300.0
+    """For any node at all."""
+
+
+async def within(limit_s: float, what: str, call: Awaitable[T]) -> T:
+    """The answer of a node, if it comes in time.
+
+    Raises:
+        NodeLost: it does not.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await call
+    except TimeoutError as error:
+        raise NodeLost(f"{what} took longer than {limit_s:g} s") from error
+
+
+class Lane:
+    """The weights of now, on their way to every node: through the owner's folder, or where a node has none of that."""
+
+    def __init__(self, cluster: Cluster, shared: bool) -> None:
+        self._cluster = cluster
+        self._shared = shared
+        self.weights: Weights | None = None
+        """None: every engine has those that it was opened with."""
+        self._published: asyncio.Task[object] | None = None
+
+    @property
+    def policy_step(self) -> int:
+        """Of the weights of now."""
+        return 0 if self.weights is None else self.weights.policy_step
+
+    def change(self, weights: Weights) -> None:
+        """Take other weights from now on."""
+        self.weights, self._published = weights, None
+
+    async def give(self, node: Node) -> None:
+        """Bring a node to the weights of now.
+
+        Raises:
+            NodeLost: what arrived are others.
+        """
+        weights = self.weights
+        if weights is None:
+            return
+        arrived = await node.load(weights, None) if self._shared else None
+        if arrived is None:
+            arrived = await node.load(weights, await self._files(weights))
+        if arrived != weights.checksum:
+            raise NodeLost(f"weights of policy step {weights.policy_step} arrived as {arrived}, not {weights.checksum}")
+
+    async def _files(self, weights: Weights) -> object:
+        """Published once, whoever asks first."""
+        if self._published is None:
+            self._published = asyncio.create_task(self._publish(Path(weights.folder)))
+        return await asyncio.shield(self._published)
+
+    async def _publish(self, folder: Path) -> object:
+        files = await asyncio.to_thread(lambda: {file.name: file.read_bytes() for file in weight_files(folder)})
+        return await self._cluster.publish(files)
+
+
+class Stable:
+    """Whether the folder of the weights stays as it is: while the owner's calls last, and no longer."""
+
+    def __init__(self) -> None:
+        self._is = asyncio.Event()
+        self._readers = 0
+        self._none = asyncio.Event()
+        self._none.set()
+        self._calls = 0
+
+    async def __aenter__(self) -> None:
+        self._calls += 1
+        self._is.set()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._is.clear()
+            await self._none.wait()
+
+    async def reading(self, read: Callable[[], Awaitable[None]]) -> None:
+        """Wait for it to be stable, and keep it so meanwhile."""
+        await self._is.wait()
+        self._readers += 1
+        self._none.clear()
+        try:
+            await read()
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._none.set()
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One life of a node."""
+
+    name: str
+    seat: str
+    state: str = "starting"
+    """starting, opening, ready, or lost."""
+    node: Node | None = None
+    facts: Facts | None = None
+    beat: Beat = field(default_factory=Beat)
+    groups: int = 0
+    """Groups that it has played."""
+    doomed: "asyncio.Future[ReplRLError]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Why it is lost, where that was noticed by somebody who asked it for something."""
+
+    async def begin(self, cluster: Cluster, setting: Setting, waits: Waits) -> None:
+        """Start the node and open its world there.
+
+        Raises:
+            NodeLost: it could not be had in time.
+            ReplRLError: its world does not open.
+        """
+        self.node = await within(waits.start_s, "its start", cluster.start(self.seat))
+        self.state = "opening"
+        self.facts = await within(waits.open_s, "opening its world", self.node.open(setting))
+
+    async def listen(self, waits: Waits, heard: Callable[["Member"], None]) -> None:
+        """Ask it again and again whether it is alive, until it is not, or is doomed.
+
+        Raises:
+            ReplRLError: why it is lost.
+        """
+        beating = asyncio.create_task(self._beating(waits, heard))
+        try:
+            either: list[asyncio.Future[None] | asyncio.Future[ReplRLError]] = [beating, self.doomed]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self.doomed.done():
+                raise self.doomed.result()
+            beating.result()
+        finally:
+            beating.cancel()
+
+    async def _beating(self, waits: Waits, heard: Callable[["Member"], None]) -> None:
+        assert self.node is not None
+        while True:
+            self.beat = await within(waits.lost_s, "an answer whether it is alive", self.node.beat())
+            heard(self)
+            if self.beat.behind_s > waits.hung_s:
+                raise NodeLost(f"its event loop has not turned for {self.beat.behind_s:.0f} s")
+            await asyncio.sleep(waits.beat_s)
+
+    async def end(self, waits: Waits) -> None:
+        """Close its world if it listens, and end it."""
+        if self.node is None:
+            return
+        try:
+            if self.state == "ready":
+                await within(waits.close_s, "its end", self.node.close())
+        except NodeLost:
+            pass  # it is killed all the same
+        finally:
+            self.node.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node that was lost: for people and files."""
+
+    name: str
+    seat: str
+    why: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is being played."""
+
+    groups: Sequence[Group]
+    schedule: Schedule
+    parts: dict[int, Part] = field(default_factory=dict)
+    calls: set["asyncio.Task[None]"] = field(default_factory=set)
+    error: Exception | None = None
+    news: bool = True

@@ -1,0 +1,170 @@
+"""A node: the world in a process of its own, with engine, consoles and sampler, which plays whole groups."""
+
+import asyncio
+import hashlib
+import logging
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from pathlib import Path
+
+from repl_rl.engine.base import Resting
+from repl_rl.engine.checkpoint import INDEX, WHOLE, checkpoint_files
+from repl_rl.errors import EngineError, WeightSyncError
+from repl_rl.machine.folders import private_folder
+from repl_rl.rollout.again import Part
+from repl_rl.rollout.facts import Facts, Figures
+from repl_rl.rollout.fleet.messages import Beat, Group, Setting, Weights
+from repl_rl.rollout.runner import Rollouts
+
+NodeOpener = Callable[[int], AbstractAsyncContextManager[Rollouts]]
+"""Opens the world on the node of that number."""
+_PREFIX = "repl_rl-node-weights-"
+_SHARED = Path("/dev/shm")
+_TURN_S = 0.5
+"""Between two looks at whether the event loop turns."""
+_KEPT_LINES = 1000
+"""Of the log, until the owner has asked for them."""
+
+
+class RolloutNode:
+    """Everything but `beat` is called in one event loop; `beat` may be called in another, in any thread."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._opened: Rollouts | None = None
+        self._place: Path | None = None
+        self._turned_s = time.monotonic()
+        self._beat = Beat()
+        self._under_way = self._played = self._tokens = 0
+        self._log = _Lines()
+
+    async def open(self, setting: Setting) -> Facts:
+        """See `Node.open`."""
+        with suppress(FileNotFoundError):  # on another machine there may be no such folder
+            os.chdir(setting.folder)
+        sys.path += [place for place in setting.path if place not in sys.path]
+        logging.getLogger().addHandler(self._log)
+        opener: NodeOpener = pickle.loads(setting.opener)
+        self._stack.callback(logging.getLogger().removeHandler, self._log)
+        self._stack.callback(asyncio.create_task(self._turn()).cancel)
+        self._opened = await self._stack.enter_async_context(opener(setting.number))
+        return self._opened.facts
+
+    @property
+    def _rollouts(self) -> Rollouts:
+        if self._opened is None:
+            raise EngineError("the node's world is not open")
+        return self._opened
+
+    async def load(self, weights: Weights, files: Mapping[str, bytes] | None) -> str | None:
+        """See `Node.load`. Files are written to this machine's memory; they stay there until the next ones come."""
+        if files is None:
+            folder = Path(weights.folder)
+            if not os.access(folder, os.R_OK):
+                return None
+        else:
+            folder = await asyncio.to_thread(self._written, files)
+        await self._rollouts.engine.load_weights(folder, weights.policy_step)
+        # Afterwards: what was exchanged while the engine read it is noticed too.
+        return await asyncio.to_thread(checksum, folder)
+
+    def _written(self, files: Mapping[str, bytes]) -> Path:
+        if self._place is None:
+            root = _SHARED if os.access(_SHARED, os.W_OK) else Path(tempfile.gettempdir())
+            self._place = self._stack.enter_context(private_folder(root, _PREFIX))
+        for old in self._place.iterdir():
+            old.unlink()
+        for name, content in files.items():
+            (self._place / name).write_bytes(content)
+        return self._place
+
+    async def play(self, group: Group) -> Part:
+        """See `Node.play`.
+
+        Raises:
+            WeightSyncError: the engine has other weights than the group is to be sampled from.
+        """
+        has = self._rollouts.engine.policy_step
+        if has != group.policy_step:
+            raise WeightSyncError(f"the node's engine is at policy step {has}, its group at {group.policy_step}")
+        rollouts = self._rollouts if group.alter is None else group.alter(self._rollouts)
+        tasks = [group.task] * group.size
+        self._under_way += group.size
+        try:
+            part = await rollouts.part(tasks, group.temperature)
+            judged = await rollouts.together(tasks, part)
+        finally:
+            self._under_way -= group.size
+        self._played += group.size
+        self._tokens += sum(trajectory.sampled_tokens for trajectory in judged)
+        if not self._under_way and isinstance(rollouts.engine, Resting):
+            await rollouts.engine.rest()
+        return Part(tuple(judged), part.notes, part.played_again)
+
+    async def beat(self) -> Beat:
+        """See `Node.beat`."""
+        behind_s = max(0.0, time.monotonic() - self._turned_s - _TURN_S)
+        counted = self._under_way, self._played, self._tokens
+        rollouts = self._opened
+        if rollouts is None:
+            return Beat(os.getpid(), behind_s, 0, *counted, log=self._log.taken())
+        figures = Figures(rollouts.tally, dict(rollouts.faults), rollouts.pressure)
+        return Beat(os.getpid(), behind_s, rollouts.engine.policy_step, *counted, figures, self._log.taken())
+
+    async def close(self) -> None:
+        """See `Node.close`."""
+        await self._stack.aclose()
+
+    async def _turn(self) -> None:
+        while True:
+            self._turned_s = time.monotonic()
+            await asyncio.sleep(_TURN_S)
+
+
+class _Lines(logging.Handler):
+    """Keeps the newest lines of the log for the owner, who may be on another machine."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append(self.format(record))
+
+    def taken(self) -> tuple[str, ...]:
+        """The lines since the last call."""
+        return tuple(self._kept.popleft() for _ in range(len(self._kept)))
+
+
+def weight_files(folder: Path) -> Sequence[Path]:
+    """The files of the weights in `folder`, their index too, in one order.
+
+    Raises:
+        EngineError: there are none.
+    """
+    files = checkpoint_files(folder)
+    return files if files == (folder / WHOLE,) else (*files, folder / INDEX)
+
+
+def checksum(folder: Path) -> str:
+    """Of the weights in `folder`: names and contents.
+
+    Raises:
+        EngineError: there are none, or they cannot be read.
+    """
+    whole = hashlib.blake2b(digest_size=16)
+    try:
+        for file in weight_files(folder):
+            whole.update(file.name.encode())
+            with file.open("rb") as stream:
+                whole.update(hashlib.file_digest(stream, hashlib.blake2b).digest())
+    except OSError as error:
+        raise EngineError(f"the weights in {folder} cannot be read: {error}") from error
+    return whole.hexdigest()

@@ -1,0 +1,207 @@
+"""The synchronous face of a fleet of nodes: what a trainer and an evaluation ask, beside `RolloutThread`."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+
+from repl_rl.engine.ahead import Tally
+from repl_rl.engine.base import Pressure
+from repl_rl.machine.files import Json, write_whole
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.again import Broken, Part, weigh
+from repl_rl.rollout.facts import Facts, Figures, counted
+from repl_rl.rollout.fleet.crew import Crew
+from repl_rl.rollout.fleet.members import Member, Waits
+from repl_rl.rollout.fleet.messages import Cluster, Group, Setting, Weights
+from repl_rl.rollout.fleet.node import checksum
+from repl_rl.rollout.lengths import Lengths
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.sampler import RolloutSampler
+from repl_rl.rollout.thread import Alter, LoopThread
+from repl_rl.tasks import Task
+
+log = logging.getLogger(__name__)
+
+STATUS, LOGS = "fleet.json", "fleet"
+"""In a run's folder: what its nodes do, and what each of them has logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a fleet plays, and how."""
+
+    setting: Setting
+    sampler: RolloutSampler
+    """For its figures; the nodes have their own."""
+    limits: RolloutLimits
+    host: bool
+    """Whether lines may call functions of the host."""
+    concurrency: int
+    """Rollouts under way at once on a node, >= 1."""
+    nodes: int = 0
+    """At most so many; 0: as many as there are seats."""
+    waits: Waits = field(default_factory=Waits)
+    shared: bool = True
+    """Nodes may find weights in the owner's folder; False: they are sent in any case."""
+
+
+class NodeFleet:
+    """Context manager: nodes of a cluster, opened and closed together. It satisfies `Fleet`."""
+
+    def __init__(self, cluster: AbstractContextManager[Cluster], plan: Plan, tasks: Mapping[str, Task]) -> None:
+        self.tasks = tasks
+        """By id."""
+        self._cluster, self._plan = cluster, plan
+        self._stack = ExitStack()
+        self._lengths = Lengths()
+        self._before = Figures(Tally(), asdict(Broken()))
+        self._told: dict[str, Figures] = {}
+        self._preempted = 0
+        self._notes: Path | None = None
+        self._over = False
+
+    def __enter__(self) -> "NodeFleet":
+        with ExitStack() as stack:
+            cluster = stack.enter_context(self._cluster)
+            plan = self._plan
+            self._thread = LoopThread()
+            stack.callback(self._thread.close)
+            self.crew = Crew(
+                cluster, plan.setting, plan.concurrency, plan.nodes, plan.waits, plan.shared, heard=self._heard
+            )
+            stack.callback(lambda: self._thread.run(self.crew.end()))
+            self.facts: Facts = self._thread.run(self.crew.begin())
+            """See `Fleet.facts`."""
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._write_status()
+        self._stack.close()
+
+    @property
+    def forbidden_ids(self) -> frozenset[int]:
+        """See `Fleet.forbidden_ids`."""
+        return self.facts.forbidden_ids
+
+    @property
+    def figures(self) -> Figures:
+        """See `Fleet.figures`; as the nodes told them last."""
+        told = [self._before, *list(self._told.values())]  # which the event loop adds to
+        tally = Tally(**{f.name: sum(getattr(one.tally, f.name) for one in told) for f in fields(Tally)})
+        faults = {name: sum(one.faults.get(name, 0) for one in told) for name in self._before.faults}
+        pressures = [one.pressure for one in told if one.pressure is not None]
+        preempted, recomputed = (sum(getattr(p, f.name) for p in pressures) for f in fields(Pressure))
+        return Figures(tally, faults, Pressure(preempted, recomputed) if pressures else None)
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
+        """See `Fleet.collect`."""
+        pressure = self.figures.pressure or Pressure()
+        played = self._play([self.tasks[i] for i in task_ids], 1.0, policy_step, None)
+        self._preempted = (self.figures.pressure or Pressure()).since(pressure).preempted
+        return played
+
+    def sample(
+        self, tasks: Sequence[Task], temperature: float = 1.0, alter: Alter | None = None
+    ) -> Sequence[Trajectory]:
+        """See `Fleet.sample`."""
+        return self._play(tasks, temperature, self.crew.policy_step, alter)
+
+    def _play(
+        self, tasks: Sequence[Task], temperature: float, policy_step: int, alter: Alter | None
+    ) -> list[Trajectory]:
+        """Groups are all rollouts of a task: their numbers in a group, their ids and seeds are those of one process."""
+        order = dict.fromkeys(tasks[index].id for index in self._lengths.longest_first(tasks))
+        named = {task.id: task for task in tasks}
+        sizes = {id: sum(task.id == id for task in tasks) for id in order}
+        groups = [Group(named[id], sizes[id], temperature, policy_step, alter) for id in order]
+        parts = dict(zip(order, self._thread.run(self.crew.play(groups)), strict=True))
+        weigh(Part.of([parts[id] for id in named]), self.facts.sandbox)
+        left = {id: iter(part.trajectories) for id, part in parts.items()}
+        played = [next(left[task.id]) for task in tasks]
+        for task, trajectory in zip(tasks, played, strict=True):
+            self._lengths.learn(task, trajectory)
+        return played
+
+    def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+        """See `Fleet.metrics`; with the nodes that are ready, those that were lost, and groups begun again."""
+        plan, figures = self._plan, self.figures
+        preempted = None if figures.pressure is None else self._preempted
+        told = counted(plan.sampler, plan.limits, plan.host, trajectories, preempted, figures.faults)
+        return {**told, **self.crew.counts}
+
+    def load_weights(self, folder: Path, policy_step: int) -> None:
+        """See `Fleet.load_weights`."""
+        folder = folder.absolute()
+        self._thread.run(self.crew.load(Weights(str(folder), policy_step, checksum(folder))))
+
+    def memory(self) -> str:
+        """See `Fleet.memory`; a run goes on with it in one process too."""
+        figures = self.figures
+        told = {"tally": asdict(figures.tally), "broken": dict(figures.faults)}
+        return json.dumps({"lengths": self._lengths.memory(), **told})
+
+    def remember(self, memory: str) -> None:
+        """See `Fleet.remember`."""
+        told = json.loads(memory)
+        self._lengths.remember(told["lengths"])
+        self._before = Figures(Tally(**told["tally"]), {**self._before.faults, **told.get("broken", {})})
+
+    def keep_notes(self, folder: Path) -> None:
+        """From now on, write what nodes do into a run's folder: `fleet.json`, and `fleet/`, with a log a node."""
+        (folder / LOGS).mkdir(exist_ok=True)
+        self._notes = folder
+        self._write_status()
+
+    def _heard(self, member: Member) -> None:
+        """A node has told of itself. In the event loop."""
+        self._told[member.name] = member.beat.figures
+        if self._notes is not None and member.beat.log:
+            with suppress(OSError), self._log_of(member).open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in member.beat.log)
+        self._write_status()
+
+    def _log_of(self, member: Member) -> Path:
+        return (self._notes or Path()) / LOGS / f"{member.name.replace(' ', '-')}.log"
+
+    def _write_status(self) -> None:
+        if self._notes is None:
+            return
+        try:
+            write_whole(self._notes / STATUS, json.dumps(self.status(), indent=1) + "\n")
+        except OSError as error:  # the trainer will meet it too, and say so
+            log.warning("what the fleet does cannot be written to %s: %s", self._notes, error)
+
+    def status(self) -> dict[str, Json]:
+        """What nodes there are and were, for people and files."""
+        return {
+            "cluster": self.crew.cluster_name,
+            "policy_step": self.crew.policy_step,
+            "nodes": [told(member, self._over) for member in list(self.crew.members.values())],
+            "lost": [asdict(one) for one in self.crew.lost],
+            "groups_replayed": self.crew.replayed,
+        }
+
+
+def told(member: Member, over: bool) -> dict[str, Json]:
+    """What is told of a node; `over`: the fleet ends."""
+    beat = member.beat
+    return {
+        "name": member.name,
+        "seat": member.seat,
+        "pid": beat.pid,
+        "state": "ended" if over else member.state,
+        "policy_step": beat.policy_step,
+        "rollouts": beat.rollouts,
+        "groups": member.groups,
+        "rollouts_played": beat.played,
+        "tokens": beat.tokens,
+        "faults": sum(beat.figures.faults.values()),
+    }

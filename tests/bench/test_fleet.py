@@ -1,0 +1,27 @@
+"""`bench fleet`: a real cluster in small, and what its figures are held to."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fleet import block
+from repl_rl.cli import main
+from repl_rl.lab.fleet import ideal_s
+
+
+def test_a_fleet_that_costs_nothing_takes_as_long_as_its_schedule() -> None:
+    assert ideal_s([4, 4, 4, 4], [3.0, 1.0, 1.0, 1.0], nodes=1, places=8) == pytest.approx(3.0)
+    assert ideal_s([4, 4, 4, 4], [1.0] * 4, nodes=2, places=4) == pytest.approx(2.0)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+def test_a_small_fleet_is_measured_and_published(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.json"
+    small = ("--nodes", "1", "2", "--in-flight", "16", "--rollout-s", "0.2", "--weights-mb", "1")
+    assert main(["bench", "fleet", *small, "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert [(row["nodes"], row["rollouts"]) for row in found["fleets"]] == [(1, 64), (2, 128)]
+    assert all(0 < row["efficiency"] <= 1 for row in found["fleets"])
+    assert block(found["cpus"], found["plan"], found["fleets"]).count("\n") == 6

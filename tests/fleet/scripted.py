@@ -1,0 +1,37 @@
+"""Worlds that a node opens in a test, in any process: a scripted policy whose draws hang on a session's seed alone."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from repl_rl.engine import ScriptedEngine
+from repl_rl.rollout import Rollouts
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
+from repl_rl.sandbox import open_sandbox
+from repl_rl.sandbox.inprocess import InProcessSandbox
+from repl_rl.world import World
+
+RENDERER = World().renderer()
+LIMITS = RolloutLimits(max_lines=3, max_line_tokens=40)
+_LINES = (("x = 6\n", "submit_final_answer(x * 7)\n"), ("print(6\n", ")\n"), ("1/0\n", "submit_final_answer(7)\n"))
+
+
+def rollouts(sampler: RolloutSampler | None = None) -> Rollouts:
+    """With consoles of this process."""
+    scripts = [[i for line in lines for i in RENDERER.written(line)] * 9 for lines in _LINES]
+    engine = ScriptedEngine(scripts, forbidden_ids=RENDERER.forbidden_ids)
+    return Rollouts(engine, InProcessSandbox(), RENDERER, sampler or ReplSampler(), LIMITS, "bare", concurrency=6)
+
+
+@asynccontextmanager
+async def opened(number: int = 0) -> AsyncIterator[Rollouts]:
+    """The world as every node opens it."""
+    yield rollouts()
+
+
+@asynccontextmanager
+async def isolated(number: int = 0) -> AsyncIterator[Rollouts]:
+    """The same with real consoles."""
+    async with open_sandbox("local", warm=2) as sandbox:
+        yield replace(rollouts(), sandbox=sandbox)

@@ -1,0 +1,63 @@
+"""How a fleet is chosen and looked at from the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.cli.train import TrainConfig
+from repl_rl.errors import ConfigError
+from repl_rl.rollout.fleet.choice import OnRay, chosen_fleet
+from repl_rl.settings.arguments import parse
+from tests.fleet.memory import MemoryCluster, fleet
+
+
+def test_a_fleet_is_named_with_options() -> None:
+    assert chosen_fleet("local") is None
+    assert chosen_fleet("ray") == OnRay("", 0, 1, False, 300.0)
+    assert chosen_fleet("ray://head-1:6379") == OnRay("head-1:6379", 0, 1, False, 300.0)
+    assert chosen_fleet("ray(nodes=2, simulate=True, patience_s=5)") == OnRay("", 2, 1, True, 5.0)
+
+
+def test_its_options_are_flags() -> None:
+    words = ("--fleet", "ray://head:6379", "--fleet.nodes", "3", "--fleet.patience-s", "60")
+    config = parse(TrainConfig, "train", words)
+    assert chosen_fleet(config.fleet) == OnRay("head:6379", 3, 1, False, 60.0)
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("dask", "fleet is 'dask'; choose local, ray or ray://HOST:PORT"),
+    ("local://x:1", "choose local, ray or ray://HOST:PORT"),
+    ("ray://head", "give ray://HOST:PORT, the address that `ray start --head` prints"),
+    ("ray(nodes=-1)", "nodes of fleet ray"),
+    ("ray(seats=1)", "its options are nodes, gpus, simulate, patience_s"),
+    ("ray(simulate=True)", "say how many machines: --fleet.nodes 2"),
+    ("local(nodes=2)", "it has no options"),
+])  # fmt: skip
+def test_what_is_no_fleet_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        chosen_fleet(text)
+    assert told in str(raised.value)
+
+
+def test_the_status_of_a_run_names_its_nodes_and_the_lost_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = MemoryCluster(2)
+    with fleet(cluster) as source:
+        source.keep_notes(tmp_path)
+        cluster.nodes[-1].kill()
+        source.collect(["t0"], 0)
+        assert main(["fleet", "status", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "memory: nodes of" in said
+    assert "ready" in said
+
+
+@pytest.mark.parametrize("words", [["fleet", "status", "."], ["fleet"], ["fleet", "status"]])
+def test_what_has_no_status_is_told_in_one_line(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,219 @@
+"""A fleet on a cluster in memory: it plays what one process plays, whatever becomes of its nodes."""
+
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import BrokenDown, ConfigError, UserCodeError
+from repl_rl.record.trajectory import Sampled, Trajectory
+from repl_rl.rollout import Rollouts, RolloutSampler
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.fleet.crew import MOST_BEGUN
+from repl_rl.rollout.fleet.source import STATUS
+from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, here, weights
+from tests.fleet.scripted import rollouts
+
+
+def untimed(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [
+        replace(
+            t,
+            wall_s=0.0,
+            segments=tuple(
+                replace(
+                    s,
+                    lines=tuple(
+                        replace(line, execution=replace(line.execution, elapsed_s=0.0) if line.execution else None)
+                        for line in s.lines
+                    ),
+                )
+                if isinstance(s, Sampled)
+                else s
+                for s in t.segments
+            ),
+        )
+        for t in trajectories
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Trajectory]:
+    """What one process plays."""
+    with here() as source:
+        return untimed(source.collect(IDS, 0))
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_any_number_of_nodes_plays_what_one_process_plays(nodes: int, expected: list[Trajectory]) -> None:
+    cluster = MemoryCluster(nodes)
+    with fleet(cluster) as source, here() as alone:
+        assert untimed(source.collect(IDS, 0)) == expected
+        greedy = untimed(source.sample(TASKS, temperature=0.0))
+        alone.collect(IDS, 0)
+        assert greedy == untimed(alone.sample(TASKS, temperature=0.0))
+        assert source.memory() == alone.memory()
+        assert source.facts == alone.facts
+        mine, theirs = source.metrics(expected), alone.metrics(expected)
+        assert {name: mine[name] for name in theirs} == theirs
+    assert sum(len(node.played) for node in cluster.nodes) == 2 * len(TASKS)
+
+
+def test_all_nodes_have_work() -> None:
+    cluster = MemoryCluster(2)
+    with fleet(cluster) as source:
+        source.collect(IDS, 0)
+        source.collect(IDS, 0)
+    assert all(node.played for node in cluster.nodes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_that_are_killed_at_any_moment_change_nothing(seed: int, expected: list[Trajectory]) -> None:
+    rng = random.Random(seed)
+    fatal = set(rng.sample(range(1, len(TASKS) + 1), 3))
+
+    def strike(number: int, node: MemoryNode) -> None:
+        if number in fatal:
+            rng.choice([node, *cluster.nodes]).kill()
+
+    cluster = MemoryCluster(2, strike)
+    with fleet(cluster) as source:
+        assert untimed(source.collect(IDS, 0)) == expected
+        assert untimed(source.collect(IDS, 0)) == expected
+
+
+def test_a_frozen_node_is_given_up_and_what_it_says_later_is_ignored(expected: list[Trajectory]) -> None:
+    def strike(number: int, node: MemoryNode) -> None:
+        node.frozen = node.frozen or number == 2
+
+    cluster = MemoryCluster(2, strike)
+    with fleet(cluster) as source:
+        assert untimed(source.collect(IDS, 0)) == expected
+        (lost,) = source.crew.lost
+        assert "an answer whether it is alive took longer than 0.5 s" in lost.why
+        assert source.crew.replayed >= 1
+        assert source.metrics(expected)["fleet_nodes_lost"] == 1
+
+
+def test_a_node_that_joins_has_the_weights_of_now_before_it_plays(tmp_path: Path) -> None:
+    def strike(number: int, node: MemoryNode) -> None:
+        if number == 3:
+            cluster.places.append("late")
+            node.kill()
+
+    cluster = MemoryCluster(1, strike)
+    with fleet(cluster) as source:
+        source.load_weights(weights(tmp_path / "w"), 7)
+        played = source.collect(IDS, 7)
+    assert {t.policy_step for t in played} == {7}
+    assert len(cluster.nodes) >= 2
+    assert all(node.loads == [(7, False)] for node in cluster.nodes if node.played)
+
+
+def test_where_the_folder_is_not_shared_weights_are_sent(tmp_path: Path) -> None:
+    cluster = MemoryCluster(2)
+    with fleet(cluster, shared=False) as source:
+        source.load_weights(weights(tmp_path / "w"), 1)
+        assert {t.policy_step for t in source.collect(IDS, 1)} == {1}
+        ready = [node for node in cluster.nodes if node.played]
+    assert ready
+    assert all(node.loads == [(1, True)] for node in ready)
+
+
+def test_a_node_whose_weights_arrive_as_others_never_plays(tmp_path: Path) -> None:
+    cluster = MemoryCluster(1)
+    with fleet(cluster, replace(QUICK, pause_s=0.05)) as source:
+        cluster.garbled.add(1)
+        with pytest.raises(BrokenDown, match="weights of policy step 1 arrived as others"):
+            source.load_weights(weights(tmp_path / "w"), 1)
+        cluster.garbled.clear()
+    assert not any(node.played for node in cluster.nodes)
+
+
+def test_without_a_node_the_run_stops_after_its_patience_with_last_words() -> None:
+    def strike(number: int, node: MemoryNode) -> None:
+        cluster.places.clear()
+        for each in cluster.nodes:
+            each.kill()
+
+    cluster = MemoryCluster(2, strike)
+    with fleet(cluster) as source, pytest.raises(BrokenDown) as raised:
+        source.collect(IDS, 0)
+    assert raised.value.exit_code == 3
+    assert "node 0 at seat 0: it was killed by the test; node 1 at seat 1" in str(raised.value)
+    assert "--resume" in str(raised.value)
+
+
+def test_a_task_under_which_node_after_node_goes_stops_the_run() -> None:
+    def strike(number: int, node: MemoryNode) -> None:
+        if node.played[-1].task.id == "t3":
+            node.kill()
+
+    with fleet(MemoryCluster(2, strike)) as source, pytest.raises(BrokenDown, match=f"t3, .* {MOST_BEGUN} nodes"):
+        source.collect(IDS, 0)
+
+
+def test_a_cluster_without_room_stops_the_run_before_it_begins() -> None:
+    cluster = MemoryCluster(1)
+    cluster.refuses = True
+    with pytest.raises(BrokenDown, match="the cluster has no room"), fleet(cluster):
+        pass
+
+
+@asynccontextmanager
+async def unopenable(number: int) -> AsyncIterator[Rollouts]:
+    if number >= 0:
+        raise ConfigError("model folder", "nowhere", "there is no such folder")
+    yield rollouts()
+
+
+def test_what_a_person_can_mend_is_said_as_in_one_process() -> None:
+    unopened = fleet(MemoryCluster(2), opener=unopenable)
+    with pytest.raises(ConfigError, match="model folder is 'nowhere'") as raised, unopened:
+        pass
+    assert (raised.value.thing, raised.value.exit_code) == ("model folder", 2)
+
+
+class Clumsy(RolloutSampler):
+    """Fails in most rollouts, or in few."""
+
+    few = False
+
+    async def rollout(self, episode: Episode) -> None:
+        if episode.task.id != "t0" or not self.few:
+            raise ValueError("oh")
+        await episode.sample()
+
+
+@asynccontextmanager
+async def clumsy(number: int) -> AsyncIterator[Rollouts]:
+    yield rollouts(Clumsy())
+
+
+def test_a_sampler_that_fails_in_most_rollouts_stops_the_run_as_in_one_process() -> None:
+    with fleet(MemoryCluster(2), opener=clumsy) as source, pytest.raises(UserCodeError, match="oh"):
+        source.collect(IDS, 0)
+
+
+def test_what_nodes_do_stands_in_the_run_folder(tmp_path: Path) -> None:
+    with fleet(MemoryCluster(2)) as source:
+        source.keep_notes(tmp_path)
+        source.collect(IDS, 0)
+        told = json.loads((tmp_path / STATUS).read_text())
+        assert [node["state"] for node in told["nodes"]] == ["ready", "ready"]
+        assert told["cluster"] == "memory"
+    left = json.loads((tmp_path / STATUS).read_text())["nodes"]
+    assert [node["state"] for node in left] == ["ended", "ended"]
+
+
+def test_a_fleet_goes_on_with_what_one_process_remembers() -> None:
+    with here() as alone:
+        alone.collect(IDS, 0)
+        memory = alone.memory()
+    with fleet(MemoryCluster(1)) as source:
+        source.remember(memory)
+        assert source.memory() == memory

@@ -1,0 +1,125 @@
+"""A fleet on Ray: two simulated machines, real actors, real consoles."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import RolloutThread
+from repl_rl.rollout.fleet.choice import OnRay
+from repl_rl.rollout.fleet.members import Waits
+from repl_rl.rollout.fleet.ray import Started, add_machine, on_ray
+from repl_rl.rollout.fleet.source import NodeFleet, Plan
+from tests.fleet.memory import IDS, TASKS, setting, weights
+from tests.fleet.scripted import LIMITS, isolated, rollouts
+from tests.fleet.test_crew import untimed
+from tests.processes import wait_for
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+WAITS = Waits(beat_s=0.5, lost_s=6, look_s=0.5, pause_s=0.1, patience_s=120)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Sequence[Trajectory]:
+    with RolloutThread(isolated, {task.id: task for task in TASKS}) as source:
+        return untimed(source.collect(IDS, 0))
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Started]:
+    """A cluster of two machines; when it is gone, nothing of it is left."""
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    before = set(psutil.Process().children(recursive=True))
+    shared = set(Path("/dev/shm").iterdir())
+    with on_ray(OnRay("", 2, 1, True, 120.0)) as started:
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+        yield started
+    wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, None, 30)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    assert "RAY_AUTH_TOKEN" not in os.environ
+    assert not [file for file in set(Path("/dev/shm").iterdir()) - shared if "plasma" in file.name]
+
+
+def on(started: Started, stack: ExitStack, shared: bool = True, nodes: int = 0) -> NodeFleet:
+    plan = Plan(setting(isolated), rollouts().sampler, LIMITS, False, 6, nodes, WAITS, shared)
+    return stack.enter_context(NodeFleet(nullcontext(started.cluster), plan, {task.id: task for task in TASKS}))
+
+
+def pids(source: NodeFleet) -> list[int]:
+    return [member.beat.pid for member in source.crew.ready if member.beat.pid]
+
+
+def both(source: NodeFleet) -> list[int]:
+    wait_for(lambda: len(pids(source)) >= 2, None)
+    return pids(source)
+
+
+def test_nodes_on_ray_play_what_one_process_plays(
+    started: Started, expected: Sequence[Trajectory], tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        source = on(started, stack, shared=False)
+        both(source)
+        assert untimed(source.collect(IDS, 0)) == expected
+        source.load_weights(weights(tmp_path / "w"), 3)
+        assert {t.policy_step for t in source.collect(IDS, 3)} == {3}
+        assert [member.groups > 0 for member in source.crew.ready] == [True, True]
+
+
+def listening(process: psutil.Process) -> list[str]:
+    """Where a process listens."""
+    with suppress(psutil.NoSuchProcess):  # some that started are done
+        found = process.net_connections("inet")
+        return [one.laddr.ip.removeprefix("::ffff:") for one in found if one.status == psutil.CONN_LISTEN]
+    return []
+
+
+def test_a_cluster_of_ours_listens_on_the_loopback_address_alone_and_wants_a_token(started: Started) -> None:
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    heard = [address for process in processes for address in listening(process)]
+    assert heard
+    assert set(heard) <= {"127.0.0.1", "::1"}
+
+
+def test_a_node_that_is_killed_or_frozen_is_outlived_and_leaves_nothing(
+    started: Started, expected: Sequence[Trajectory]
+) -> None:
+    with ExitStack() as stack:
+        source = on(started, stack)
+        for number, harm in enumerate((signal.SIGKILL, signal.SIGSTOP), start=1):
+            victim = psutil.Process(both(source)[0])
+            children = victim.children(recursive=True)
+            assert children, "the node's consoles"
+            struck = threading.Timer(0.2, victim.send_signal, [harm])
+            struck.start()
+            while len(source.crew.lost) < number:
+                assert untimed(source.collect(IDS, 0)) == expected
+            struck.join()
+            wait_for(lambda: not any(p.is_running() for p in (victim, *children)), None, 30)  # noqa: B023
+        assert untimed(source.collect(IDS, 0)) == expected
+
+
+def test_a_machine_that_comes_is_used_and_one_that_goes_is_outlived(
+    started: Started, expected: Sequence[Trajectory]
+) -> None:
+    assert started.machines is not None
+    with ExitStack() as stack:
+        source = on(started, stack)
+        both(source)
+        machine = add_machine(started.machines, num_cpus=1)
+        wait_for(lambda: len(source.crew.ready) == 3, None)
+        assert untimed(source.collect(IDS, 0)) == expected
+        gone = threading.Timer(0.1, started.machines.remove_node, [machine, False])
+        gone.start()
+        while not source.crew.lost:
+            assert untimed(source.collect(IDS, 0)) == expected
+        gone.join()
+        assert untimed(source.collect(IDS, 0)) == expected

@@ -1,0 +1,78 @@
+"""A training on a fleet ends as one in one process, bit for bit, whatever becomes of the nodes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout import Fleet
+from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from tests.fleet.memory import TASKS, MemoryCluster, MemoryNode, fleet, here
+from tests.fleet.scripted import RENDERER
+from tests.fleet.test_crew import untimed
+from tests.trainer.policies import tiny_model
+
+STEPS = 5
+CONFIG = TrainerConfig(
+    steps=STEPS, prompts_per_step=3, group_size=2, warmup_steps=0, importance="token_truncate(tolerance=100.0)"
+)
+
+
+class Trained:
+    """What a training came to."""
+
+    def __init__(self, source: Fleet, out: Path) -> None:
+        self.rows: list[dict[str, float]] = []
+        self.played: list[Trajectory] = []
+        tokenizer = RENDERER.tokenizer
+        model = tiny_model(vocab=len(tokenizer), hidden=16, layers=1)
+        final = fit(model, tokenizer, [task.id for task in TASKS], source, CONFIG, out, self.step)
+        self.weights = load_file(final / "model.safetensors")
+
+    def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        figures = {k: v for k, v in record.metrics.items() if not k.endswith("_s") and not k.startswith("fleet_")}
+        self.rows.append(figures)
+        self.played += untimed(trajectories)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    with here() as source:
+        return Trained(source, tmp_path_factory.mktemp("whole"))
+
+
+def check_alike(trained: Trained, whole: Trained) -> None:
+    assert trained.played == whole.played
+    assert trained.rows == whole.rows
+    assert trained.weights.keys() == whole.weights.keys()
+    assert all(torch.equal(weight, whole.weights[name]) for name, weight in trained.weights.items())
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_any_number_of_nodes_trains_the_weights_of_one_process(nodes: int, whole: Trained, tmp_path: Path) -> None:
+    cluster = MemoryCluster(nodes)
+    with fleet(cluster) as source:
+        check_alike(Trained(source, tmp_path), whole)
+    assert sum(len(node.played) for node in cluster.nodes) == STEPS * CONFIG.prompts_per_step
+    moved = tiny_model(vocab=len(RENDERER.tokenizer), hidden=16, layers=1).state_dict()
+    assert any(not torch.equal(weight, moved[name]) for name, weight in whole.weights.items())
+
+
+def test_a_training_whose_nodes_die_freeze_and_come_ends_the_same(whole: Trained, tmp_path: Path) -> None:
+    def strike(number: int, node: MemoryNode) -> None:
+        if number in (2, 8):
+            node.kill()
+        if number == 5:
+            node.frozen = True
+        if number == 10:
+            cluster.places.append("late")
+
+    cluster = MemoryCluster(2, strike)
+    with fleet(cluster) as source:
+        trained = Trained(source, tmp_path)
+        assert len(source.crew.lost) == 3
+    check_alike(trained, whole)
+    assert len(cluster.nodes) >= 5
