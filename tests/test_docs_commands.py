@@ -45,7 +45,7 @@ ELSEWHERE = {
     "bench fleet": "tests/bench/test_fleet.py",
     "--serve": "tests/test_browser.py",
     "ray://": "tests/fleet/test_ray.py",
-    "--fleet.nodes 7": "tests/fleet/test_ray.py, on fewer",
+    "--fleet ray": "tests/fleet/test_ray.py, where Ray has the machine to itself",
     "fleet status": "tests/fleet/test_cli.py",
     "--sampler.user http": "tests/samplers/test_simulated.py, with a server of its own",
     "--sandbox gateway": "tests/sandbox/test_gateway.py, on servers of its own",

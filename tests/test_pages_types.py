@@ -52,7 +52,8 @@ def settings() -> str:
     Packages that the project does not follow are not followed here, which would take minutes.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
-    (skipped,) = [each["module"] for each in project["overrides"] if each.get("follow_imports") == "skip"]
+    overrides = [each for each in project["overrides"] if each.get("follow_imports") == "skip"]
+    skipped = [module for each in overrides for module in each["module"]]
     parts = {
         "mypy": f"strict = True\nmypy_path = {ROOT}\n",
         "mypy-repl_rl.*": "follow_imports = silent\n",

@@ -124,14 +124,14 @@ def _bounded(text: str, limit: int) -> tuple[str, bool]:
 
 @contextlib.contextmanager
 def _streams(console: _Console, output: io.StringIO) -> Iterator[None]:
-    """Both streams into `output`, no input, echo by `console`."""
-    stdin, display = sys.stdin, sys.displayhook
-    sys.stdin, sys.displayhook = io.StringIO(""), console.show
+    """Both streams into `output`, no input, echo by `console`, errors as Python prints them if nobody hooks them."""
+    stdin, display, hook = sys.stdin, sys.displayhook, sys.excepthook
+    sys.stdin, sys.displayhook, sys.excepthook = io.StringIO(""), console.show, sys.__excepthook__
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             yield
     finally:
-        sys.stdin, sys.displayhook = stdin, display
+        sys.stdin, sys.displayhook, sys.excepthook = stdin, display, hook
 
 
 class InProcessSandbox:

@@ -15,7 +15,7 @@ def test_a_fleet_that_costs_nothing_takes_as_long_as_its_schedule() -> None:
     assert ideal_s([4, 4, 4, 4], [1.0] * 4, nodes=2, places=4) == pytest.approx(2.0)
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_small_fleet_is_measured_and_published(tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"

@@ -1,7 +1,10 @@
 """A fleet on Ray: two simulated machines, real actors, real consoles."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
@@ -20,8 +23,9 @@ from tests.fleet.memory import IDS, TASKS, setting, weights
 from tests.fleet.scripted import LIMITS, isolated, rollouts
 from tests.fleet.test_crew import untimed
 from tests.processes import wait_for
+from tests.test_docs_commands import SMALL
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 WAITS = Waits(beat_s=0.5, lost_s=6, look_s=0.5, pause_s=0.1, patience_s=120)
 
 
@@ -123,3 +127,12 @@ def test_a_machine_that_comes_is_used_and_one_that_goes_is_outlived(
             assert untimed(source.collect(IDS, 0)) == expected
         gone.join()
         assert untimed(source.collect(IDS, 0)) == expected
+
+
+def test_the_command_of_the_page_trains_on_two_nodes(tmp_path: Path) -> None:
+    command = "train --name wide --fleet ray --fleet.nodes 2 --fleet.simulate"
+    argv = [sys.executable, "-m", "repl_rl.cli", *command.split(), *SMALL["train"].split()]
+    subprocess.run(argv, cwd=tmp_path, check=True, timeout=500)
+    summary = json.loads((tmp_path / "runs" / "wide" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("finished", 1)
+    assert len(json.loads((tmp_path / "runs" / "wide" / "fleet.json").read_text())["nodes"]) == 2

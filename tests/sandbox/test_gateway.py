@@ -60,6 +60,7 @@ def test_a_console_on_a_jupyter_server_speaks_like_any_other(here: Server) -> No
 
 
 @pytest.mark.heavy
+@pytest.mark.alone
 def test_a_line_that_ends_its_kernel_is_killed_and_the_next_console_is_a_fresh_one(here: Server) -> None:
     async def work() -> None:
         async with open_sandbox("gateway", limits=LIMITS, warm=0) as sandbox:
@@ -97,6 +98,7 @@ def test_what_is_wrong_with_a_server_is_told_before_anything_starts(
 
 
 @pytest.mark.heavy
+@pytest.mark.alone
 def test_a_workspace_is_made_on_the_server_and_a_bad_one_is_refused_with_its_line(here: Server) -> None:
     given = Given({"rows": [1, 2]}, {"data/a.txt": b"hello"}, "import math", "half = lambda n: n / 2")
 
@@ -146,7 +148,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("kernel", [STOCK, pytest.param(SEALED, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("kernel", [STOCK, pytest.param(SEALED, marks=[pytest.mark.heavy, pytest.mark.alone])])
 def test_a_host_that_is_killed_leaves_no_kernel_no_process_and_no_file(here: Server, kernel: str) -> None:
     alone = {child.pid for child in psutil.Process(here.process.pid).children(recursive=True)}
     env = {**os.environ, **here.variables(kernel)}
@@ -165,6 +167,7 @@ def test_a_host_that_is_killed_leaves_no_kernel_no_process_and_no_file(here: Ser
 
 
 @pytest.mark.heavy
+@pytest.mark.alone
 def test_a_server_that_is_restarted_loses_its_consoles_and_gives_new_ones(tmp_path: Path) -> None:
     port, token = free_port(), "of-both"
 
@@ -203,7 +206,7 @@ def _wrong(rows: list[Row]) -> list[Row]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("program", "kernel"), [
-    pytest.param(SERVER, STOCK, marks=pytest.mark.heavy),
+    pytest.param(SERVER, STOCK, marks=[pytest.mark.heavy, pytest.mark.alone]),
     pytest.param(KERNEL_GATEWAY, OURS, marks=pytest.mark.soak),
     pytest.param(SERVER, SEALED, marks=pytest.mark.soak),
 ])  # fmt: skip

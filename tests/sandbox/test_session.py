@@ -1,6 +1,7 @@
 """What one console promises to a rollout, on every kind that runs here and on the in-memory fake."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -260,3 +261,16 @@ def test_each_console_draws_random_numbers_of_its_own(kind: str) -> None:
             return drawn
 
     assert len(asyncio.run(main())) == 3
+
+
+def test_a_hook_for_errors_of_this_process_changes_nothing_that_its_consoles_print() -> None:
+    async def body(session: SandboxSession) -> None:
+        assert (await session.push("1/0")).text.startswith("Traceback (most recent call last):\n")
+
+    hook = sys.excepthook
+    sys.excepthook = lambda *_: print("mine")
+    try:
+        _in_session("inprocess", body)
+        assert sys.excepthook is not hook
+    finally:
+        sys.excepthook = hook
