@@ -5,6 +5,7 @@ prints what was told, a line each, and ends well if nothing else was lost.
 """
 
 import errno
+import gc
 import hashlib
 import os
 import random
@@ -148,6 +149,7 @@ def writes(disk: Disk) -> None:
     """Each kind of write, with the room ending at `OFFSETS` places in it."""
     for kind, write in WRITES.items():
         folder = begun(disk.place / "run")
+        gc.collect()  # what was read of the run before holds its files, which were removed, until then
         before = disk.free
         write(folder)
         needed = (before - disk.free) // PAGE

@@ -52,7 +52,7 @@ def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
     assert told[1].startswith(f"{fault}: survived: "), told
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 def test_a_training_whose_vllm_is_killed_several_times_comes_to_its_end(tmp_path: Path) -> None:
     told: list[str] = []
     found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=5, strikes=3), told.append, read)
