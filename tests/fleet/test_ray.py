@@ -130,7 +130,7 @@ def test_a_machine_that_comes_is_used_and_one_that_goes_is_outlived(
 
 
 def test_the_command_of_the_page_trains_on_two_nodes(tmp_path: Path) -> None:
-    command = "train --name wide --fleet ray --fleet.nodes 2 --fleet.simulate"
+    command = "train --name wide --fleet ray --fleet.nodes 2 --fleet.simulate true"
     argv = [sys.executable, "-m", "repl_rl.cli", *command.split(), *SMALL["train"].split()]
     subprocess.run(argv, cwd=tmp_path, check=True, timeout=500)
     summary = json.loads((tmp_path / "runs" / "wide" / "summary.json").read_text())
