@@ -1,5 +1,5 @@
 # `make train` and `make test` do all of their own set-up.
-.PHONY: train pretrained models test test-heavy test-soak check clean
+.PHONY: train pretrained models test test-quick test-heavy test-soak check clean
 
 # `make train FLEET=ray` plays the rollouts on two nodes.
 train:
@@ -19,6 +19,11 @@ models:
 test:
 	scripts/setup test
 	.venv/bin/python -m pytest -m "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
+
+# A minute of `make test`, for while one writes: the files of tests/quick.txt, which start neither vLLM nor Docker.
+test-quick:
+	scripts/setup test
+	.venv/bin/python -m pytest @tests/quick.txt -m "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
 
 test-heavy:
 	scripts/setup test

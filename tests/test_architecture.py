@@ -157,6 +157,12 @@ def test_no_test_sleeps() -> None:
     assert asleep == []
 
 
+def test_the_quick_suite_names_files_that_are_there_once_each_and_in_order() -> None:
+    named = (TESTS / "quick.txt").read_text().split()
+    assert named == sorted(set(named))
+    assert [name for name in named if not (ROOT.parent / name).is_file()] == []
+
+
 def test_tests_patch_no_code_without_a_reason() -> None:
     assert {name for _, node in nodes() if (name := patched(node)) is not None} == set(PATCHES)
 
