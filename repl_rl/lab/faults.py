@@ -194,8 +194,9 @@ class SmallRun:
         summary = self.folder / "summary.json"
         counted = json.loads(summary.read_text()).get("faults", {}) if summary.is_file() else {}
         problem = problem or self._incomplete() or self._left()
-        what = (
-            problem or f"{self._strike.about}; {self._steps} steps, {self._steps * PROMPTS * GROUP} rollouts, all there"
+        what = problem or (
+            f"{self._strike.about}; struck {len(self._struck_at_s)} times of {self._strikes}; {self._steps} steps, "
+            f"{self._steps * PROMPTS * GROUP} rollouts, all there"
         )
         return Found(not problem, what, self._struck_at_s, counted)
 

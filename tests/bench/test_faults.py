@@ -53,17 +53,11 @@ def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_training_whose_vllm_is_killed_several_times_comes_to_its_end(tmp_path: Path) -> None:
-    told: list[str] = []
-    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=5, strikes=3), told.append, read)
-    assert told[1].startswith("engine: survived: "), told
-    assert '"engine_deaths": 3' in json.dumps(found)
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_training_whose_vllm_is_killed_ten_times_comes_to_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [3, 10])
+def test_a_training_whose_vllm_is_killed_several_times_comes_to_its_end(times: int, tmp_path: Path) -> None:
     told: list[str] = []
-    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=14, strikes=10), told.append, read)
+    steps = 4 * times  # a strike may take two seconds to come, in which a quick machine ends steps
+    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=steps, strikes=times), told.append, read)
     assert told[1].startswith("engine: survived: "), told
-    assert '"engine_deaths": 10' in json.dumps(found)
+    assert f'"engine_deaths": {times}' in json.dumps(found)
