@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -42,13 +43,16 @@ class MemoryNode:
         self._inner = RolloutNode()
         self._gone = asyncio.Event()
         self.frozen = False
+        self.calls: Counter[str] = Counter()
+        """What crossed the wire, by name."""
         self.loads: list[tuple[int, bool]] = []
         """Policy steps of the weights that it was given, and whether their files were sent."""
         self.played: list[Group] = []
         self.loaded_before: list[int] = []
         """The policy step that its engine was at when it began each group."""
 
-    async def _call(self, work: Awaitable[T]) -> T:
+    async def _call(self, name: str, work: Awaitable[T]) -> T:
+        self.calls[name] += 1
         call, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,25 +66,25 @@ class MemoryNode:
             gone.cancel()
 
     async def open(self, setting: Setting) -> Facts:
-        return await self._call(self._inner.open(setting))
+        return await self._call("open", self._inner.open(setting))
 
     async def load(self, weights: Weights, files: object | None) -> str | None:
         self.loads.append((weights.policy_step, files is not None))
         assert files is None or isinstance(files, Mapping)
-        arrived = await self._call(self._inner.load(weights, files))
+        arrived = await self._call("load", self._inner.load(weights, files))
         return "others" if weights.policy_step in self._cluster.garbled else arrived
 
     async def play(self, group: Group) -> Part:
         self.played.append(group)
         self._cluster.begun += 1
         self._cluster.strike(self._cluster.begun, self)
-        return await self._call(self._inner.play(group))
+        return await self._call("play", self._inner.play(group))
 
     async def beat(self) -> Beat:
-        return await self._call(self._inner.beat())
+        return await self._call("beat", self._inner.beat())
 
     async def close(self) -> None:
-        await self._call(self._inner.close())
+        await self._call("close", self._inner.close())
 
     def kill(self) -> None:
         self._gone.set()

@@ -71,6 +71,18 @@ def test_all_nodes_have_work() -> None:
     assert all(node.played for node in cluster.nodes)
 
 
+def test_only_groups_weights_and_heartbeats_cross_the_wire_however_many_lines_are_played(tmp_path: Path) -> None:
+    cluster = MemoryCluster(2)
+    with fleet(cluster) as source:
+        for step in (1, 2, 3):
+            source.load_weights(weights(tmp_path / str(step)), step)
+            assert sum(len(t.lines) for t in source.collect(IDS, step)) > 2 * len(TASKS)
+    for node in cluster.nodes:
+        assert node.calls.keys() <= {"open", "load", "play", "beat", "close"}
+        assert (node.calls["open"], node.calls["load"], node.calls["close"]) == (1, 3, 1)
+    assert sum(node.calls["play"] for node in cluster.nodes) == 3 * len(TASKS)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_nodes_that_are_killed_at_any_moment_change_nothing(seed: int, expected: list[Trajectory]) -> None:
     rng = random.Random(seed)
