@@ -94,11 +94,12 @@ def test_every_verb_answers_a_mistake_in_one_line(
     assert not [*tmp_path.iterdir()]
 
 
-def test_training_is_refused_in_several_processes(
+def test_several_processes_must_share_a_step_evenly(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "docs/howto.md" in refused(capsys, tmp_path)
+    odd = ("--trainer.prompts-per-step", "3", "--trainer.group-size", "3")
+    assert "2 processes must share them evenly" in refused(capsys, tmp_path, *odd)
 
 
 def tasks_file(tmp_path: Path, *lines: str) -> str:

@@ -6,9 +6,11 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from repl_rl.cli.processes import processes, who
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
 from repl_rl.machine.cores import cores
 from repl_rl.machine.refused import cause, remedy
@@ -51,20 +53,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(arguments)
         except KeyboardInterrupt as stop:
-            print("repl-rl: interrupted", file=sys.stderr)
+            print(f"{who()}: interrupted", file=sys.stderr)
             return 128 + stop.number if isinstance(stop, Terminated) else _INTERRUPTED
 
 
 def run() -> NoReturn:
     """The program: `main`, then the end of the process with its exit code.
 
-    After a stop the interpreter is not taken apart: with vLLM's modules that takes seconds (11 s on two busy cores),
-    and whoever stops a program gives it few.
+    After a stop, and beside other processes, the interpreter is not taken apart: with vLLM's modules that takes seconds
+    (11 s on two busy cores), and whoever stops a program gives it few.
     """
     stopped: list[int] = []
     atexit.register(_leave, stopped)  # registered before all others, so it runs after them
-    code = main()
-    if code in _STOPPED:
+    try:
+        code = main()
+    except Exception:
+        if processes() == 1:
+            raise
+        traceback.print_exc()
+        code = 1
+    if code in _STOPPED or processes() > 1:  # threads of a process group can wait for others that have ended, for ever
         stopped.append(code)
     sys.exit(code)
 
@@ -85,11 +93,11 @@ def _run(arguments: Sequence[str]) -> int:
     except ReplRLError as error:
         if (stop := explained(error)) is not error:
             raise stop from error
-        print(f"repl-rl: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{who()}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except RolloutFailure as failure:  # of a console that a person works in: no trajectory records it
         lost = " ".join(str(failure).split())
-        print(f"repl-rl: error: {lost}; `repl-rl doctor` says whether consoles work here", file=sys.stderr)
+        print(f"{who()}: error: {lost}; `repl-rl doctor` says whether consoles work here", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read what we print has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -97,7 +105,7 @@ def _run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if (told := _refused(error)) is None:
             raise
-        print(f"repl-rl: error: {told}", file=sys.stderr)
+        print(f"{who()}: error: {told}", file=sys.stderr)
         return 2
     return code
 

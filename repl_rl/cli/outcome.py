@@ -5,9 +5,13 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from repl_rl.cli.processes import processes
+from repl_rl.machine.cores import cores
 from repl_rl.machine.files import Json
+from repl_rl.rollout import Facts
 from repl_rl.runs.folder import RunFolder
 from repl_rl.trainer import BEST
+from repl_rl.world import World
 
 
 def show(console: Console, name: str, folder: RunFolder, summary: Mapping[str, Json]) -> None:
@@ -31,3 +35,22 @@ def _number(summary: Mapping[str, Json], key: str) -> float:
     value = summary[key]
     assert isinstance(value, int | float)
     return float(value)
+
+
+def opened(world: World, facts: Facts, steps: int, held_out: int) -> dict[str, Json]:
+    """What the summary of a run says before its first step; `held_out`: tasks of its evaluations."""
+    return {
+        "status": "running",
+        "model": world.policy.reference,
+        "model_folder": str(world.model_folder),
+        "model_fallback": world.policy.fallback,
+        "engine": facts.engine,
+        "engine_fallback": facts.engine_fallback,
+        "update_fallbacks": [],
+        "sampler_fallback": facts.sampler_fallback,
+        "sandbox": facts.sandbox,
+        "steps": steps,
+        "held_out_tasks": held_out,
+        "cores": cores(),
+        "processes": processes(),
+    }

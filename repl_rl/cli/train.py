@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,14 +11,14 @@ from typing import Annotated
 
 from rich.console import Console
 
-from repl_rl.cli.outcome import show
+from repl_rl.cli.outcome import opened, show
+from repl_rl.cli.processes import explained_by_others, hush, led, rank
 from repl_rl.cli.progress import Progress
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Study, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
 from repl_rl.machine.assets import asset
-from repl_rl.machine.cores import cores
 from repl_rl.machine.files import Json
 from repl_rl.machine.stopping import explained, undisturbed
 from repl_rl.record.trajectory import Trajectory
@@ -106,17 +105,20 @@ class TrainConfig(World):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
-    config = parse(TrainConfig, "train", argv, presets=asset("presets"))
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        remedy = "this verb runs in one process; start `repl_rl.trainer.train` in several (docs/howto.md)"
-        raise ConfigError("WORLD_SIZE", os.environ["WORLD_SIZE"], remedy)
-    folder = RunFolder(config.out / config.name, config.overwrite, config.resume)
-    run = Run(config, folder)
+    """Run the verb, in as many processes as were started with it. Returns the exit code."""
+    hush()
+    with led():
+        config = parse(TrainConfig, "train", argv, presets=asset("presets"))
+        replaced = config.overwrite or (rank() > 0 and not config.resume)  # the first process may have made it by now
+        folder = RunFolder(config.out / config.name, replaced, config.resume)
+        run = Run(config, folder)
     if config.resume and folder.begun:
-        check_same_settings(folder.path, run.settings)
+        if run.main:
+            check_same_settings(folder.path, run.settings)
         if folder.finished(config.trainer.steps):
-            print(f"{folder.path} is finished: nothing is left to do; more --trainer.steps would go on with it")
+            run.console.print(
+                f"{folder.path} is finished: nothing is left to do; more --trainer.steps would go on with it"
+            )
             return 0
     run.execute()
     return 0
@@ -128,7 +130,9 @@ class Run:
     def __init__(self, config: TrainConfig, folder: RunFolder) -> None:
         self.config = config
         self.folder = folder
-        self.console = Console(stderr=False, highlight=False)
+        self.main = rank() == 0
+        """This process evaluates, speaks and writes; others play their share of the rollouts, and learn."""
+        self.console = Console(stderr=False, highlight=False, quiet=not self.main)
         self.started = time.monotonic()
         self.spent_s: dict[str, float] = {}
         self.state: State | None = None
@@ -143,7 +147,8 @@ class Run:
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
         refuse_run(config, config.trainer, len(self.training))
-        config.try_workspaces([*self.training, *self.held_out])
+        if self.main:
+            config.try_workspaces([*self.training, *self.held_out])
         self.settings = dump(replace(config, model=config.policy.reference, resume=False))
 
     def execute(self) -> None:
@@ -156,41 +161,31 @@ class Run:
         engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
         with (
-            fleet_for(config, {task.id: task for task in self.training}, config.fleet) as source,
-            taken(self.folder, self.settings, config.resume) as self.state,
+            fleet_for(config, {task.id: task for task in self.training}, config.fleet, rank()) as source,
+            taken(self.folder, self.settings, config.resume, self.main) as self.state,
         ):
-            keep_notes(source, self.folder.path)
-            facts, renderer = source.facts, config.renderer()
-            self.folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
-            self.summary = {
-                "status": "running",
-                "model": config.policy.reference,
-                "model_folder": str(config.model_folder),
-                "model_fallback": config.policy.fallback,
-                "engine": facts.engine,
-                "engine_fallback": facts.engine_fallback,
-                "update_fallbacks": [],
-                "sampler_fallback": facts.sampler_fallback,
-                "sandbox": facts.sandbox,
-                "steps": config.trainer.steps,
-                "held_out_tasks": len(self.held_out),
-                "cores": cores(),
-            }
+            renderer = config.renderer()
+            if self.main:
+                keep_notes(source, self.folder.path)
+                self.folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
+            self.summary = opened(config, source.facts, config.trainer.steps, len(self.held_out))
             self._take_up()
             try:
                 self._train(source, renderer)
                 self.summary["status"] = "finished"
             except BaseException as error:
-                reason = explained(error)
+                reason = explained_by_others(explained(error))
                 self.summary["status"] = "interrupted" if isinstance(reason, KeyboardInterrupt) else "failed"
                 self.summary["error"] = f"{type(reason).__name__}: {reason}"
                 if reason is not error:
                     raise reason from error
                 raise
             finally:
-                with undisturbed():
-                    self._conclude(source)
-        show(self.console, config.name, self.folder, self.summary)
+                if self.main:
+                    with undisturbed():
+                        self._conclude(source)
+        if self.main:
+            show(self.console, config.name, self.folder, self.summary)
 
     def _conclude(self, source: Fleet) -> None:
         """Write the summary and the report, however the run ended."""
@@ -208,7 +203,7 @@ class Run:
 
     def _train(self, source: Fleet, renderer: Renderer) -> None:
         config = self.config
-        if self.state is None:
+        if self.state is None and self.main:
             self._evaluate(source, "first", 0)
         begun = time.monotonic()
         kept = saving(config.states)
@@ -235,6 +230,8 @@ class Run:
                 Evaluation(config.eval_every, partial(self._during, source)) if config.eval_every else None,
                 keeper,
             )
+        if not self.main:
+            return
         self.summary["train_s"] = self._spent("train_s", begun)
         source.load_weights(final, config.trainer.optimizer_steps)
         self._evaluate(source, "last", config.trainer.steps)

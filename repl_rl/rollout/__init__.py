@@ -1,6 +1,7 @@
 """One rollout and many: what is sampled, executed, observed and rewarded, and the machinery that runs it."""
 
 from repl_rl.judges import group_judges
+from repl_rl.rollout.facts import Facts
 from repl_rl.rollout.fleet import Fleet, chosen_fleet, fleet_options
 from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
@@ -8,6 +9,7 @@ from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.rollout.thread import RolloutThread
 
 __all__ = [
+    "Facts",
     "Fleet",
     "Raced",
     "ReplSampler",

@@ -15,6 +15,7 @@ from repl_rl.machine.threads import InThread
 from repl_rl.machine.versions import versions
 from repl_rl.trainer.config import GRPOTrainer
 from repl_rl.trainer.pace import Pace, Saving
+from repl_rl.trainer.sharded import parted_optimizer
 from repl_rl.trainer.states import (
     Boundary,
     Remembering,
@@ -155,7 +156,9 @@ class Keeper:
 
     def scheduled(self, trainer: GRPOTrainer) -> None:
         """Give the trainer's optimizer and schedule what was saved."""
-        trainer.optimizer.load_state_dict(self._tensors["optimizer"])
+        optimizer = self._tensors["optimizer"]
+        assert isinstance(optimizer, dict)
+        trainer.optimizer.load_state_dict(parted_optimizer(trainer.optimizer, optimizer))
         trainer.lr_scheduler.load_state_dict(self._tensors["schedule"])
 
     def diced(self, trainer: GRPOTrainer) -> None:
@@ -189,12 +192,12 @@ class Keeper:
         return Boundary(step, said, counted, schedule, gather_object([generators()]), order)
 
     def _save(self, trainer: GRPOTrainer, boundary: Boundary, wait: bool = False) -> None:
-        """Copy weights and optimizer, and have all of it written by a thread."""
+        """Copy weights and optimizer, and have all of it written by a thread of the main process."""
         self.settle()
         began_s = time.perf_counter()
         self._boundary, self._written = boundary, boundary.step
+        learned = _learned(trainer)
         if trainer.accelerator.is_main_process:
-            learned = _learned(trainer)
             copied_s = time.perf_counter() - began_s
 
             def write() -> float:
@@ -209,7 +212,12 @@ class Keeper:
 
 
 def _learned(trainer: GRPOTrainer) -> Tensors:
-    """Weights and optimizer, copied."""
+    """Weights and optimizer, copied by the main process; under FSDP every process gives its parts of them."""
+    main = trainer.accelerator.is_main_process
+    if not (main or trainer.is_fsdp_enabled):
+        return {}
     model = trainer.accelerator.unwrap_model(trainer.model)
-    optimizer = copied(trainer.optimizer.state_dict())
-    return {"weights": {name: copied(weight) for name, weight in learned_of(model).items()}, "optimizer": optimizer}
+    return {
+        "weights": {name: copied(weight, main) for name, weight in learned_of(model).items()},
+        "optimizer": copied(trainer.optimizer.state_dict(), main),
+    }

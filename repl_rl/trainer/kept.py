@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from repl_rl.machine.refused import writing
 from repl_rl.trainer.config import GRPOTrainer
 from repl_rl.trainer.keeper import Keeper
+from repl_rl.trainer.sharded import check_sharded, shard
 
 
 class Moves(TrainerCallback):
@@ -58,17 +59,34 @@ class KeptTrainer(GRPOTrainer):
     def keep(self, keeper: Keeper, parts: Mapping[str, object], tell: Callable[[str], None]) -> None:
         """Be saved by `keeper` from now on, with those of `parts` that remember something, and go on where it is.
 
-        Under FSDP and DeepSpeed nothing is saved, which `tell` is given a line about: each process has a part alone.
+        Under FSDP the main process saves whole weights. Under DeepSpeed nothing is saved, which `tell` is given a line
+        about: each process has a part alone.
 
         Raises:
             ConfigError: as `Keeper.attach`.
         """
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if self.is_deepspeed_enabled:
             tell("no states are saved, so the run cannot be resumed: each process has a part of the weights alone")
             return
         keeper.attach(self, parts)
         self.keeper = keeper
         self.add_callback(Moves(keeper, self))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As transformers', with FSDP where that is asked for."""
+        super().create_accelerator_and_postprocess()
+        shard(self.accelerator)
+        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
+
+    def _prepare_for_training(self, *args: object, **kwargs: object) -> object:
+        """As transformers'.
+
+        Raises:
+            ConfigError: FSDP is asked for, and the model is not sharded.
+        """
+        prepared: object = super()._prepare_for_training(*args, **kwargs)
+        check_sharded(self.model)
+        return prepared
 
     def _get_train_sampler(self, dataset: object = None) -> Ordering:
         self.order = super()._get_train_sampler(dataset)

@@ -29,6 +29,7 @@ from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.reporting import Reporter
+from repl_rl.trainer.sharded import load_whole
 from repl_rl.trainer.sinks import Sinks
 from repl_rl.trainer.source import OnStep, RolloutSource, Tasked
 from repl_rl.trainer.weights import Tell, size_of, spare_folder, weights_folder
@@ -69,6 +70,7 @@ def fit(
     """
     credit = credit_of(config, source.tasks if isinstance(source, Tasked) else {})  # refused before a model is loaded
     _silence()
+    load_whole()
     args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)

@@ -12,6 +12,7 @@ from repl_rl.engine.names import outline
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.loop import credit_of
+from repl_rl.trainer.sharded import refuse_unsharded
 from repl_rl.trainer.weights import room_for
 from repl_rl.world import World
 
@@ -35,6 +36,7 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int) -> None:
     config.check_machine()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     config.share(processes)
+    refuse_unsharded(processes, config.lora_rank)
     if world.group_judge and config.prompts_per_step % processes:
         remedy = f"each of {processes} processes must play whole groups; give a multiple of that many prompts a step"
         raise ConfigError("group_judge with prompts_per_step", config.prompts_per_step, remedy)

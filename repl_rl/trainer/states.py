@@ -21,6 +21,7 @@ from repl_rl.machine.files import Json
 from repl_rl.machine.refused import writing
 from repl_rl.machine.versions import versions
 from repl_rl.runs.folder import RunFolder
+from repl_rl.trainer.sharded import parted, whole
 
 log = logging.getLogger(__name__)
 
@@ -167,14 +168,16 @@ def restore_generators(saved: Tensors) -> None:
         torch.cuda.set_rng_state_all(devices)
 
 
-def copied(value: object) -> object:
-    """`value` with every tensor in it copied to the CPU's memory."""
+def copied(value: object, keep: bool = True) -> object:
+    """`value` with every tensor in it copied to the CPU's memory, whole; where some are in parts, all processes call
+    this together. Without `keep`, which spares memory where another process keeps them, none is."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        made = whole(value.detach())
+        return made.to("cpu", copy=True) if keep else None
     if isinstance(value, Mapping):
-        return {key: copied(one) for key, one in value.items()}
+        return {key: copied(one, keep) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(copied(one) for one in value)
+        return type(value)(copied(one, keep) for one in value)
     return value
 
 
@@ -199,7 +202,7 @@ def relearn(model: PreTrainedModel, saved: object) -> None:
     if other := sorted(own.keys() ^ saved.keys()):
         raise ConfigError("model", type(model).__name__, f"the saved run trains other weights, {other[0]} first")
     for name, weight in own.items():
-        weight.copy_(saved[name])
+        weight.copy_(parted(saved[name], weight))
 
 
 def processes() -> int:
