@@ -71,6 +71,17 @@ def test_the_plan_stays_small() -> None:
     assert sum(len(others - {mine}) for mine, others in graph.items()) <= 110
 
 
+def test_no_file_and_no_function_outgrows_the_house() -> None:
+    """A longer one lacks an idea (CONTRIBUTING.md). A docstring that gives the contract of a public name counts, too."""
+    for path in ROOT.rglob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 300, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                assert node.end_lineno - node.lineno < 80, f"{path}: {node.name}"
+
+
 def test_engines_and_sandboxes_do_not_know_each_other() -> None:
     graph = imports()
     assert "engine" not in graph["sandbox"]

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from repl_rl.origin import Origin
@@ -75,17 +75,7 @@ def train(
         check_same_settings(out, settings)
     if resume and folder.begun and folder.finished(chosen.steps):
         return folder.checkpoints / "final"
-    fallbacks: list[str] = []
-
-    def step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-        folder.step(record.step, record.metrics, trajectories, record.credit)
-        if on_step is not None:
-            on_step(record, trajectories)
-
-    def fell_back(what: str) -> None:
-        log.warning(what)
-        fallbacks.append(what)
-
+    told = _Told(folder, on_step)
     with (
         fleet_for(world, {task.id: task for task in tasks}, fleet, rank) as source,
         taken(folder, settings, resume, main=rank == 0) as state,
@@ -101,23 +91,40 @@ def train(
             source,
             chosen,
             folder.checkpoints,
-            step,
+            told.step,
             seed=world.seed,
-            tell=fell_back,
+            tell=told.fell_back,
             evaluation=evaluation,
             keeper=Keeper(folder.states, saving, state) if saving is not None else None,
         )
         if rank == 0:
-            _conclude(folder, source, world.policy, chosen.steps, fallbacks)
+            told.conclude(source, world.policy, chosen.steps)
     return final
 
 
-def _conclude(folder: RunFolder, source: Fleet, policy: Origin, steps: int, fallbacks: Sequence[str]) -> None:
-    facts, counts = source.facts, source.figures
-    told = {"update_fallbacks": list(fallbacks), "sampler_fallback": facts.sampler_fallback}
-    opened = {"engine": facts.engine, "engine_fallback": facts.engine_fallback, "sandbox": facts.sandbox}
-    pressed = asdict(counts.pressure) if counts.pressure is not None else None
-    figures = {"preemptions": pressed, "faults": dict(counts.faults), **fleet_status(source)}
-    model = {"model": policy.reference, "model_fallback": policy.fallback}
-    folder.summarise({"status": "finished", **model, "steps": steps, **figures, **opened, **told})
-    folder.report()
+@dataclass
+class _Told:
+    """What a training says, step by step and at its end, and where it is written."""
+
+    folder: RunFolder
+    on_step: OnStep | None
+    fallbacks: list[str] = field(default_factory=list)
+
+    def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        self.folder.step(record.step, record.metrics, trajectories, record.credit)
+        if self.on_step is not None:
+            self.on_step(record, trajectories)
+
+    def fell_back(self, what: str) -> None:
+        log.warning(what)
+        self.fallbacks.append(what)
+
+    def conclude(self, source: Fleet, policy: Origin, steps: int) -> None:
+        facts, counts = source.facts, source.figures
+        told = {"update_fallbacks": list(self.fallbacks), "sampler_fallback": facts.sampler_fallback}
+        opened = {"engine": facts.engine, "engine_fallback": facts.engine_fallback, "sandbox": facts.sandbox}
+        pressed = asdict(counts.pressure) if counts.pressure is not None else None
+        figures = {"preemptions": pressed, "faults": dict(counts.faults), **fleet_status(source)}
+        model = {"model": policy.reference, "model_fallback": policy.fallback}
+        self.folder.summarise({"status": "finished", **model, "steps": steps, **figures, **opened, **told})
+        self.folder.report()
