@@ -72,7 +72,7 @@ def test_the_plan_stays_small() -> None:
 
 
 def test_no_file_and_no_function_outgrows_the_house() -> None:
-    """A longer one lacks an idea (CONTRIBUTING.md). A docstring that gives the contract of a public name counts, too."""
+    """A longer one lacks an idea (CONTRIBUTING.md). The docstring of a public name counts, too."""
     for path in ROOT.rglob("*.py"):
         text = path.read_text()
         assert len(text.splitlines()) <= 300, path
