@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.machine.stopping import hold, release, undisturbed
 from repl_rl.machine.threads import InThread
 from repl_rl.machine.versions import versions
@@ -22,6 +22,7 @@ from repl_rl.trainer.states import (
     State,
     Tensors,
     copied,
+    different,
     generators,
     learned_of,
     log,
@@ -85,7 +86,11 @@ class Keeper:
                 part.remember(memories[name][trainer.accelerator.process_index])
 
     def began(self, trainer: GRPOTrainer) -> None:
-        """Training is about to take its first step: the beginning can be gone on from too."""
+        """Training is about to take its first step: the beginning can be gone on from too.
+
+        Raises:
+            ReplRLError: weights and optimizer are not those of the state that was taken up.
+        """
         self._ended = trainer.steps_done
         if self.state is not None:
             order = self._tensors["order"]
@@ -95,6 +100,7 @@ class Keeper:
         if self.state is None:
             self._save(trainer, self._look(trainer))
         else:
+            self._check(trainer, self.state)
             self._tensors = {"randoms": self._tensors["randoms"]}  # the others have been copied
 
     def turned(self, trainer: GRPOTrainer) -> None:
@@ -166,6 +172,14 @@ class Keeper:
         randoms = self._tensors.pop("randoms")
         assert isinstance(randoms, list)
         restore_generators(randoms[trainer.accelerator.process_index])
+
+    def _check(self, trainer: GRPOTrainer, state: State) -> None:
+        """Hold what was taken up to what was saved."""
+        learned = _learned(trainer)
+        for name, mine in learned.items() if trainer.accelerator.is_main_process else ():
+            if where := different(mine, self._tensors[name], name):
+                raise ReplRLError(f"{where} is not what the state {state.folder} holds; nothing was trained from it")
+        log.info("state of step %d taken up: weights and optimizer are what was saved, bit for bit", state.step)
 
     def _agreed(self, trainer: GRPOTrainer, due: bool) -> bool:
         """What the main process says: a clock differs from process to process."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.machine.durable import DIGESTS
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.folder import RunFolder
@@ -21,8 +21,9 @@ from repl_rl.runs.store import read
 from repl_rl.settings.same import check_same_settings
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer import Keeper, Saving, StepRecord, TrainerConfig, fit, saving, taken
+from repl_rl.trainer.config import GRPOTrainer
 from repl_rl.trainer.pace import Pace
-from repl_rl.trainer.states import newest, states_in
+from repl_rl.trainer.states import copied, different, newest, states_in
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_processes import launch
 
@@ -67,6 +68,7 @@ def play(
     resume: bool = True,
     how: Saving = ALWAYS,
     tell_stop: int | None = None,
+    kind: type[Keeper] = Keeper,
 ) -> None:
     """Train in `run`, from where it is; stop in the rollouts of the nth step from here, or when a step is told of."""
     folder = RunFolder(run, overwrite=False, resume=resume)
@@ -77,7 +79,7 @@ def play(
                 raise Stopped
             folder.step(record.step, record.metrics, trajectories, record.credit)
 
-        keeper = Keeper(folder.states, how, state)
+        keeper = kind(folder.states, how, state)
         chosen = Curriculum(TASKS, 7) if curriculum else None
         ids = [task.id for task in TASKS]
         model = tiny_model()
@@ -140,6 +142,42 @@ def test_a_run_that_is_stopped_in_any_step_ends_as_one_that_never_was(way: str, 
             play(tmp_path / "stopped", config, stop_at, curriculum)
     play(tmp_path / "stopped", config, curriculum=curriculum)
     check_alike(tmp_path / "stopped", tmp_path / "whole")
+
+
+class WithoutWeights(Keeper):
+    """Takes up all but the weights."""
+
+    def learned(self, trainer: GRPOTrainer) -> None:
+        pass
+
+
+class WithoutOptimizer(Keeper):
+    """Takes up all but the optimizer."""
+
+    def scheduled(self, trainer: GRPOTrainer) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("kind", "where"), [(WithoutWeights, "weights"), (WithoutOptimizer, "optimizer")])
+def test_what_was_not_taken_up_is_noticed_before_anything_is_trained(
+    kind: type[Keeper], where: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        play(tmp_path, stop_at=3)
+    before = rows(tmp_path)
+    with pytest.raises(ReplRLError, match=rf"^{where}[.\w]* is not what the state .*000003 holds"):
+        play(tmp_path, kind=kind)
+    assert rows(tmp_path) == before
+
+
+def test_the_difference_of_two_states_is_found_bit_for_bit_and_named() -> None:
+    weight = torch.tensor([0.0, float("nan")])
+    saved = {"w": weight, "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}
+    assert different(copied(saved), saved) == ""
+    assert different({**saved, "w": torch.tensor([-0.0, float("nan")])}, saved) == "w"
+    assert different({**saved, "w": weight.double()}, saved) == "w"
+    assert different({**saved, "groups": [{"lr": 0.1, "betas": (0.9, 0.98)}]}, saved, "o") == "o.groups.0.betas.1"
+    assert different({**saved, "groups": []}, saved) == "groups"
 
 
 def test_who_stops_between_two_states_saves_the_last_step(tmp_path: Path) -> None:
