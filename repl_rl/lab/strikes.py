@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,6 +15,8 @@ from repl_rl.sandbox.docker import OWNER
 _KIB = 1024
 _WRITTEN_S = 60.0
 """How long a step's state may be on its way to the disk."""
+_BORN_S = 120.0
+"""How long a process that was killed may take to be there again."""
 _LOOK_S = 0.1
 
 
@@ -86,19 +89,31 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def _named(family: int, name: str) -> int | None:
+    """The first of a process's own whose command begins so; None: there is none now."""
+    for pid in descendants(family):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode("utf-8", "replace")
+        except OSError:  # it has just ended
+            continue
+        if Path(command).name.startswith(name):
+            return pid
+    return None
+
+
 def _kills(name: str) -> Callable[[Victim], str]:
-    """SIGKILL to the first of its processes whose command begins so."""
+    """SIGKILL to a process of that name, as soon as there is one: what died of the strike before may not have been
+    missed yet, or be on its way."""
 
     def blow(victim: Victim) -> str:
-        for pid in descendants(victim.pid):
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode("utf-8", "replace")
-                if Path(command).name.startswith(name):
-                    os.kill(pid, signal.SIGKILL)
-                    return ""
-            except OSError:
-                continue
-        return f"it has no process {name}"
+        deadline = time.monotonic() + _BORN_S
+        while (pid := _named(victim.pid, name)) is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if pid is None:
+            return f"it has no process {name}"
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return ""
 
     return blow
 
