@@ -282,7 +282,10 @@ def test_a_run_follows_few_names_of_a_kind_and_loses_nothing(steps: list[dict[st
     series = Series(limit=4)
     known: set[str] = set()
     for values in steps:
+        resumed = Series(limit=4)
+        resumed.remember(series.memory())
         figures = series.figures("reward", values)
+        assert resumed.figures("reward", values) == figures, "whoever goes on follows the same names"
         assert math.fsum(figures.values()) == pytest.approx(math.fsum(values.values()), abs=1e-9)
         assert known <= set(figures), "a name that came once is told in every later step"
         known |= set(figures)

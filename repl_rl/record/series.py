@@ -5,6 +5,7 @@ Names come from users and from what programs print, so there are bounds: a class
 """
 
 import builtins
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -88,3 +89,12 @@ class Series:
             figures[key] = figures.get(key, 0.0) + value
         self._told |= dict.fromkeys(figures)
         return figures
+
+    def memory(self) -> str:
+        """The names that it follows, as JSON."""
+        return json.dumps({"followed": self._followed, "told": list(self._told)})
+
+    def remember(self, memory: str) -> None:
+        """Go on from what `memory` gave."""
+        kept = json.loads(memory)
+        self._followed, self._told = kept["followed"], dict.fromkeys(kept["told"])

@@ -42,12 +42,16 @@ class Reporter(TrainerCallback):
         }
 
     def memory(self) -> str:
-        """What its figures are compared with, as JSON."""
-        return json.dumps(self._first_line_tokens)
+        """What its figures are compared with, and the names that they have, as JSON."""
+        return json.dumps({"first_line_tokens": self._first_line_tokens, "series": self._series.memory()})
 
     def remember(self, memory: str) -> None:
         """Go on from what `memory` gave."""
-        self._first_line_tokens = json.loads(memory)
+        told = json.loads(memory)
+        if not isinstance(told, dict):  # a state of before names were kept
+            told = {"first_line_tokens": told, "series": Series().memory()}
+        self._first_line_tokens = told["first_line_tokens"]
+        self._series.remember(told["series"])
 
     def _drift(self, line_tokens: float) -> float:
         """Growth of the mean line since the first step that had lines, as a share of it."""

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,35 +10,14 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import BrokenDown, ConfigError, UserCodeError
-from repl_rl.record.trajectory import Sampled, Trajectory
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.fleet.crew import MOST_BEGUN
 from repl_rl.rollout.fleet.source import STATUS
 from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, here, weights
 from tests.fleet.scripted import rollouts
-
-
-def untimed(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    return [
-        replace(
-            t,
-            wall_s=0.0,
-            segments=tuple(
-                replace(
-                    s,
-                    lines=tuple(
-                        replace(line, execution=replace(line.execution, elapsed_s=0.0) if line.execution else None)
-                        for line in s.lines
-                    ),
-                )
-                if isinstance(s, Sampled)
-                else s
-                for s in t.segments
-            ),
-        )
-        for t in trajectories
-    ]
+from tests.untimed import untimed
 
 
 @pytest.fixture(scope="module")

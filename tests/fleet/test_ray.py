@@ -21,9 +21,9 @@ from repl_rl.rollout.fleet.ray import Started, add_machine, on_ray
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from tests.fleet.memory import IDS, TASKS, setting, weights
 from tests.fleet.scripted import LIMITS, isolated, rollouts
-from tests.fleet.test_crew import untimed
 from tests.processes import wait_for
 from tests.test_docs_commands import SMALL
+from tests.untimed import untimed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 WAITS = Waits(beat_s=0.5, lost_s=6, look_s=0.5, pause_s=0.1, patience_s=120)

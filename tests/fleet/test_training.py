@@ -12,8 +12,8 @@ from repl_rl.rollout import Fleet
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from tests.fleet.memory import TASKS, MemoryCluster, MemoryNode, fleet, here
 from tests.fleet.scripted import RENDERER
-from tests.fleet.test_crew import untimed
 from tests.trainer.policies import tiny_model
+from tests.untimed import untimed
 
 STEPS = 5
 CONFIG = TrainerConfig(

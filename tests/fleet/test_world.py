@@ -15,7 +15,7 @@ from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.trainer.fleets import fleet_for, fleet_status, keep_notes, plan_of
 from repl_rl.world import World
 from tests.fleet.memory import QUICK, MemoryCluster
-from tests.fleet.test_crew import untimed
+from tests.untimed import untimed
 
 LIMITS = RolloutLimits(max_lines=2, max_line_tokens=12)
 WORLD = TrainConfig(engine="transformers", concurrency=1, train_tasks=4, rollout=LIMITS)

@@ -25,6 +25,7 @@ from tests.conftest import merged_tokenizer
 from tests.trainer.policies import tiny_model
 
 STEPS = 12
+_LOOK_S = 0.02
 SMALL = (
     *("--name", "run", "--sandbox", "local", "--concurrency", "1", "--train-tasks", "24", "--eval-tasks", "2"),
     *("--trainer.steps", str(STEPS), "--trainer.prompts-per-step", "2", "--trainer.group-size", "2"),
@@ -79,19 +80,24 @@ def begin(arguments: Sequence[str], log: Path) -> int:
         os._exit(code)
 
 
-def ended(pid: int, within_s: float | None) -> bool:
-    """Whether a process ends within that time; it is killed otherwise."""
+def over(pid: int, within_s: float | None) -> bool:
+    """Whether a process ends within that time; it is not waited for."""
     watched = os.pidfd_open(pid)
     try:
-        over = bool(select.select([watched], [], [], within_s)[0])
+        return bool(select.select([watched], [], [], within_s)[0])
     finally:
         os.close(watched)
-    if not over:
+
+
+def ended(pid: int, within_s: float | None) -> bool:
+    """Whether a process ends within that time; it is killed otherwise."""
+    by_itself = over(pid, within_s)
+    if not by_itself:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    if over and status:
+    if by_itself and status:
         raise SystemExit(f"mortal: the training ended with {os.waitstatus_to_exitcode(status)}")
-    return over
+    return by_itself
 
 
 def main(out: Path, kind: str, kills: int, seed: int) -> None:
@@ -100,12 +106,19 @@ def main(out: Path, kind: str, kills: int, seed: int) -> None:
     model = model_folder(out / "model")
     command = ["train", "--model", str(model), *SMALL, *KINDS[kind]]
     started = time.monotonic()
-    ended(begin([*command, "--out", str(out / "whole")], out / "whole.log"), None)
+    whole = begin([*command, "--out", str(out / "whole")], out / "whole.log")
+    metrics = out / "whole" / "run" / "metrics.jsonl"
+    while not (metrics.is_file() and metrics.read_bytes()) and not over(whole, _LOOK_S):
+        pass
+    first_s = time.monotonic() - started
+    ended(whole, None)
     whole_s = time.monotonic() - started
+    # Mostly in the first steps after it began or went on, so that there are as many kills as asked for.
+    late_s = first_s + 2 * (whole_s - first_s) / STEPS
     rng, done = random.Random(seed), 0
     while not ended(
         begin([*command, "--out", str(out / "killed"), "--resume"], out / "killed.log"),
-        rng.uniform(0, 0.6 * whole_s) if done < kills else None,
+        rng.uniform(0, late_s) if done < kills else None,
     ):
         done += 1
     summary = json.loads((out / "killed" / "run" / "summary.json").read_text())
