@@ -100,6 +100,18 @@ def ended(pid: int, within_s: float | None) -> bool:
     return by_itself
 
 
+def rows(run: Path) -> int:
+    """Steps that a run has told of."""
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+
+
+def wait_for_row(pid: int, run: Path, number: int) -> None:
+    """Until a run has told of so many steps, or is over."""
+    while rows(run) < number and not over(pid, _LOOK_S):
+        pass
+
+
 def main(out: Path, kind: str, kills: int, seed: int) -> None:
     torch.set_num_threads(1)
     ENGINES.add(Scribe)
@@ -107,19 +119,20 @@ def main(out: Path, kind: str, kills: int, seed: int) -> None:
     command = ["train", "--model", str(model), *SMALL, *KINDS[kind]]
     started = time.monotonic()
     whole = begin([*command, "--out", str(out / "whole")], out / "whole.log")
-    metrics = out / "whole" / "run" / "metrics.jsonl"
-    while not (metrics.is_file() and metrics.read_bytes()) and not over(whole, _LOOK_S):
-        pass
+    wait_for_row(whole, out / "whole" / "run", 1)
     first_s = time.monotonic() - started
     ended(whole, None)
     whole_s = time.monotonic() - started
-    # Mostly in the first steps after it began or went on, so that there are as many kills as asked for.
-    late_s = first_s + 2 * (whole_s - first_s) / STEPS
-    rng, done = random.Random(seed), 0
-    while not ended(
-        begin([*command, "--out", str(out / "killed"), "--resume"], out / "killed.log"),
-        rng.uniform(0, late_s) if done < kills else None,
-    ):
+    rng, done, run = random.Random(seed), 0, out / "killed" / "run"
+    while True:
+        pid = begin([*command, "--out", str(out / "killed"), "--resume"], out / "killed.log")
+        within_s = None
+        if done < kills:  # while it starts, or within two steps after it was told of one or two
+            told = rng.choice((0, 1, 1, 2))
+            wait_for_row(pid, run, rows(run) + told)
+            within_s = rng.uniform(0, 2 * (whole_s - first_s) / STEPS if told else first_s)
+        if ended(pid, within_s):
+            break
         done += 1
     summary = json.loads((out / "killed" / "run" / "summary.json").read_text())
     print(f"mortal: {done} kills, seed {seed}, {whole_s:.1f} s unkilled, on at {summary.get('resumed_at_steps')}")
