@@ -174,9 +174,8 @@ class Keeper:
         restore_generators(randoms[trainer.accelerator.process_index])
 
     def _check(self, trainer: GRPOTrainer, state: State) -> None:
-        """Hold what was taken up to what was saved."""
-        learned = _learned(trainer)
-        for name, mine in learned.items() if trainer.accelerator.is_main_process else ():
+        """Hold what this process took up to what was saved; under FSDP all of them look at each tensor together."""
+        for name, mine in _learning(trainer).items():
             if where := different(mine, self._tensors[name], name):
                 raise ReplRLError(f"{where} is not what the state {state.folder} holds; nothing was trained from it")
         log.info("state of step %d taken up: weights and optimizer are what was saved, bit for bit", state.step)
@@ -225,13 +224,15 @@ class Keeper:
             self.settle()
 
 
+def _learning(trainer: GRPOTrainer) -> Tensors:
+    """Weights and optimizer as they are, not copied."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return {"weights": learned_of(model), "optimizer": trainer.optimizer.state_dict()}
+
+
 def _learned(trainer: GRPOTrainer) -> Tensors:
     """Weights and optimizer, copied by the main process; under FSDP every process gives its parts of them."""
     main = trainer.accelerator.is_main_process
     if not (main or trainer.is_fsdp_enabled):
         return {}
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return {
-        "weights": {name: copied(weight, main) for name, weight in learned_of(model).items()},
-        "optimizer": copied(trainer.optimizer.state_dict(), main),
-    }
+    return {name: copied(learning, main) for name, learning in _learning(trainer).items()}

@@ -206,10 +206,12 @@ def relearn(model: PreTrainedModel, saved: object) -> None:
 
 
 def different(mine: object, saved: object, name: str = "") -> str:
-    """Where `mine` is not `saved`, bit for bit, in names with dots between; "": nowhere."""
+    """Where `mine` is not `saved`, bit for bit, in names with dots between; "": nowhere. `saved` is on the CPU; one
+    tensor at a time is copied there. Where some are in parts, all processes call this together."""
     if isinstance(mine, torch.Tensor) and isinstance(saved, torch.Tensor):
-        same = mine.dtype == saved.dtype and mine.shape == saved.shape
-        return "" if same and torch.equal(_bits(mine), _bits(saved)) else name
+        here = whole(mine.detach()).cpu()
+        same = here.dtype == saved.dtype and here.shape == saved.shape
+        return "" if same and torch.equal(_bits(here), _bits(saved)) else name
     if isinstance(mine, Mapping) and isinstance(saved, Mapping) and mine.keys() == saved.keys():
         below = ((mine[key], saved[key], key) for key in mine)
     elif isinstance(mine, list | tuple) and isinstance(saved, list | tuple) and len(mine) == len(saved):
