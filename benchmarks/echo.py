@@ -42,7 +42,8 @@ def _about(report: Mapping[str, object]) -> str:
     trainer, steps = settings["trainer"], [len(run["tokens"]) for run in runs]
     seeds = sorted({figures["mean"]["solve_rate"]["seeds"] for figures in report["weights"].values()})
     return (
-        f"**{settings['tasks']}**, policy `{report['policy']}`: {len(runs)} runs, {' to '.join(map(str, seeds))} seeds "
+        f"**{settings['tasks']}**, policy {settings['model']} (`{report['policy']}`): {len(runs)} runs, "
+        f"{' to '.join(map(str, seeds))} seeds "
         f"a weight, {settings['tokens']} sampled tokens a run: {min(steps)} to {max(steps)} steps of "
         f"{trainer['prompts_per_step']} tasks x {trainer['group_size']} rollouts at a learning rate of "
         f"{trainer['learning_rate']:g}, estimator `{trainer['estimator']}`. {settings['eval_tasks']} held-out tasks. "
@@ -105,6 +106,11 @@ def _named(weights: Sequence[str]) -> str:
 def publish(files: Sequence[Path]) -> None:
     """Publish the experiments in `files`."""
     reports = [json.loads(file.read_text()) for file in files]
+    for report in reports:
+        settings = report["settings"]
+        for name in ("model", "out"):  # a folder's name tells enough; where it lies is the machine's matter
+            if name in settings and Path(settings[name]).is_absolute():
+                settings[name] = Path(settings[name]).name
     FIGURES.write_text(json.dumps(reports) + "\n")
     PAGE.write(block(reports))
 
