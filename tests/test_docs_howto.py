@@ -67,7 +67,7 @@ def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.heavy
 def test_the_page_trains_in_two_processes(tmp_path: Path) -> None:
     (tmp_path / "train_mine.py").write_text(script("World(engine"))
-    (command,) = [line for block in blocks("text") for line in block.splitlines() if line.startswith("accelerate")]
+    (command,) = re.findall(r"^accelerate .*train_mine\.py$", PAGE, re.MULTILINE)
     program, *words = shlex.split(command)
     done = subprocess.run(
         [str(Path(sys.executable).with_name(program)), words[0], "--cpu", *words[1:]],

@@ -1,14 +1,20 @@
 """A console that begins with a workspace: it is made once, and every console has it for itself."""
 
 import asyncio
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from repl_rl.errors import ConfigError, SandboxFault, SetupError
+from repl_rl.machine.assets import asset
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import InProcessSandbox, Limits, Sandbox, open_sandbox
 from repl_rl.sandbox.base import Preparing, SandboxSession, console_of
@@ -111,6 +117,25 @@ def test_a_refusal_names_the_line_the_file_or_the_module(kind: str) -> None:
                     pass
 
     within(kind, body)
+
+
+def test_the_limit_of_cpu_time_names_the_line_that_reached_it(tmp_path: Path) -> None:
+    said = {"files": {}, "preload": [], "values": {}, "lines": ["x = 1", "while True: pass"]}
+    program = f"""
+import json, resource, signal
+resource.setrlimit(resource.RLIMIT_CPU, (2, 100))
+from repl_kernel import workspace
+try:
+    workspace.make({json.dumps(said).encode()!r})
+except workspace.Refused as refused:
+    print(refused.place, refused.value, refused, sep="; ", end="")
+assert signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(asset("sandbox"))}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("line 2; while True: pass; it took too long", 0), done.stderr
 
 
 @served_kinds

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -19,12 +20,19 @@ from safetensors.torch import load_file
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.sharded import refuse_unsharded
 from repl_rl.trainer.states import states_in
+from tests.documents import PAGES, ROOT
 from tests.processes import wait_for
 
-ROOT = Path(__file__).parents[2]
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-ACCELERATE = ("accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0")
-FSDP2 = (*ACCELERATE, "--use_fsdp", "--fsdp_version", "2")
+
+def _of_the_page(program: str, *more: str) -> tuple[str, ...]:
+    """How docs/howto.md launches the command, with flags that let several launches be under way on one machine."""
+    (line,) = re.findall(rf"^{program} (.*) -m repl_rl.cli train", PAGES["docs/howto.md"], re.MULTILINE)
+    module = {"torchrun": "torch.distributed.run", "accelerate launch": "accelerate.commands.launch"}[program]
+    return module, *more, *shlex.split(line)
+
+
+TORCHRUN = _of_the_page("torchrun", "--standalone")
+FSDP2 = _of_the_page("accelerate launch", "--num_machines", "1", "--main_process_port", "0")
 SMALL = shlex.split(
     "--engine transformers --sandbox unsafe --concurrency 1 --trainer.dtype float32 --trainer.prompts-per-step 2 "
     "--trainer.group-size 4 --trainer.warmup-steps 0 --train-tasks 16 --eval-tasks 2 --rollout.max-lines 3 "
