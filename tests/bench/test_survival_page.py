@@ -1,17 +1,17 @@
 """The figures of docs/survival.md come from its benchmarks, and a slope is told with its interval."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from benchmarks import soak, states
+from benchmarks import interrupted, soak, states
 
 NOTHING = "Nothing is published yet.\n"
 
 
 def test_the_page_holds_what_was_measured_or_says_that_nothing_was() -> None:
-    for maker in (soak, states):
+    for maker in (interrupted, soak, states):
         found = maker.FIGURES.exists()
         assert maker.PAGE.text == (maker.block(json.loads(maker.FIGURES.read_text())) if found else NOTHING)
 
@@ -41,3 +41,26 @@ def test_the_cost_of_states_is_the_median_of_paired_legs() -> None:
     text = states.block({**found, "step_s": step_s, "start_s": start_s, "cpus": 2, "load_average": 0.5})
     assert "| 2.10 | 2.00 | 1.050 (1.000 to 1.100) |" in text
     assert "11.0 s\nafresh, 12.1 s resumed, 1.10 times as long." in text
+
+
+def test_interrupted_trainings_are_told_as_a_group_beside_undisturbed_ones() -> None:
+    rates = {"undisturbed": [0.9, 0.92], "interrupted": [0.89, 0.93]}
+    told = [
+        asdict(
+            interrupted.Told(
+                n, ("SIGTERM", "SIGKILL") if stops else (), (3,) if stops else (), rate, 0.97, 1e-5, 2e-6, 0
+            )
+        )
+        for n in range(2)
+        for stops, rate in ((False, rates["undisturbed"][n]), (True, rates["interrupted"][n]))
+    ]
+    text = interrupted.block({"told": told})
+    assert "| undisturbed | 90.0%, 92.0% | 91.0% | 97.0% | 1.0e-05 |" in text
+    assert "| interrupted | 89.0%, 93.0% | 91.0% | 97.0% | 1.0e-05 |" in text
+    assert "Stopped 4 times (SIGTERM 2, SIGKILL 2)" in text
+    assert "in\n100% of cases" in text
+
+
+def test_groups_that_could_not_differ_more_are_as_rare_as_their_orders() -> None:
+    assert interrupted.chance([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == 2 / 20
+    assert interrupted.chance([1.0, 1.0], [1.0, 1.0]) == 1.0
