@@ -10,9 +10,10 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from repl_rl.cli.processes import processes, who
+from repl_rl.cli.processes import who
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
 from repl_rl.machine.cores import cores
+from repl_rl.machine.launched import processes
 from repl_rl.machine.refused import cause, remedy
 from repl_rl.machine.stopping import STOPS, Terminated, explained, terminable
 

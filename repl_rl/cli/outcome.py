@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.processes import processes
 from repl_rl.machine.cores import cores
 from repl_rl.machine.files import Json
+from repl_rl.machine.launched import processes
 from repl_rl.rollout import Facts
 from repl_rl.runs.folder import RunFolder
 from repl_rl.trainer import BEST

@@ -1,25 +1,15 @@
 """A verb in several processes, as `torchrun` and `accelerate launch` start it: the first one speaks and writes."""
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from repl_rl.errors import BrokenDown, ConfigError
+from repl_rl.machine.launched import processes, rank
 
 _PATIENCE_S = 60.0
 """How long others wait for the end that the first process brings."""
-
-
-def rank() -> int:
-    """Which process this is; 0: the first, or the only one."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def processes() -> int:
-    """How many there are."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def hush() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 from rich.console import Console
 
 from repl_rl.cli.outcome import opened, show
-from repl_rl.cli.processes import explained_by_others, hush, led, rank
+from repl_rl.cli.processes import explained_by_others, hush, led
 from repl_rl.cli.progress import Progress
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
@@ -20,6 +20,7 @@ from repl_rl.evaluation import Study, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
 from repl_rl.machine.assets import asset
 from repl_rl.machine.files import Json
+from repl_rl.machine.launched import rank
 from repl_rl.machine.stopping import explained, undisturbed
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Fleet, chosen_fleet, fleet_options

@@ -15,6 +15,7 @@ from repl_rl.engine.forbidden import forbid
 from repl_rl.engine.logits import Logits, attention
 from repl_rl.engine.names import causal_class, read_config, renewed
 from repl_rl.errors import EngineError
+from repl_rl.machine.launched import own_gpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -46,7 +47,7 @@ class Decoder:
 
     def __init__(self, folder: Path, dtype: str, seed: int, forbidden_ids: frozenset[int] = frozenset()) -> None:
         on_gpu = torch.cuda.is_available()
-        self.device = torch.device("cuda" if on_gpu else "cpu")
+        self.device = torch.device("cuda", own_gpu(torch.cuda.device_count())) if on_gpu else torch.device("cpu")
         chosen = DTYPES[("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype]
         kind, config = causal_class(read_config(folder))
         plain = "sdpa" if kind._supports_sdpa else "eager"

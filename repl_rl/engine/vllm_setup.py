@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -16,6 +17,7 @@ from repl_rl.engine.options import ModelFacts, Opening
 from repl_rl.engine.variables import environment, log_level, preloads
 from repl_rl.errors import ConfigError
 from repl_rl.machine.cores import cores
+from repl_rl.machine.launched import local_processes, own_gpu
 
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model inside the engine's process. Given as a path because vLLM replaces the short name `uni` on CPU."""
@@ -26,7 +28,7 @@ CPU_BLOCK = 32
 def core_environment(options: Vllm) -> Mapping[str, str]:
     """Environment variables for the engine's process."""
     if not current_platform.is_cpu():
-        return log_level()
+        return {**log_level(), **own_device(current_platform.device_control_env_var, torch.accelerator.device_count())}
     return {
         **log_level(),
         **preloads(Path(vllm.__file__).parent.parent),
@@ -36,6 +38,19 @@ def core_environment(options: Vllm) -> Mapping[str, str]:
         # the sampler compiles a helper at the first request, which costs seconds and gains nothing on CPU
         "TORCH_COMPILE_DISABLE": "1",
     }
+
+
+def own_device(variable: str, count: int) -> Mapping[str, str]:
+    """What shows the engine the GPU that this process trains on, among processes that were started together.
+
+    Args:
+        variable: the environment variable that says which GPUs a process sees.
+        count: how many this process sees.
+    """
+    if local_processes() == 1 or count < 1:
+        return {}
+    seen = [name for name in os.environ.get(variable, "").split(",") if name] or [str(n) for n in range(count)]
+    return {variable: seen[own_gpu(len(seen))]}
 
 
 def arguments(opening: Opening, facts: ModelFacts, options: Vllm) -> dict[str, object]:

@@ -10,8 +10,8 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from repl_rl.errors import ConfigError
 from repl_rl.machine.files import Json
+from repl_rl.machine.launched import processes
 from repl_rl.origin import BUNDLED
 from repl_rl.rollout import Fleet, RolloutThread, chosen_fleet
 from repl_rl.rollout.fleet.choice import OnRay
@@ -19,6 +19,7 @@ from repl_rl.rollout.fleet.members import Waits
 from repl_rl.rollout.fleet.messages import Cluster, Setting
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from repl_rl.tasks import Task
+from repl_rl.trainer.shared import FollowingFleet, LeadingFleet
 from repl_rl.world import World
 
 
@@ -32,14 +33,16 @@ def fleet_for(world: World, tasks: Mapping[str, Task], fleet: str, rank: int = 0
         rank: which of the processes that train together this is.
 
     Raises:
-        ConfigError: there is no such fleet, or it cannot be had in several processes.
+        ConfigError: there is no such fleet.
     """
     chosen = chosen_fleet(fleet)
     if chosen is None:
         return RolloutThread(partial(world.rollouts, rank), tasks)
-    if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise ConfigError("fleet", fleet, f"one process trains with a fleet, and there are {processes}; use local")
-    return NodeFleet(_on_ray(chosen), plan_of(world, chosen), tasks)
+    if rank:
+        _, renderer = world.fitting()
+        return FollowingFleet(renderer.forbidden_ids, tasks)
+    kind = NodeFleet if processes() == 1 else LeadingFleet
+    return kind(_on_ray(chosen), plan_of(world, chosen), tasks)
 
 
 def plan_of(world: World, chosen: OnRay, waits: Waits | None = None, shared: bool = True) -> Plan:

@@ -107,7 +107,9 @@ class Groups:
         return self._refilled(played, self._plan.most, step) if isinstance(self._plan, Refill) else tuple(played)
 
     def _collected(self, task_ids: Sequence[str], step: int) -> list[Trajectory]:
-        played = list(self._source.collect(task_ids, step)) if task_ids else []
+        # One of several processes may have to be there for the others, though it asks for nothing itself.
+        there = task_ids or self._accelerator.num_processes > 1
+        played = list(self._source.collect(task_ids, step)) if there else []
         check_rollouts(played, task_ids, step)
         return played
 

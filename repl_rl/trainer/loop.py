@@ -21,6 +21,7 @@ from repl_rl.credit.rewards import Potential, line_reward
 from repl_rl.engine.logits import attention
 from repl_rl.engine.names import complete, read_config
 from repl_rl.errors import ConfigError
+from repl_rl.machine.launched import processes
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer import choices
 from repl_rl.trainer.config import GRPOConfig, TrainerConfig
@@ -71,7 +72,7 @@ def fit(
     credit = credit_of(config, source.tasks if isinstance(source, Tasked) else {})  # refused before a model is loaded
     _silence()
     load_whole()
-    args = config.grpo_args(out, int(os.environ.get("WORLD_SIZE", "1")), seed)
+    args = config.grpo_args(out, processes(), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
     policy = learning(policy, config, seed)

@@ -1,7 +1,6 @@
 """What cannot be trained, known before an engine starts and before anything is written."""
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from repl_rl.engine.forbidden import refuse_unforbiddable
 from repl_rl.engine.logits import Logits
 from repl_rl.engine.names import outline
 from repl_rl.errors import ConfigError
+from repl_rl.machine.launched import processes
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.loop import credit_of
 from repl_rl.trainer.sharded import refuse_unsharded
@@ -29,16 +29,15 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int) -> None:
         ConfigError: there are too few tasks; sampler, prompt and policy do not fit each other; a setting of the update
             cannot be had, or not on this machine; or as `refuse_model`.
     """
-    needed = config.tasks_needed(int(os.environ.get("WORLD_SIZE", "1")))
+    needed = config.tasks_needed(processes())
     if tasks < needed:
         remedy = f"a step takes {needed} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
     config.check_machine()
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    config.share(processes)
-    refuse_unsharded(processes, config.lora_rank)
-    if world.group_judge and config.prompts_per_step % processes:
-        remedy = f"each of {processes} processes must play whole groups; give a multiple of that many prompts a step"
+    config.share(processes())
+    refuse_unsharded(processes(), config.lora_rank)
+    if world.group_judge and config.prompts_per_step % processes():
+        remedy = f"each of {processes()} processes must play whole groups; give a multiple of that many prompts a step"
         raise ConfigError("group_judge with prompts_per_step", config.prompts_per_step, remedy)
     credit_of(config)
     _, renderer = world.fitting()

@@ -1,11 +1,11 @@
 """Training from Python: a world and the settings of the update in, a run folder with a trained policy out."""
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from repl_rl.machine.launched import rank
 from repl_rl.origin import Origin
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Fleet
@@ -65,24 +65,24 @@ def train(
             nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
-    chosen, rank = config or TrainerConfig(), int(os.environ.get("RANK", "0"))
+    chosen, main = config or TrainerConfig(), rank() == 0
     tasks = world.drawn(Split.TRAIN, train_tasks)
     refuse_run(world, chosen, len(tasks))
     world.try_workspaces(tasks)
     settings = dump(world) + dump(chosen, "trainer")
-    folder = RunFolder(out, overwrite=rank > 0 and not resume, resume=resume)
-    if resume and folder.begun and rank == 0:
+    folder = RunFolder(out, overwrite=not main and not resume, resume=resume)
+    if resume and folder.begun and main:
         check_same_settings(out, settings)
     if resume and folder.begun and folder.finished(chosen.steps):
         return folder.checkpoints / "final"
     told = _Told(folder, on_step)
     with (
-        fleet_for(world, {task.id: task for task in tasks}, fleet, rank) as source,
-        taken(folder, settings, resume, main=rank == 0) as state,
+        fleet_for(world, {task.id: task for task in tasks}, fleet, rank()) as source,
+        taken(folder, settings, resume, main=main) as state,
     ):
         keep_notes(source, out)
         renderer = world.renderer()
-        if rank == 0:
+        if main:
             folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
         final = fit(
             world.model_folder,
@@ -97,7 +97,7 @@ def train(
             evaluation=evaluation,
             keeper=Keeper(folder.states, saving, state) if saving is not None else None,
         )
-        if rank == 0:
+        if main:
             told.conclude(source, world.policy, chosen.steps)
     return final
 

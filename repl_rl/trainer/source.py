@@ -21,6 +21,8 @@ class RolloutSource(Protocol):
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """One finished trajectory for each entry of `task_ids`, in that order; an id repeated is a group.
 
+        Among several processes every one calls this at the same time, and may ask for none.
+
         `policy_step` is the number of optimizer steps behind the policy to sample from; each trajectory carries it.
         """
 

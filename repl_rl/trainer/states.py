@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -225,8 +224,3 @@ def different(mine: object, saved: object, name: str = "") -> str:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """A NaN is not equal to itself, its bits are."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def processes() -> int:
-    """How many processes train together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))

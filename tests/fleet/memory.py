@@ -133,10 +133,11 @@ def fleet(
     nodes: int = 0,
     shared: bool = True,
     opener: Callable[[int], object] = opened,
+    kind: type[NodeFleet] = NodeFleet,
 ) -> NodeFleet:
     """A fleet on that cluster."""
     plan = Plan(setting(opener), ReplSampler(), LIMITS, False, 6, nodes, waits, shared)
-    return NodeFleet(nullcontext(cluster), plan, {task.id: task for task in TASKS})
+    return kind(nullcontext(cluster), plan, {task.id: task for task in TASKS})
 
 
 def weights(folder: Path, content: bytes = b"weights") -> Path:

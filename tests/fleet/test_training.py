@@ -24,12 +24,12 @@ CONFIG = TrainerConfig(
 class Trained:
     """What a training came to."""
 
-    def __init__(self, source: Fleet, out: Path) -> None:
+    def __init__(self, source: Fleet, out: Path, config: TrainerConfig = CONFIG) -> None:
         self.rows: list[dict[str, float]] = []
         self.played: list[Trajectory] = []
         tokenizer = RENDERER.tokenizer
         model = tiny_model(vocab=len(tokenizer), hidden=16, layers=1)
-        final = fit(model, tokenizer, [task.id for task in TASKS], source, CONFIG, out, self.step)
+        final = fit(model, tokenizer, [task.id for task in TASKS], source, config, out, self.step)
         self.weights = load_file(final / "model.safetensors")
 
     def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:

@@ -3,10 +3,7 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-import pytest
-
 from repl_rl.cli.train import TrainConfig
-from repl_rl.errors import ConfigError
 from repl_rl.evaluation import evaluate, evaluate_tampered
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.fleet.choice import OnRay
@@ -41,9 +38,3 @@ def test_a_world_that_nodes_open_plays_and_is_evaluated_as_in_this_process(tmp_p
 def test_one_process_is_a_fleet_too() -> None:
     source = fleet_for(World(), {}, "local")
     assert isinstance(source, RolloutThread)
-
-
-def test_a_fleet_is_for_one_process_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="one process trains with a fleet, and there are 2"):
-        fleet_for(World(), {}, "ray")
