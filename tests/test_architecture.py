@@ -96,8 +96,20 @@ def test_what_runs_inside_a_sandbox_imports_nothing_of_repl_rl() -> None:
             assert not any(name.split(".")[0] == "repl_rl" for name in names), path
 
 
+def test_ray_is_imported_in_two_files() -> None:
+    """Whoever wants actors asks `machine/actors.py`, so what of Ray is no stable interface is in one place."""
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(name.split(".")[0] == "ray" for name in names):
+                found.add(path.relative_to(ROOT).as_posix())
+    assert found == {"machine/actors.py", "machine/cluster.py"}
+
+
 def test_import_repl_rl_is_light() -> None:
-    heavy = ("torch", "vllm", "transformers", "trl", "docker", "zmq", "numpy")
+    heavy = ("torch", "vllm", "transformers", "trl", "docker", "zmq", "numpy", "ray")
     code = f"import repl_rl, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -52,7 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--config", "/no/such.toml"), ["config file", "/no/such.toml"]),
         (("--seed", "x"), ["'--out", "--seed x'", "invalid literal", "repl-rl train --help"]),
         (("--engine", "server"), ["engine is 'server'", "choose one of vllm, transformers"]),
-        (("--sandbox", "moon"), ["sandbox is 'moon'", "choose one of local, docker, gateway, unsafe"]),
+        (("--sandbox", "moon"), ["sandbox is 'moon'", "choose one of local, docker, gateway, nodes, unsafe"]),
         (("--vllm.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
         (("--engine", "transformers", "--vllm.sleep"), ["sleep=True", "no effect without --engine vllm"]),
         (("--sampler", "repl(patience=3)"), ["option patience of sampler repl is 3", "give_up_after, optimistic"]),

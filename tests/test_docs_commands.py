@@ -49,6 +49,7 @@ ELSEWHERE = {
     "fleet status": "tests/fleet/test_cli.py",
     "--sampler.user http": "tests/samplers/test_simulated.py, with a server of its own",
     "--sandbox gateway": "tests/sandbox/test_gateway.py, on servers of its own",
+    "--sandbox nodes": "tests/sandbox/test_nodes_ray.py, where Ray has the machine to itself",
     "sandbox build": "scripts/docker, on a base image that can be had without a registry",
     "--from-doctests sympy": "tests/test_doctests.py, where it takes a quarter of an hour",
 }

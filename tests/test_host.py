@@ -228,7 +228,7 @@ def test_a_record_answers_calls_in_any_order_once_each() -> None:
 
 
 def test_a_sandbox_without_a_channel_is_refused_by_name() -> None:
-    with pytest.raises(UserCodeError, match="use local, docker, gateway or unsafe"):
+    with pytest.raises(UserCodeError, match="use local, docker, gateway, nodes or unsafe"):
         asyncio.run(played(InProcessSandbox(), host_function(double)))
 
 

@@ -111,6 +111,6 @@ def offered(session: SandboxSession, host: Host, sandbox: str) -> None:
         ConfigError: it has no way to call them.
     """
     if not isinstance(session, Calling):
-        remedy = "its consoles have no way to call the host; use local, docker, gateway or unsafe"
+        remedy = "its consoles have no way to call the host; use local, docker, gateway, nodes or unsafe"
         raise ConfigError("sandbox, with host functions", sandbox, remedy)
     session.offer(host)

@@ -11,6 +11,7 @@ from repl_rl.sandbox.docker import Docker
 from repl_rl.sandbox.gateway import Gateway
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.sandbox.local import Local
+from repl_rl.sandbox.nodes import Nodes
 from repl_rl.sandbox.unsafe import Unsafe
 from repl_rl.settings.seams import Seam
 
@@ -22,6 +23,7 @@ __all__ = [
     "InProcessSandbox",
     "Limits",
     "Local",
+    "Nodes",
     "PushResult",
     "Sandbox",
     "SandboxKind",
@@ -30,7 +32,7 @@ __all__ = [
     "open_sandbox",
 ]
 
-SANDBOXES: Seam[SandboxKind] = Seam("sandbox", {kind.kind: kind for kind in (Local, Docker, Gateway, Unsafe)})
+SANDBOXES: Seam[SandboxKind] = Seam("sandbox", {kind.kind: kind for kind in (Local, Docker, Gateway, Nodes, Unsafe)})
 """Every sandbox that can be chosen by name."""
 
 
@@ -45,8 +47,8 @@ def open_sandbox(
     """A sandbox, for the length of an `async with`.
 
     Args:
-        kind: `local`, `docker`, `gateway`, `unsafe` or whatever else is among `SANDBOXES`; or one with options of its
-            own, such as `Docker(image="mine")`.
+        kind: `local`, `docker`, `gateway`, `nodes`, `unsafe` or whatever else is among `SANDBOXES`; or one with options
+            of its own, such as `Docker(image="mine")`.
         limits: what a line and a rollout may use; None: the defaults of `Limits`.
         preload: modules that are imported before a console is born, so that they cost it nothing.
         warm: consoles kept alive, those in use included (>= 0).

@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from repl_rl.machine.cluster import add_machine
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.fleet.choice import OnRay
 from repl_rl.rollout.fleet.members import Waits
-from repl_rl.rollout.fleet.ray import Started, add_machine, on_ray
+from repl_rl.rollout.fleet.ray import Started, on_ray
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from tests.fleet.memory import IDS, TASKS, setting, weights
 from tests.fleet.scripted import LIMITS, isolated, rollouts

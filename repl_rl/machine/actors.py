@@ -1,0 +1,109 @@
+"""Actors on the Ray cluster that this process is on. No file but this one and `cluster.py` imports Ray.
+
+Ray restarts nothing and repeats nothing: whoever owns an actor places, starts and ends it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import ray
+from ray import exceptions
+from ray.actor import ActorHandle as Actor
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from repl_rl.errors import ReplRLError, RolloutFailure
+
+__all__ = ["Actor", "Machine", "answer", "brief", "end", "machines", "published", "start"]
+
+T = TypeVar("T")
+Lost = Callable[[str], Exception]
+"""What is raised where an actor or the cluster is gone, of what Ray says."""
+_LONGEST = 400
+"""Of what Ray says, characters."""
+_CALLS = 1000
+"""Of an actor at a time: Ray's own number for those that have an event loop."""
+
+
+async def answer(reference: Awaitable[T], lost: Lost) -> T:
+    """What an actor answers.
+
+    Raises:
+        Exception: what `lost` makes, where the actor is gone or cannot be reached.
+        ReplRLError, RolloutFailure: what it raised.
+    """
+    try:
+        return await reference
+    except exceptions.RayTaskError as error:
+        if isinstance(error.cause, ReplRLError | RolloutFailure):
+            raise error.cause from error
+        raise
+    except exceptions.RayError as error:
+        raise lost(brief(error)) from error
+
+
+def brief(error: Exception) -> str:
+    """What Ray says, in one line."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} ..."
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One that lives and has CPUs for actors."""
+
+    id: str
+    """Ray's name of it."""
+    name: str
+    """For people: its host, and as much of the id as tells it from others there."""
+    gpus: int
+
+
+async def machines(lost: Lost) -> list[Machine]:
+    """Those of the cluster. Raises what `lost` makes: it is gone."""
+    try:
+        found = await asyncio.to_thread(ray.nodes)
+    except exceptions.RayError as error:
+        raise lost(brief(error)) from error
+    return [
+        Machine(one["NodeID"], f"{one['NodeManagerHostname']}-{one['NodeID'][:6]}", int(one["Resources"].get("GPU", 0)))
+        for one in found
+        if one["Alive"] and one.get("Resources", {}).get("CPU")
+    ]
+
+
+def start(kind: type, machine: str, *, gpus: int = 0, apart: str = "", calls: int = _CALLS) -> Actor:
+    """A new actor, which ends with this process. It may not have started when this returns.
+
+    Args:
+        kind: its class, all of whose methods are coroutines.
+        machine: Ray's name of where it lives.
+        gpus: that are its own there (>= 0).
+        apart: calls under this name are answered by a thread of their own; "": there is none.
+        calls: that are answered at a time (>= 1), beside those.
+    """
+    groups = {apart: 1} if apart else {}
+    made = ray.remote(concurrency_groups=groups, max_restarts=0, max_task_retries=0, num_cpus=0)(kind)
+    there = NodeAffinitySchedulingStrategy(machine, soft=False)
+    return made.options(num_gpus=gpus, scheduling_strategy=there, max_concurrency=calls).remote()
+
+
+def end(actor: Actor) -> None:
+    """Kill an actor, wherever it is and whatever it does."""
+    with suppress(exceptions.RayError, ValueError):
+        ray.kill(actor, no_restart=True)
+
+
+async def published(value: object, lost: Lost) -> object:
+    """What actors are given in place of a large `value`: it is sent once a machine.
+
+    Raises:
+        Exception: what `lost` makes: the cluster is gone.
+    """
+    try:
+        reference: object = await asyncio.to_thread(ray.put, value)
+    except exceptions.RayError as error:
+        raise lost(brief(error)) from error
+    return reference

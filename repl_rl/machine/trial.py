@@ -1,0 +1,10 @@
+"""A Ray cluster in a process of its own: `python -m repl_rl.machine.trial MACHINES`. It ends when its input does."""
+
+import sys
+
+from repl_rl.machine.cluster import machines_here
+
+if __name__ == "__main__":
+    with machines_here("cluster", int(sys.argv[1])) as here:
+        print(here.address, flush=True)
+        sys.stdin.read()

@@ -1,0 +1,209 @@
+"""Keeps a host on each machine: starts them, notices what dies, and puts another one in its place."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from repl_rl.errors import ReplRLError, RolloutFailure, SandboxFault, SandboxLost, SandboxUnavailable
+from repl_rl.sandbox.base import Births
+from repl_rl.sandbox.nodes.leases import Leases
+from repl_rl.sandbox.nodes.messages import Hosting, HostLost, Machines
+from repl_rl.sandbox.served import PATIENCE_S
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long is waited, seconds."""
+
+    look_s: float = 2.0
+    """Between two looks at which machines there are."""
+    beat_s: float = 2.0
+    """Between two questions whether a host lives."""
+    start_s: float = 120.0
+    """For the process of a host to start."""
+    lost_s: float = 30.0
+    """A host that has not answered one for so long is given up."""
+    pauses_s: tuple[float, ...] = PATIENCE_S
+    """Before another host is started on a machine where the last ones did not start. Their sum is how long one waits
+    for any machine, before whoever waits for a console is told that there is none."""
+    end_s: float = 20.0
+    """For hosts to end their consoles, before they are killed."""
+
+
+@dataclass(slots=True)
+class _Tried:
+    """Hosts that did not start on a machine."""
+
+    times: int = 0
+    next_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Up:
+    """A host that gives consoles, and what asks whether it lives."""
+
+    host: Hosting
+    asking: "asyncio.Task[None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What every host is to hold."""
+
+    kind: str
+    """Of sandbox."""
+    births: Births
+    """In all: consoles that are kept warm are spread over the machines."""
+    machines: int
+    """At most so many (>= 0); 0: all."""
+    consoles: int
+    """Of a machine at a time, at most."""
+    waits: Waits = field(default_factory=Waits)
+
+    def of_each(self, machines: int) -> Births:
+        """For each of so many machines."""
+        warm = min(self.consoles, -(-self.births.warm // max(1, machines)))
+        return Births(self.births.limits, tuple(self.births.preload), warm, self.births.starting)
+
+
+class Hosts:
+    """The hosts of one sandbox. Open it, and close it."""
+
+    def __init__(self, machines: Machines, wanted: Wanted) -> None:
+        self._machines, self._wanted, self._waits = machines, wanted, wanted.waits
+        self.leases: Leases[Hosting] = Leases(wanted.consoles)
+        self._python_version: tuple[int, int, int] | None = None
+        self._up: dict[str, _Up] = {}
+        self._tried: dict[str, _Tried] = {}
+        self._trying: dict[str, asyncio.Task[None]] = {}
+        self._births = wanted.births
+        self._watching: asyncio.Task[None] | None = None
+        self._last_words = "no host was started"
+
+    async def open(self) -> tuple[int, int, int]:
+        """Start a host on each machine; the version of the Python inside.
+
+        Raises:
+            SandboxUnavailable: there is no machine, or on none of them a console can be had.
+        """
+        try:
+            names = list(await self._machines.names())[: self._wanted.machines or None]
+        except HostLost as lost:
+            raise SandboxUnavailable(f"sandbox 'nodes': its cluster is gone ({lost}); start it again") from lost
+        if not names:
+            remedy = "add some with `ray start`, or let them have GPUs with --nodes.beside-gpus"
+            raise SandboxUnavailable(f"sandbox 'nodes': no machine of the cluster has CPUs and no GPU; {remedy}")
+        self._births = self._wanted.of_each(len(names))
+        await asyncio.gather(*(self._try(name) for name in names))
+        if self._python_version is None:
+            raise SandboxUnavailable(f"sandbox 'nodes': no machine holds consoles: {self._last_words}")
+        self._watching = asyncio.create_task(self._watch())
+        return self._python_version
+
+    async def _try(self, name: str) -> None:
+        """Start a host on a machine; where it cannot be, that is said, and tried again later."""
+        tried = self._tried.setdefault(name, _Tried())
+        try:
+            await self._start(name)
+        except (ReplRLError, RolloutFailure) as error:
+            pauses = self._waits.pauses_s
+            pause_s = pauses[min(tried.times, len(pauses) - 1)]
+            tried.times, tried.next_s = tried.times + 1, time.monotonic() + pause_s
+            self._last_words = f"on {name}: {error}"
+            log.warning("machine %s holds no consoles (%s); the next try is in %g s", name, error, pause_s)
+        else:
+            self._tried.pop(name, None)
+        finally:
+            self._trying.pop(name, None)
+
+    async def _start(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(self._waits.start_s):
+                host = await self._machines.start(name)
+        except TimeoutError:
+            raise HostLost(f"its process has not started within {self._waits.start_s:g} s") from None
+        asking = asyncio.create_task(self._ask(host))
+        try:
+            version = await host.open(self._wanted.kind, self._births)
+            first = self._python_version or version
+            if version != first:
+                mine, theirs = (".".join(map(str, one)) for one in (first, version))
+                raise SandboxFault(f"its consoles have Python {theirs}, those of the others {mine}")
+        except BaseException:
+            asking.cancel()
+            host.kill()
+            raise
+        self._python_version = version
+        self._up[name] = _Up(host, asking)
+        self.leases.join(host)
+
+    async def _ask(self, host: Hosting) -> None:
+        """Ask a host whether it lives until it does not answer."""
+        try:
+            while True:
+                async with asyncio.timeout(self._waits.lost_s):
+                    await host.beat()
+                await asyncio.sleep(self._waits.beat_s)
+        except HostLost as lost:
+            self.lost(host, str(lost))
+        except TimeoutError:
+            self.lost(host, f"it has not answered for {self._waits.lost_s:g} s")
+
+    def lost(self, host: Hosting, why: str) -> None:
+        """A host is gone: it gives no consoles any more, and whoever waits for its answers learns of it."""
+        up = self._up.get(host.name)
+        if up is not None and up.host is host:
+            log.warning("the consoles on machine %s are lost: %s", host.name, why)
+            self._last_words = f"on {host.name}: {why}"
+            self._up.pop(host.name).asking.cancel()
+            self.leases.leave(host)
+        host.kill()
+
+    async def _watch(self) -> None:
+        """Use machines that come, and those again whose host is gone."""
+        since_s = time.monotonic()
+        while True:
+            await asyncio.sleep(self._waits.look_s)
+            with suppress(HostLost):
+                due = [name for name in await self._machines.names() if self._due(name)]
+                busy = len(self._up) + len(self._trying)
+                for name in due[: max(0, self._wanted.machines - busy) if self._wanted.machines else None]:
+                    # each by itself: one machine that takes its time keeps no other waiting
+                    self._trying[name] = asyncio.create_task(self._try(name))
+            now_s = time.monotonic()
+            since_s = now_s if self._up else since_s
+            if now_s - since_s > sum(self._waits.pauses_s):
+                self.leases.refuse(lambda: SandboxLost(f"no machine holds consoles: {self._last_words}"))
+
+    def _due(self, name: str) -> bool:
+        if name in self._up or name in self._trying:
+            return False
+        return name not in self._tried or time.monotonic() >= self._tried[name].next_s
+
+    async def close(self) -> None:
+        """End all hosts, and their consoles."""
+        self.leases.refuse(lambda: SandboxFault("the sandbox is closed"))
+        if self._watching is not None:  # before the others, since it starts some
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        tasks = [*(up.asking for up in self._up.values()), *self._trying.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        hosts = [up.host for up in self._up.values()]
+        self._up.clear()
+        await asyncio.gather(*(self._end(host) for host in hosts))
+
+    async def _end(self, host: Hosting) -> None:
+        self.leases.leave(host)
+        try:
+            async with asyncio.timeout(self._waits.end_s):
+                await host.end()
+        except (TimeoutError, ReplRLError, RolloutFailure) as error:
+            log.warning("the consoles on machine %s were killed: %s", host.name, error or "they did not end in time")
+        finally:
+            host.kill()

@@ -1,0 +1,120 @@
+"""Hosts of consoles as actors of a Ray cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from typing import TypeVar
+
+from repl_rl.machine import actors
+from repl_rl.machine.cluster import shared
+from repl_rl.sandbox.base import Births, Sandbox
+from repl_rl.sandbox.nodes import Nodes
+from repl_rl.sandbox.nodes.host import ConsoleHost
+from repl_rl.sandbox.nodes.hosts import Wanted
+from repl_rl.sandbox.nodes.messages import Carried, HostLost, Offered, Turn
+from repl_rl.sandbox.nodes.served import serve_on
+
+T = TypeVar("T")
+_THREAD = ThreadPoolExecutor(1, "ray")
+"""Connects and leaves. The processes of a cluster that is started here end with the thread that started them."""
+_CALLS_A_CONSOLE = 8
+"""Calls of one console that a host answers at a time: a line, and answers of host functions, which take no time."""
+
+
+class RayHost:
+    """An actor as its owner sees it; see `Hosting`."""
+
+    def __init__(self, name: str, actor: actors.Actor) -> None:
+        self.name = name
+        self._actor = actor
+
+    async def open(self, kind: str, births: Births) -> tuple[int, int, int]:
+        """See `Hosting.open`."""
+        version: tuple[int, int, int] = await _answer(self._actor.open.remote(kind, births))
+        return version
+
+    async def lease(self, number: int, setup: Carried | None) -> None:
+        """See `Hosting.lease`."""
+        await _answer(self._actor.lease.remote(number, setup))
+
+    async def push(self, number: int, line: str, offered: Offered | None) -> Turn:
+        """See `Hosting.push`."""
+        turn: Turn = await _answer(self._actor.push.remote(number, line, offered))
+        return turn
+
+    async def turn(self, number: int) -> Turn:
+        """See `Hosting.turn`."""
+        turn: Turn = await _answer(self._actor.turn.remote(number))
+        return turn
+
+    async def reply(self, number: int, call: int, content: bytes) -> None:
+        """See `Hosting.reply`."""
+        await _answer(self._actor.reply.remote(number, call, content))
+
+    async def close(self, number: int) -> None:
+        """See `Hosting.close`."""
+        await _answer(self._actor.close.remote(number))
+
+    async def beat(self) -> None:
+        """See `Hosting.beat`."""
+        await _answer(self._actor.beat.remote())
+
+    async def end(self) -> None:
+        """See `Hosting.end`."""
+        await _answer(self._actor.end.remote())
+
+    def kill(self) -> None:
+        """See `Hosting.kill`."""
+        actors.end(self._actor)
+
+
+async def _answer(reference: Awaitable[T]) -> T:
+    return await actors.answer(reference, HostLost)
+
+
+class RayMachines:
+    """The machines of the cluster that this process is on; see `Machines`."""
+
+    def __init__(self, chosen: Nodes) -> None:
+        self._chosen = chosen
+        self._ids: dict[str, str] = {}
+        """Ray's name of each machine."""
+
+    async def names(self) -> Sequence[str]:
+        """See `Machines.names`."""
+        found = await actors.machines(HostLost)
+        self._ids = {one.name: one.id for one in found if self._chosen.beside_gpus or not one.gpus}
+        return list(self._ids)
+
+    async def start(self, name: str) -> RayHost:
+        """See `Machines.start`."""
+        if name not in self._ids:
+            raise HostLost("there is no such machine any more")
+        calls = _CALLS_A_CONSOLE * self._chosen.consoles
+        host = RayHost(name, actors.start(ConsoleHost, self._ids[name], calls=calls))
+        try:
+            await host.beat()
+        except BaseException:
+            host.kill()
+            raise
+        return host
+
+
+@asynccontextmanager
+async def serve(chosen: Nodes, births: Births) -> AsyncIterator[Sandbox]:
+    """Consoles on the machines that are chosen, for the length of the context.
+
+    Raises:
+        ConfigError: there is no such cluster, or none can be started here.
+        SandboxUnavailable: it has no machine for consoles, or on none of them one can be had.
+    """
+    loop, stack = asyncio.get_running_loop(), ExitStack()
+    on = shared("sandbox nodes", chosen.address, chosen.machines or 1)
+    try:
+        await loop.run_in_executor(_THREAD, stack.enter_context, on)
+        wanted = Wanted(chosen.inner, births, chosen.machines, chosen.consoles)
+        async with serve_on(RayMachines(chosen), wanted) as sandbox:
+            yield sandbox
+    finally:
+        await loop.run_in_executor(_THREAD, stack.close)
