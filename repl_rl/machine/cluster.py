@@ -21,6 +21,7 @@ from ray._raylet import AuthenticationTokenLoader, Config
 from ray.cluster_utils import Cluster as Machines
 
 from repl_rl.errors import ConfigError
+from repl_rl.machine import launched
 from repl_rl.machine.actors import brief
 from repl_rl.machine.folders import private_folder
 from repl_rl.machine.inherited import variables
@@ -188,7 +189,7 @@ def _machines(thing: str, simulated: int, folder: Path) -> Iterator[Machines]:
     (folder / "ray").mkdir()
     alone = {"RAY_TMPDIR": str(folder)}
     try:
-        with variables({**_others(), **alone}):
+        with variables({**dict.fromkeys(launched.VARIABLES), **_others(), **alone}):
             add_machine(machines, thing, **head, include_dashboard=False)
             for _ in range(simulated):
                 add_machine(machines, thing, num_cpus=1)
@@ -247,10 +248,11 @@ def _alone() -> Iterator[None]:
 
 
 def _others() -> Mapping[str, str]:
-    """Where there are several GPUs the first one is left to the trainer."""
+    """Where there are several GPUs the first ones are left to the processes that train here, one to each."""
     count = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
     ids = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids() or list(map(str, range(count)))
-    return {"CUDA_VISIBLE_DEVICES": ",".join(ids[1:])} if len(ids) > 1 else {}
+    left = ids[launched.local_processes() :]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(left)} if left else {}
 
 
 def _read_again() -> None:

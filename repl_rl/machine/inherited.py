@@ -6,14 +6,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables of the environment, as long as the block lasts; those that were there before come back."""
+def variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables of the environment, None: without it, as long as the block lasts; those of before come back."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    _set(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
