@@ -41,8 +41,9 @@ _TRIES = 4
 def connected(thing: str, address: str, simulated: int) -> Iterator[Machines | None]:
     """Connect this process to a cluster, which is started here and ended again where no address is given.
 
-    One that is started here listens on the loopback address alone and asks everybody for a token that only processes of
-    this user can read. Ctrl-C and SIGTERM stay what they are.
+    A process that is on a cluster already, as those of Ray Train are, stays on it. One that is started here listens on
+    the loopback address alone and asks everybody for a token that only processes of this user can read. Ctrl-C and
+    SIGTERM stay what they are.
 
     Args:
         thing: whose address it is, for messages.
@@ -50,10 +51,14 @@ def connected(thing: str, address: str, simulated: int) -> Iterator[Machines | N
         simulated: so many machines are started on this one, beside a head; 0: the head alone, which has all.
 
     Raises:
-        ConfigError: there is no such cluster, it cannot be started, or this process is connected to one already.
+        ConfigError: there is no such cluster, it cannot be started, or this process is on another one already.
     """
     if ray.is_initialized():
-        raise ConfigError(thing, "ray", "this process is connected to a cluster already; end that first")
+        if simulated:
+            raise ConfigError(f"{thing}.simulate", True, "this process is on a cluster already; end that first")
+        _refuse_other(thing, address)
+        yield None
+        return
     with ExitStack() as stack:
         here = None
         if not address:

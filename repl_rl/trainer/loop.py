@@ -72,6 +72,8 @@ def fit(
     credit = credit_of(config, source.tasks if isinstance(source, Tasked) else {})  # refused before a model is loaded
     _silence()
     load_whole()
+    if processes() > 1 and not torch.accelerator.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # else accelerate takes each for the only one
     args = config.grpo_args(out, processes(), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)

@@ -112,7 +112,7 @@ def on_ray(choice: OnRay, kind: type[RolloutNode] = RolloutNode) -> Iterator[Sta
     """The cluster that is chosen, for the length of a `with`; see `connected`.
 
     Raises:
-        ConfigError: there is no such cluster, it cannot be started, or this process is connected to one already.
+        ConfigError: there is no such cluster, it cannot be started, or this process is on another one already.
     """
     with connected("fleet", choice.address, choice.nodes if choice.simulate else 0) as here:
         yield Started(RayCluster(choice, here is not None, kind), here)
