@@ -217,8 +217,9 @@ def add_machine(machines: Machines, thing: str = "fleet", **options: object) -> 
                 return machines.add_node(node_ip_address=_LOOPBACK, object_store_memory=_STORE_BYTES, **options)
         except Exception as error:  # Ray has no kind of its own for this
             for pid in _children() - before:
-                with suppress(ProcessLookupError):
+                with suppress(ProcessLookupError, ChildProcessError):
                     os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
             machines.head_node, machines.worker_nodes = head, workers
             log.warning("a machine of the Ray cluster did not come up: %s", brief(error))
             if not left:

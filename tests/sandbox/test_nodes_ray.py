@@ -37,7 +37,7 @@ def machines() -> Iterator[Machines]:
     with connected("test", "", 2) as here:
         assert here is not None
         yield here
-    wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, None, 60)
+    assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=60)[1] == []
 
 
 def hosts() -> list[psutil.Process]:
