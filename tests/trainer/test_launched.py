@@ -44,7 +44,7 @@ STEPS = 3
 @contextmanager
 def started(out: Path, how: Sequence[str], *flags: str) -> Iterator[subprocess.Popen[bytes]]:
     """`repl-rl train` in two processes; whatever is left of them ends with the block."""
-    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", *how, "-m", "repl_rl.cli", "train", "--out", str(out), *SMALL, *flags]
     with subprocess.Popen(command, env=env, cwd=out, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
