@@ -16,8 +16,9 @@ import pytest
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.fleet.choice import OnRay
+from repl_rl.rollout.fleet.machines import add_machine, remove_machine
 from repl_rl.rollout.fleet.members import Waits
-from repl_rl.rollout.fleet.ray import Started, add_machine, on_ray
+from repl_rl.rollout.fleet.ray import Started, on_ray
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from tests.fleet.memory import IDS, TASKS, setting, weights
 from tests.fleet.scripted import LIMITS, isolated, rollouts
@@ -121,7 +122,7 @@ def test_a_machine_that_comes_is_used_and_one_that_goes_is_outlived(
         machine = add_machine(started.machines, num_cpus=1)
         wait_for(lambda: len(source.crew.ready) == 3, None)
         assert untimed(source.collect(IDS, 0)) == expected
-        gone = threading.Timer(0.1, started.machines.remove_node, [machine, False])
+        gone = threading.Timer(0.1, remove_machine, [started.machines, machine])
         gone.start()
         while not source.crew.lost:
             assert untimed(source.collect(IDS, 0)) == expected

@@ -1,49 +1,35 @@
-"""Nodes as actors of a Ray cluster. No other file imports Ray.
+"""Nodes as actors of a Ray cluster. Only this file and `machines` import Ray.
 
 The owner places, starts and ends every actor itself and notices what dies: Ray restarts nothing and repeats nothing.
 """
 
 import asyncio
+import concurrent.futures
 import logging
 import os
-import secrets
-import signal
-import tempfile
 import threading
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import ray
 from ray import exceptions
-from ray._private import ray_constants as constants
-from ray._private.accelerators import NvidiaGPUAcceleratorManager
-from ray._raylet import AuthenticationTokenLoader, Config
 from ray.cluster_utils import Cluster as Machines
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from repl_rl.errors import ConfigError, NodeLost, ReplRLError
-from repl_rl.machine.folders import private_folder
-from repl_rl.machine.inherited import variables
+from repl_rl.errors import BrokenDown, ConfigError, NodeLost, ReplRLError
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
 from repl_rl.rollout.fleet.choice import OnRay
+from repl_rl.rollout.fleet.machines import brief, machines_here, signals_kept
 from repl_rl.rollout.fleet.messages import Beat, Group, Setting, Weights
 from repl_rl.rollout.fleet.node import RolloutNode
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LOOPBACK = "127.0.0.1"
-_STORE_BYTES = 256 << 20
-"""Of each machine that is started here: its nodes read weights from the owner's folder, so little goes that way."""
-_TRIES = 4
-"""Starts of a machine: a busy one misses a limit of Ray's own, 15 s, that nothing moves."""
 _BEATS = "beats"
 """What is asked here is answered by a thread of its own."""
-_LONGEST = 400
-"""Of what Ray says, characters."""
 
 
 class RayNode:
@@ -99,10 +85,18 @@ async def answer(reference: Awaitable[T]) -> T:
         raise NodeLost(brief(error)) from error
 
 
-def brief(error: Exception) -> str:
-    """What Ray says, in one line."""
-    words = " ".join(str(error).split())
-    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} ..."
+async def _aside(call: Callable[[], T]) -> T:
+    """What a call returns, in a thread that no exit waits for: a cluster that is gone may never answer."""
+    answered: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            answered.set_result(call())
+        except Exception as error:
+            answered.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="ray").start()
+    return await asyncio.wrap_future(answered)
 
 
 class RayCluster:
@@ -124,7 +118,7 @@ class RayCluster:
     async def seats(self) -> Sequence[str]:
         """See `Cluster.seats`."""
         try:
-            machines = await asyncio.to_thread(ray.nodes)
+            machines = await _aside(ray.nodes)
         except exceptions.RayError as error:
             raise NodeLost(brief(error)) from error
         found: dict[str, tuple[str, int]] = {}
@@ -160,7 +154,10 @@ class RayCluster:
     async def publish(self, files: Mapping[str, bytes]) -> object:
         """See `Cluster.publish`."""
         try:
-            reference: object = await asyncio.to_thread(ray.put, dict(files))
+            reference: object = await _aside(lambda: ray.put(dict(files)))
+        except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
+            remedy = "give it room: `ray start --object-store-memory`, and disk for what does not fit that"
+            raise BrokenDown(f"object store of {self.name}", f"full ({brief(error)})", remedy) from error
         except exceptions.RayError as error:
             raise NodeLost(brief(error)) from error
         return reference
@@ -188,11 +185,9 @@ def on_ray(choice: OnRay, kind: type[RolloutNode] = RolloutNode) -> Iterator[Sta
     with ExitStack() as stack:
         machines = None
         if not choice.address:
-            stack.enter_context(_alone())
-            folder = stack.enter_context(private_folder(Path(tempfile.gettempdir()), "repl_rl-ray-"))
-            machines = stack.enter_context(_machines(choice, folder))
+            machines = stack.enter_context(machines_here(choice))
         address = choice.address or str(machines.address if machines else "")
-        with _signals_kept():
+        with signals_kept():
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -205,96 +200,5 @@ def on_ray(choice: OnRay, kind: type[RolloutNode] = RolloutNode) -> Iterator[Sta
 
 
 def _leave() -> None:
-    with _signals_kept():
+    with signals_kept():
         ray.shutdown()
-
-
-@contextmanager
-def _machines(choice: OnRay, folder: Path) -> Iterator[Machines]:
-    """Machines on this one: one that holds everything, or a head and one for each node."""
-    machines = Machines(shutdown_at_exit=True)
-    head: dict[str, object] = {"num_cpus": 0 if choice.simulate else 1, "temp_dir": str(folder)}
-    if not choice.simulate:
-        head["num_gpus"] = None  # as many as Ray finds
-    try:
-        with variables(_others()):
-            add_machine(machines, **head, include_dashboard=False)
-            for _ in range(choice.nodes if choice.simulate else 0):
-                add_machine(machines, num_cpus=1)
-        yield machines
-    finally:
-        with _signals_kept():
-            machines.shutdown()
-
-
-def add_machine(machines: Machines, **options: object) -> object:
-    """Start one more machine here, on the loopback address, and again where it did not come up.
-
-    Raises:
-        ConfigError: it does not come up.
-    """
-    for left in reversed(range(_TRIES)):
-        before, head, workers = _children(), machines.head_node, set(machines.worker_nodes)
-        try:
-            with _signals_kept():
-                return machines.add_node(node_ip_address=_LOOPBACK, object_store_memory=_STORE_BYTES, **options)
-        except Exception as error:  # Ray has no kind of its own for this
-            for pid in _children() - before:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            machines.head_node, machines.worker_nodes = head, workers
-            log.warning("a machine of the Ray cluster did not come up: %s", brief(error))
-            if not left:
-                remedy = f"its cluster does not start: {brief(error)}; free cores for it, or give the address of one"
-                raise ConfigError("fleet", "ray", remedy) from error
-    raise AssertionError("it was started or refused")
-
-
-def _children() -> set[int]:
-    """The processes that this one has started."""
-    return {int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Whatever of Ray starts meanwhile is this run's alone."""
-    ours = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # Ray calls it so: every address is the loopback one
-    }
-    clusters = constants.ENABLE_RAY_CLUSTER
-    try:
-        with variables(ours):
-            constants.ENABLE_RAY_CLUSTER = False
-            _read_again()
-            yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = clusters
-        _read_again()
-
-
-def _others() -> Mapping[str, str]:
-    """Where there are several GPUs the first one is left to the trainer."""
-    count = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
-    ids = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids() or list(map(str, range(count)))
-    return {"CUDA_VISIBLE_DEVICES": ",".join(ids[1:])} if len(ids) > 1 else {}
-
-
-def _read_again() -> None:
-    """Ray has read its variables when it was imported."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes signals for itself; afterwards they are whose they were."""
-    mine = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if mine else {}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
