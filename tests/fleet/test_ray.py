@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ray._common.utils import get_ray_address_file
 
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
@@ -44,6 +45,11 @@ def started() -> Iterator[Started]:
     shared = set(Path("/dev/shm").iterdir())
     with on_ray(OnRay("", 2, 1, True, 120.0)) as started:
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+        address = Path(get_ray_address_file(None))
+        assert address.is_file()
+        assert f"repl_rl-ray-{os.getpid()}-" in str(address), (
+            "nobody else finds it, and none of another's is written over"
+        )
         yield started
     wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, None, 30)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers

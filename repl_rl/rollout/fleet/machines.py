@@ -25,7 +25,7 @@ from repl_rl.rollout.fleet.choice import OnRay
 log = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_STORE_BYTES = 256 << 20
+STORE_BYTES = 256 << 20
 """Of each machine that is started here: its nodes read weights from the owner's folder, so little goes that way."""
 _TRIES = 4
 """Starts of a machine: a busy one misses a limit of Ray's own, 15 s, that nothing moves."""
@@ -96,7 +96,7 @@ def add_machine(machines: Machines, **options: object) -> Machine:
         try:
             with signals_kept():
                 machine: Machine = machines.add_node(
-                    node_ip_address=_LOOPBACK, object_store_memory=_STORE_BYTES, **options
+                    node_ip_address=_LOOPBACK, object_store_memory=STORE_BYTES, **options
                 )
                 return machine
         except Exception as error:  # Ray has no kind of its own for this
