@@ -43,6 +43,8 @@ VERSIONS = 4
 """Of the weights."""
 LEFT_S = 5
 """How long what was struck may be there."""
+RAYS_S = 60
+"""How long Ray's own agents may outlive the raylet of their machine; nobody but that machine can end them."""
 _MIB = 1 << 20
 Remains = set[tuple[int, str]]
 
@@ -235,6 +237,8 @@ def test_a_fork_server_that_is_killed_at_any_moment_changes_nothing_and_costs_no
 
     def blow() -> Remains:
         node = psutil.Process(arena.dice.choice(sorted(arena.pids().values())))
+        # What died of the strike before may be on its way.
+        wait_for(lambda: any(child.name() == "bwrap" for child in node.children()), None)
         server = next(child for child in node.children() if child.name() == "bwrap")
         remains = family(server.pid)
         signalled([server.pid], signal.SIGKILL)
@@ -275,15 +279,17 @@ def test_a_raylet_that_is_killed_at_any_moment_changes_nothing(fleet: Open, caps
     with told("raylet killed", capsys) as tally:
         for _ in range(COUNT):
             seat, pid = arena.dice.choice(sorted(arena.pids().items()))
-            machine = arena.machine(seat)
+            machine, rays = arena.machine(seat), set[tuple[int, str]]()
 
             def blow() -> Remains:
                 (raylet,) = machine.all_processes["raylet"]  # noqa: B023
-                remains = identities(processes_of(machine))  # noqa: B023
+                rays.update(identities(processes_of(machine)))  # noqa: B023
+                remains = family(pid)  # noqa: B023
                 signalled([raylet.process.pid], signal.SIGKILL)
                 return remains
 
             arena.strike(blow, lambda: pid not in arena.pids().values(), tally)  # noqa: B023
+            wait_for(lambda: not left(rays), None, RAYS_S)  # noqa: B023
             remove_machine(arena.machines, machine)
             add_machine(arena.machines, num_cpus=1)
             arena.get_back()

@@ -118,6 +118,7 @@ def _alone(folder: Path) -> Iterator[None]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_kill_worker_timeout_milliseconds": "1000",  # until a frozen actor is ended by force
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEADLESS_S),
         constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # Ray calls it so: every address is the loopback one
     }
