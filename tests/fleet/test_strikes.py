@@ -32,7 +32,7 @@ from repl_rl.rollout.fleet.ray import Started, on_ray
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from tests.fleet.memory import IDS, TASKS, setting, weights
 from tests.fleet.scripted import LIMITS, rollouts, weighed
-from tests.processes import identity, wait_for
+from tests.processes import command, identity, wait_for
 from tests.untimed import untimed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -104,10 +104,13 @@ class Arena:
     def strike(self, blow: Callable[[], Remains], over: Callable[[], bool], tally: Tally) -> None:
         """Let it strike at a random moment of a round, and play on until it is `over` and the dead are gone."""
         gone_s: list[float] = []
+        stayed: list[str] = []
 
         def struck() -> None:
             remains, begun_s = blow(), time.monotonic()
-            wait_for(lambda: not left(remains), None, LEFT_S)
+            while (here := left(remains)) and time.monotonic() < begun_s + LEFT_S:
+                signal.sigtimedwait([], 0.05)
+            stayed.extend(here)
             gone_s.append(time.monotonic() - begun_s)
 
         timer = threading.Timer(self.dice.uniform(0, self._usual_s), struck)
@@ -116,7 +119,8 @@ class Arena:
         while timer.is_alive() or not over():
             self.round()
             rounds += 1
-            assert gone_s or timer.is_alive(), "it could not strike, or something is left of what it struck"
+            assert gone_s or timer.is_alive(), "it could not strike"
+            assert not stayed, "something is left of what it struck"
         tally.lost_s.append(max(0.0, time.monotonic() - begun_s - rounds * self._usual_s))
         self.round()
         tally.gone_s += gone_s
@@ -135,7 +139,7 @@ class Arena:
 def left(remains: Remains) -> list[str]:
     """What is still there of processes, and of what they keep in shared memory."""
     kept = [str(file) for file in Path("/dev/shm").iterdir() for pid, _ in remains if f"-{pid}-" in file.name]
-    return [str(one) for one in remains if identity(one[0]) == one] + kept
+    return [f"{one[0]} {command(one[0])[:200]}" for one in remains if identity(one[0]) == one] + kept
 
 
 def family(pid: int) -> Remains:
