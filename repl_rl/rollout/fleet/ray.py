@@ -4,6 +4,7 @@ The owner places, starts and ends every actor itself and notices what dies: Ray 
 """
 
 import asyncio
+import atexit
 import concurrent.futures
 import logging
 import os
@@ -28,6 +29,8 @@ from repl_rl.rollout.fleet.node import RolloutNode
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_LEAVE_S = 20.0
+"""For Ray to let go of a cluster."""
 _BEATS = "beats"
 """What is asked here is answered by a thread of its own."""
 
@@ -64,6 +67,9 @@ class RayNode:
 
     def kill(self) -> None:
         """See `Node.kill`."""
+        threading.Thread(target=self._kill, daemon=True, name="ray").start()  # a head that is frozen answers nobody
+
+    def _kill(self) -> None:
         with suppress(exceptions.RayError, ValueError):
             ray.kill(self._actor, no_restart=True)
 
@@ -201,4 +207,9 @@ def on_ray(choice: OnRay, kind: type[RolloutNode] = RolloutNode) -> Iterator[Sta
 
 def _leave() -> None:
     with signals_kept():
-        ray.shutdown()
+        leaving = threading.Thread(target=ray.shutdown, daemon=True, name="ray")
+        leaving.start()
+        leaving.join(_LEAVE_S)
+        if leaving.is_alive():
+            log.warning("the cluster does not answer, and is left as it is")
+            atexit.unregister(ray.shutdown)  # it would wait for an answer when this process exits
