@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from repl_rl.machine.processes import descendants
 from repl_rl.sandbox.docker import OWNER
 
 _KIB = 1024
@@ -69,24 +70,6 @@ def _signals(number: signal.Signals) -> Callable[[Victim], str]:
         return ""
 
     return blow
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and those that they have."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has just ended
-                continue
-            parents.setdefault(parent, []).append(int(entry.name))
-    found, left = list[int](), [pid]
-    while left:
-        children = parents.get(left.pop(), [])
-        found += children
-        left += children
-    return found
 
 
 def _named(family: int, name: str) -> int | None:

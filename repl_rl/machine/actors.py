@@ -4,7 +4,9 @@ Ray restarts nothing and repeats nothing: whoever owns an actor places, starts a
 """
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,7 +16,7 @@ from ray import exceptions
 from ray.actor import ActorHandle as Actor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from repl_rl.errors import ReplRLError, RolloutFailure
+from repl_rl.errors import BrokenDown, ReplRLError, RolloutFailure
 
 __all__ = ["Actor", "Machine", "answer", "brief", "end", "machines", "published", "start"]
 
@@ -64,7 +66,7 @@ class Machine:
 async def machines(lost: Lost) -> list[Machine]:
     """Those of the cluster. Raises what `lost` makes: it is gone."""
     try:
-        found = await asyncio.to_thread(ray.nodes)
+        found = await _aside(ray.nodes)
     except exceptions.RayError as error:
         raise lost(brief(error)) from error
     return [
@@ -92,8 +94,27 @@ def start(kind: type, machine: str, *, gpus: int = 0, apart: str = "", calls: in
 
 def end(actor: Actor) -> None:
     """Kill an actor, wherever it is and whatever it does."""
+    threading.Thread(target=_kill, args=(actor,), daemon=True, name="ray").start()  # a frozen head answers nobody
+
+
+def _kill(actor: Actor) -> None:
     with suppress(exceptions.RayError, ValueError):
         ray.kill(actor, no_restart=True)
+
+
+async def _aside(call: Callable[[], T]) -> T:
+    """What a call returns, in a thread that no exit waits for: a cluster that is gone may never answer."""
+    answered: Future[T] = Future()
+
+    def work() -> None:
+        answered.set_running_or_notify_cancel()  # from now on nobody takes the answer away
+        try:
+            answered.set_result(call())
+        except Exception as error:
+            answered.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="ray").start()
+    return await asyncio.wrap_future(answered)
 
 
 async def published(value: object, lost: Lost) -> object:
@@ -101,9 +122,13 @@ async def published(value: object, lost: Lost) -> object:
 
     Raises:
         Exception: what `lost` makes: the cluster is gone.
+        BrokenDown: it has no room for the value.
     """
     try:
-        reference: object = await asyncio.to_thread(ray.put, value)
+        reference: object = await _aside(lambda: ray.put(value))
+    except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
+        remedy = "give it room: `ray start --object-store-memory`, and disk for what does not fit that"
+        raise BrokenDown("object store of the Ray cluster", f"full ({brief(error)})", remedy) from error
     except exceptions.RayError as error:
         raise lost(brief(error)) from error
     return reference

@@ -1,5 +1,6 @@
 """The Ray cluster that this process is on, which runs or is started here; `actors.py` has what lives on it."""
 
+import atexit
 import logging
 import os
 import secrets
@@ -10,13 +11,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import ray
 from ray import exceptions
 from ray._private import ray_constants as constants
 from ray._private.accelerators import NvidiaGPUAcceleratorManager
+from ray._private.node import Node as Machine
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.cluster_utils import Cluster as Machines
 
@@ -25,16 +27,30 @@ from repl_rl.machine import launched
 from repl_rl.machine.actors import brief
 from repl_rl.machine.folders import private_folder
 from repl_rl.machine.inherited import variables
+from repl_rl.machine.processes import descendants, end_now
 
-__all__ = ["Machines", "add_machine", "connected", "machines_here", "shared"]
+__all__ = [
+    "Machine",
+    "Machines",
+    "add_machine",
+    "connected",
+    "machines_here",
+    "processes_of",
+    "remove_machine",
+    "shared",
+]
 
 log = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_STORE_BYTES = 256 << 20
+STORE_BYTES = 256 << 20
 """Of each machine that is started here: its nodes read weights from the owner's folder, so little goes that way."""
 _TRIES = 4
 """Starts of a machine: a busy one misses a limit of Ray's own, 15 s, that nothing moves."""
+_HEADLESS_S = 24 * 3600
+"""How long Ray leaves processes alone whose head is gone. It would end this one after a minute, state or no state."""
+_LEAVE_S = 20.0
+"""For Ray to let go of a cluster."""
 
 
 @contextmanager
@@ -82,7 +98,16 @@ def _joined(thing: str, address: str) -> Iterator[None]:
         yield
     finally:
         with _signals_kept():
-            ray.shutdown()
+            _leave()
+
+
+def _leave() -> None:
+    leaving = threading.Thread(target=ray.shutdown, daemon=True, name="ray")
+    leaving.start()
+    leaving.join(_LEAVE_S)
+    if leaving.is_alive():
+        log.warning("the cluster does not answer, and is left as it is")
+        atexit.unregister(ray.shutdown)  # it would wait for an answer when this process exits
 
 
 def _tell_open(address: str) -> None:
@@ -200,37 +225,47 @@ def _machines(thing: str, simulated: int, folder: Path) -> Iterator[Machines]:
                 add_machine(machines, thing, num_cpus=1)
         yield machines
     finally:
+        for machine in machines.list_all_nodes():
+            end_now(processes_of(machine))  # Ray's own way waits for a head that is gone
         with _signals_kept(), variables(alone):
             machines.shutdown()
 
 
-def add_machine(machines: Machines, thing: str = "fleet", **options: object) -> object:
+def processes_of(machine: Machine) -> list[int]:
+    """Those of a machine that was started here: Ray's, and all that they have started."""
+    rays = [one.process.pid for kind in machine.all_processes.values() for one in kind]
+    return [*rays, *(pid for ray in rays for pid in descendants(ray))]
+
+
+def remove_machine(machines: Machines, machine: Machine) -> None:
+    """End a machine that was started here, at once."""
+    end_now(processes_of(machine))
+    with _signals_kept():
+        machines.remove_node(machine, allow_graceful=False)
+
+
+def add_machine(machines: Machines, thing: str = "fleet", **options: object) -> Machine:
     """Start one more machine here, on the loopback address, and again where it did not come up.
 
     Raises:
         ConfigError: it does not come up.
     """
     for left in reversed(range(_TRIES)):
-        before, head, workers = _children(), machines.head_node, set(machines.worker_nodes)
+        before, head, workers = set(descendants(os.getpid())), machines.head_node, set(machines.worker_nodes)
         try:
             with _signals_kept():
-                return machines.add_node(node_ip_address=_LOOPBACK, object_store_memory=_STORE_BYTES, **options)
+                machine: Machine = machines.add_node(
+                    node_ip_address=_LOOPBACK, object_store_memory=STORE_BYTES, **options
+                )
+                return machine
         except Exception as error:  # Ray has no kind of its own for this
-            for pid in _children() - before:
-                with suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
+            end_now(set(descendants(os.getpid())) - before)
             machines.head_node, machines.worker_nodes = head, workers
             log.warning("a machine of the Ray cluster did not come up: %s", brief(error))
             if not left:
                 remedy = f"its cluster does not start: {brief(error)}; free cores for it, or give the address of one"
                 raise ConfigError(thing, "ray", remedy) from error
     raise AssertionError("it was started or refused")
-
-
-def _children() -> set[int]:
-    """The processes that this one has started."""
-    return {int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
 
 
 @contextmanager
@@ -240,6 +275,8 @@ def _alone() -> Iterator[None]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_kill_worker_timeout_milliseconds": "1000",  # until a frozen actor is ended by force
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEADLESS_S),
         constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # Ray calls it so: every address is the loopback one
     }
     clusters = constants.ENABLE_RAY_CLUSTER

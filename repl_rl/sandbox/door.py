@@ -69,7 +69,7 @@ class Door:
                 self._ask(_request(limits, uid, key=key), theirs)
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 await link.ready
-            if link.death is not None:
+            if link.death is not None or self._context.closed:  # with the fork server, which was let go meanwhile
                 raise SandboxFault(f"a console died at birth: {self._last_words()}")
             return ConsoleSession(link, key, limits, self._context, decide=decide, lost=lambda: self.lost())
         except TimeoutError:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from repl_rl.errors import NodeLost
+from repl_rl.errors import BrokenDown, NodeLost
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
@@ -24,8 +24,9 @@ from tests.fleet.scripted import LIMITS, opened
 
 T = TypeVar("T")
 QUICK = Waits(
-    beat_s=0.02, lost_s=0.5, start_s=20, open_s=60, load_s=20, look_s=0.02, pause_s=0.01, patience_s=0.5, close_s=5
-)
+    beat_s=0.02, lost_s=0.5, busy_s=0.5, start_s=20, open_s=60, load_s=20, look_s=0.02, pause_s=0.01, patience_s=0.5,
+    close_s=5, silent_s=0.5,
+)  # fmt: skip
 TASKS = [Task(f"t{n}", f"What is {n} * 7?", str(7 * n), family=f"f{n % 3}") for n in range(8)]
 IDS = [task.id for task in TASKS for _ in range(3)]
 
@@ -43,6 +44,8 @@ class MemoryNode:
         self._inner = RolloutNode()
         self._gone = asyncio.Event()
         self.frozen = False
+        self.stuck = cluster.stuck
+        """A call that is never answered."""
         self.calls: Counter[str] = Counter()
         """What crossed the wire, by name."""
         self.loads: list[tuple[int, bool]] = []
@@ -56,7 +59,7 @@ class MemoryNode:
         call, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if self.frozen:
+            if self.frozen or name == self.stuck:
                 await asyncio.Event().wait()
             if self._gone.is_set():
                 raise NodeLost("it was killed by the test")
@@ -108,8 +111,16 @@ class MemoryCluster:
         self.garbled: set[int] = set()
         """Policy steps of weights that do not arrive as they were."""
         self.refuses = False
+        self.stuck = ""
+        """A call to nodes that start from now on which is never answered."""
+        self.silent = False
+        """It answers nothing."""
+        self.full = False
+        """It has no room for files."""
 
     async def seats(self) -> Sequence[str]:
+        if self.silent:
+            raise NodeLost("the head is gone")
         return list(self.places)
 
     async def start(self, seat: str) -> MemoryNode:
@@ -119,6 +130,8 @@ class MemoryCluster:
         return self.nodes[-1]
 
     async def publish(self, files: Mapping[str, bytes]) -> object:
+        if self.full:
+            raise BrokenDown("object store of memory", "full", "give it room")
         return files
 
 

@@ -1,8 +1,10 @@
 """Worlds that a node opens in a test, in any process: a scripted policy whose draws hang on a session's seed alone."""
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout import Rollouts
@@ -35,3 +37,21 @@ async def isolated(number: int = 0) -> AsyncIterator[Rollouts]:
     """The same with real consoles."""
     async with open_sandbox("local", warm=2) as sandbox:
         yield replace(rollouts(), sandbox=sandbox)
+
+
+@dataclass(slots=True)
+class WeighedEngine(ScriptedEngine):
+    """What it draws hangs on the weights that it was given: whoever samples from others plays other rollouts."""
+
+    async def load_weights(self, folder: Path, policy_step: int) -> None:
+        async with self.gate.change():
+            self.seed = int(hashlib.blake2b((folder / "model.safetensors").read_bytes(), digest_size=4).hexdigest(), 16)
+            self.policy_step = policy_step
+
+
+@asynccontextmanager
+async def weighed(number: int = 0) -> AsyncIterator[Rollouts]:
+    """The same with an engine whose draws hang on its weights."""
+    async with isolated(number) as world:
+        assert isinstance(world.engine, ScriptedEngine)
+        yield replace(world, engine=WeighedEngine(world.engine.scripts, forbidden_ids=RENDERER.forbidden_ids))

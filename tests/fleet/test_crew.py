@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,9 +15,10 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.fleet.crew import MOST_BEGUN
-from repl_rl.rollout.fleet.source import STATUS
+from repl_rl.rollout.fleet.source import STATUS, NodeFleet
 from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, here, weights
 from tests.fleet.scripted import rollouts
+from tests.processes import wait_for
 from tests.untimed import untimed
 
 
@@ -137,6 +139,73 @@ def test_without_a_node_the_run_stops_after_its_patience_with_last_words() -> No
     assert raised.value.exit_code == 3
     assert "node 0 at seat 0: it was killed by the test; node 1 at seat 1" in str(raised.value)
     assert "--resume" in str(raised.value)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_all_of_whose_nodes_go_at_any_moment_and_never_start_again_stops_within_its_patience(seed: int) -> None:
+    last = random.Random(seed).randrange(1, len(TASKS) + 1)
+
+    def strike(number: int, node: MemoryNode) -> None:
+        if number == last:
+            cluster.refuses = True
+            for each in cluster.nodes:
+                each.kill()
+
+    cluster = MemoryCluster(2, strike)
+    with fleet(cluster, replace(QUICK, pause_s=0.1)) as source:
+        begun_s = time.monotonic()
+        with pytest.raises(BrokenDown, match=r"node \d+ at seat 0: .*; node \d+ at seat 1: "):
+            source.collect(IDS, 0)
+        assert time.monotonic() - begun_s < QUICK.patience_s + 10
+
+
+@pytest.mark.parametrize("call", ["open", "load"])
+def test_a_node_that_freezes_before_it_can_play_is_given_up_as_one_that_plays(call: str, tmp_path: Path) -> None:
+    cluster = MemoryCluster(1)
+    with fleet(cluster, replace(QUICK, patience_s=30)) as source:
+        source.load_weights(weights(tmp_path / "w"), 1)
+        first = cluster.nodes[0]
+        cluster.stuck = call
+        first.kill()
+        wait_for(lambda: len(cluster.nodes) == 2, None)
+        cluster.stuck, cluster.nodes[1].frozen = "", True
+        assert {t.policy_step for t in source.collect(IDS, 1)} == {1}
+        assert [one.name for one in source.crew.lost] == ["node 0", "node 1"]
+
+
+def test_a_hand_over_whose_peer_freezes_ends_with_its_heartbeat(tmp_path: Path, expected: list[Trajectory]) -> None:
+    cluster = MemoryCluster(2)
+    with fleet(cluster, replace(QUICK, load_s=1e6)) as source:
+        wait_for(lambda: len(source.crew.ready) == 2, None)
+        cluster.nodes[0].frozen = True
+        source.load_weights(weights(tmp_path / "w"), 0)
+        assert [one.name for one in source.crew.lost] == ["node 0"]
+        assert untimed(source.collect(IDS, 0)) == expected
+
+
+def play_on(source: NodeFleet) -> None:
+    """Until it fails, or does not."""
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + 20:
+        source.collect(IDS, 0)
+
+
+def test_a_run_whose_cluster_is_silent_stops_although_its_nodes_play() -> None:
+    cluster = MemoryCluster(2)
+    with fleet(cluster) as source:
+        source.collect(IDS, 0)
+        cluster.silent = True
+        with pytest.raises(BrokenDown, match=r"fleet on memory .* has not answered for \d+ s \(the head is gone\)"):
+            play_on(source)
+
+
+def test_weights_for_which_the_cluster_has_no_room_stop_the_run_and_end_no_node(tmp_path: Path) -> None:
+    cluster = MemoryCluster(2)
+    with fleet(cluster, shared=False) as source:
+        cluster.full = True
+        with pytest.raises(BrokenDown, match="object store of memory is 'full'; give it room"):
+            source.load_weights(weights(tmp_path / "w"), 1)
+        assert not source.crew.lost
 
 
 def test_a_task_under_which_node_after_node_goes_stops_the_run() -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ray._common.utils import get_ray_address_file
 
-from repl_rl.machine.cluster import add_machine
+from repl_rl.machine.cluster import add_machine, remove_machine
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.fleet.choice import OnRay
@@ -44,6 +45,11 @@ def started() -> Iterator[Started]:
     shared = set(Path("/dev/shm").iterdir())
     with on_ray(OnRay("", 2, 1, True, 120.0)) as started:
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+        address = Path(get_ray_address_file(None))
+        assert address.is_file()
+        assert f"repl_rl-ray-{os.getpid()}-" in str(address), (
+            "nobody else finds it, and none of another's is written over"
+        )
         yield started
     wait_for(lambda: set(psutil.Process().children(recursive=True)) <= before, None, 30)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
@@ -122,7 +128,7 @@ def test_a_machine_that_comes_is_used_and_one_that_goes_is_outlived(
         machine = add_machine(started.machines, num_cpus=1)
         wait_for(lambda: len(source.crew.ready) == 3, None)
         assert untimed(source.collect(IDS, 0)) == expected
-        gone = threading.Timer(0.1, started.machines.remove_node, [machine, False])
+        gone = threading.Timer(0.1, remove_machine, [started.machines, machine])
         gone.start()
         while not source.crew.lost:
             assert untimed(source.collect(IDS, 0)) == expected

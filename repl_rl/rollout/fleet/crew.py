@@ -12,6 +12,7 @@ from dataclasses import replace
 from repl_rl.errors import BrokenDown, NodeLost, ReplRLError
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
+from repl_rl.rollout.fleet.hope import Hope
 from repl_rl.rollout.fleet.members import Batch, Lane, Lost, Member, Stable, Waits, within
 from repl_rl.rollout.fleet.messages import Cluster, Group, Setting, Weights
 from repl_rl.rollout.fleet.schedule import Attempt, Schedule
@@ -64,6 +65,7 @@ class Crew:
         self._batch: Batch | None = None
         self._managing: asyncio.Task[None] | None = None
         self._refusal: ReplRLError | None = None
+        self._hope = Hope(cluster.name, self.waits, 0.0)
 
     async def begin(self) -> Facts:
         """Have a first node ready.
@@ -72,6 +74,7 @@ class Crew:
             ReplRLError: its world does not open.
             BrokenDown: there was no node in time.
         """
+        self._hope = Hope(self._cluster.name, self.waits, asyncio.get_running_loop().time())
         async with self._stable:
             self._managing = asyncio.create_task(self._manage())
             await self._until(lambda: bool(self.ready) or (self._refusal is not None and not self._coming))
@@ -112,16 +115,21 @@ class Crew:
 
     @property
     def _coming(self) -> bool:
-        return any(member.state in ("starting", "opening") for member in self.members.values())
+        return any(member.state == "opening" for member in self.members.values())
 
     async def _manage(self) -> None:
         """Take seats as they come, and end what takes too long."""
+        loop = asyncio.get_running_loop()
         while True:
+            seats: Sequence[str] = ()
             try:
                 seats = await within(self.waits.lost_s, "a look for seats", self._cluster.seats())
+                self._hope.answered(loop.time())
             except NodeLost as error:
                 log.warning("cluster %s does not answer: %s", self._cluster.name, error)
-                seats = ()
+                self._hope.silent(str(error))
+            if self.ready:
+                self._hope.manned(loop.time())
             for seat in seats:
                 full = bool(self._most) and len(self._lives) >= self._most
                 if seat not in self._lives and not full and self._failed.get(seat, 0) < MOST_FAILED:
@@ -141,12 +149,8 @@ class Crew:
         number, self._born = self._born, self._born + 1
         member = self.members[seat] = Member(f"node {number}", seat)
         try:
-            await member.begin(self._cluster, replace(self._setting, number=number), self.waits)
-            if self._lane.weights is None:
-                await self._catch_up(member)
-            else:
-                await self._stable.reading(lambda: self._catch_up(member))
-            await member.listen(self.waits, self._heard)
+            numbered = replace(self._setting, number=number)
+            await member.live(self._cluster, numbered, self.waits, self._welcome, self._heard)
         except Exception as error:
             why = error if isinstance(error, ReplRLError) else NodeLost(repr(error))
             if member.facts is None and not isinstance(why, NodeLost):
@@ -158,6 +162,12 @@ class Crew:
             await asyncio.shield(member.end(self.waits))
             del self.members[seat], self._lives[seat]
 
+    async def _welcome(self, member: Member) -> None:
+        if self._lane.weights is None:
+            await self._catch_up(member)
+        else:
+            await self._stable.reading(lambda: self._catch_up(member))
+
     async def _catch_up(self, member: Member) -> None:
         """Give a node that is new the weights of now, and work."""
         await self._give(member)
@@ -168,7 +178,8 @@ class Crew:
 
     async def _give(self, member: Member) -> None:
         assert member.node is not None
-        await within(self.waits.load_s, "new weights", self._lane.give(member.node))
+        given = member.unless_lost(self._lane.give(member.node))
+        await within(self.waits.load_s, "new weights", given)
 
     def _doom(self, member: Member, error: ReplRLError) -> None:
         """A node is lost: it is ended, and what it was to play waits again."""
@@ -204,42 +215,35 @@ class Crew:
         """Wait for something that nodes do, as long as there is hope.
 
         Raises:
-            BrokenDown: there has been no node for too long.
+            BrokenDown: there has been no node for too long, or the cluster does not answer.
         """
         loop = asyncio.get_running_loop()
-        since_s = loop.time()
         async with self._news:
-            while not condition():
+            while True:
                 if self.ready:
-                    since_s = loop.time()
-                # One that is opening may take its time: it has a limit of its own.
-                limit_s = self.waits.open_s if self._coming else self.waits.patience_s
-                left_s = since_s + limit_s - loop.time()
-                if left_s <= 0:
-                    raise self._broken(limit_s)
+                    self._hope.manned(loop.time())
+                left_s = self._hope.left_s(loop.time(), self._coming, self.lost)
+                if condition():
+                    return
                 try:
                     async with asyncio.timeout(min(left_s, self.waits.look_s)):
                         await self._news.wait()
                 except TimeoutError:
                     pass  # both are looked at again
 
-    def _broken(self, limit_s: float) -> BrokenDown:
-        last = {one.seat: f"{one.name} at {one.seat}: {one.why}" for one in self.lost}
-        words = "; ".join(last.values()) or "none could be started"
-        remedy = "see that its machines are there, and what `repl-rl fleet status` says"
-        return BrokenDown(f"fleet on {self._cluster.name}", f"without a node for {limit_s:g} s ({words})", remedy)
-
     async def load(self, weights: Weights) -> None:
         """Give every node these weights; one that does not take them in time is lost.
 
         Raises:
-            BrokenDown: none took them, and no other came.
+            BrokenDown: none took them, and no other came, or the cluster has no room for them.
             ReplRLError: they are none for this policy.
         """
         async with self._stable:
             self._lane.change(weights)
             ready = self.ready
             given = await asyncio.gather(*map(self._give, ready), return_exceptions=True)
+            if self._lane.refusal is not None:
+                raise self._lane.refusal
             for member, error in zip(ready, given, strict=True):
                 if isinstance(error, NodeLost | BrokenDown):
                     self._doom(member, error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from repl_rl.errors import NodeLost, ReplRLError
+from repl_rl.errors import BrokenDown, NodeLost, ReplRLError
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
 from repl_rl.rollout.fleet.messages import Beat, Cluster, Group, Node, Setting, Weights
@@ -24,6 +24,8 @@ class Waits:
     """Between two questions whether a node is alive."""
     lost_s: float = 15.0
     """For the answer."""
+    busy_s: float = 60.0
+    """For the answer of one that opens its world: what it imports may hold it."""
     hung_s: float = 300.0
     """For an event loop that does not turn; opening an engine again can hold it for long."""
     start_s: float = 300.0
@@ -42,6 +44,8 @@ class Waits:
     """Before a seat is taken again."""
     patience_s: float = 300.0
     """For any node at all."""
+    silent_s: float = 30.0
+    """For a cluster that does not say where nodes can be. Ray ends a process for that after 60."""
 
 
 async def within(limit_s: float, what: str, call: Awaitable[T]) -> T:
@@ -66,6 +70,8 @@ class Lane:
         self.weights: Weights | None = None
         """None: every engine has those that it was opened with."""
         self._published: asyncio.Task[object] | None = None
+        self.refusal: BrokenDown | None = None
+        """Why they cannot be sent to any node."""
 
     @property
     def policy_step(self) -> int:
@@ -74,7 +80,7 @@ class Lane:
 
     def change(self, weights: Weights) -> None:
         """Take other weights from now on."""
-        self.weights, self._published = weights, None
+        self.weights, self._published, self.refusal = weights, None, None
 
     async def give(self, node: Node) -> None:
         """Bring a node to the weights of now.
@@ -99,7 +105,11 @@ class Lane:
 
     async def _publish(self, folder: Path) -> object:
         files = await asyncio.to_thread(lambda: {file.name: file.read_bytes() for file in weight_files(folder)})
-        return await self._cluster.publish(files)
+        try:
+            return await self._cluster.publish(files)
+        except BrokenDown as error:
+            self.refusal = error
+            raise
 
 
 class Stable:
@@ -151,39 +161,57 @@ class Member:
     doomed: "asyncio.Future[ReplRLError]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Why it is lost, where that was noticed by somebody who asked it for something."""
 
-    async def begin(self, cluster: Cluster, setting: Setting, waits: Waits) -> None:
-        """Start the node and open its world there.
+    async def live(
+        self,
+        cluster: Cluster,
+        setting: Setting,
+        waits: Waits,
+        ready: Callable[["Member"], Awaitable[None]],
+        heard: Callable[["Member"], None],
+    ) -> None:
+        """Start the node, open its world there, make it `ready`, and ask it all the while whether it is alive.
 
         Raises:
-            NodeLost: it could not be had in time.
-            ReplRLError: its world does not open.
+            NodeLost: it could not be had in time, or is no more.
+            ReplRLError: why it is lost, such as a world that does not open.
         """
-        self.node = await within(waits.start_s, "its start", cluster.start(self.seat))
+        node = self.node = await within(waits.start_s, "its start", cluster.start(self.seat))
         self.state = "opening"
-        self.facts = await within(waits.open_s, "opening its world", self.node.open(setting))
 
-    async def listen(self, waits: Waits, heard: Callable[["Member"], None]) -> None:
-        """Ask it again and again whether it is alive, until it is not, or is doomed.
+        async def working() -> None:
+            self.facts = await within(waits.open_s, "opening its world", node.open(setting))
+            await ready(self)
+            await asyncio.Event().wait()
 
-        Raises:
-            ReplRLError: why it is lost.
-        """
-        beating = asyncio.create_task(self._beating(waits, heard))
+        tasks = [asyncio.create_task(work) for work in (working(), self._beating(node, waits, heard))]
         try:
-            either: list[asyncio.Future[None] | asyncio.Future[ReplRLError]] = [beating, self.doomed]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self.doomed.done():
-                raise self.doomed.result()
-            beating.result()
+            await self.unless_lost(asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))
+            for task in tasks:
+                if task.done():
+                    task.result()
         finally:
-            beating.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _beating(self, waits: Waits, heard: Callable[["Member"], None]) -> None:
-        assert self.node is not None
+    async def unless_lost(self, call: Awaitable[T]) -> T:
+        """What a call comes to. Raises ReplRLError: why the node was lost meanwhile."""
+        asked = asyncio.ensure_future(call)
+        try:
+            either: list[asyncio.Future[T] | asyncio.Future[ReplRLError]] = [asked, self.doomed]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            raise self.doomed.result()
+        finally:
+            asked.cancel()
+
+    async def _beating(self, node: Node, waits: Waits, heard: Callable[["Member"], None]) -> None:
         while True:
-            self.beat = await within(waits.lost_s, "an answer whether it is alive", self.node.beat())
+            limit_s = waits.lost_s if self.state == "ready" else max(waits.lost_s, waits.busy_s)
+            self.beat = await within(limit_s, "an answer whether it is alive", node.beat())
             heard(self)
-            if self.beat.behind_s > waits.hung_s:
+            if self.facts is not None and self.beat.behind_s > waits.hung_s:
                 raise NodeLost(f"its event loop has not turned for {self.beat.behind_s:.0f} s")
             await asyncio.sleep(waits.beat_s)
 

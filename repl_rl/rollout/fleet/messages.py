@@ -107,4 +107,9 @@ class Cluster(Protocol):
         """A node in that place, whose world is not open yet. Raises NodeLost where it cannot be had."""
 
     async def publish(self, files: Mapping[str, bytes]) -> object:
-        """Have files where every machine can fetch them, once; they are gone with the returned value."""
+        """Have files where every machine can fetch them, once; they are gone with the returned value.
+
+        Raises:
+            BrokenDown: there is no room for them.
+            NodeLost: the cluster cannot be reached.
+        """

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
 from repl_rl.engine.base import Resting
@@ -25,7 +25,6 @@ from repl_rl.rollout.runner import Rollouts
 NodeOpener = Callable[[int], AbstractAsyncContextManager[Rollouts]]
 """Opens the world on the node of that number."""
 _PREFIX = "repl_rl-node-weights-"
-_SHARED = Path("/dev/shm")
 _TURN_S = 0.5
 """Between two looks at whether the event loop turns."""
 _KEPT_LINES = 1000
@@ -39,6 +38,7 @@ class RolloutNode:
         self._stack = AsyncExitStack()
         self._opened: Rollouts | None = None
         self._place: Path | None = None
+        self._held = ExitStack()
         self._turned_s = time.monotonic()
         self._beat = Beat()
         self._under_way = self._played = self._tokens = 0
@@ -75,13 +75,27 @@ class RolloutNode:
         return await asyncio.to_thread(checksum, folder)
 
     def _written(self, files: Mapping[str, bytes]) -> Path:
+        """A folder of names for files in memory that goes with this process, however it ends.
+
+        Raises:
+            EngineError: there is no room for them.
+        """
         if self._place is None:
-            root = _SHARED if os.access(_SHARED, os.W_OK) else Path(tempfile.gettempdir())
-            self._place = self._stack.enter_context(private_folder(root, _PREFIX))
-        for old in self._place.iterdir():
-            old.unlink()
+            self._place = self._stack.enter_context(private_folder(Path(tempfile.gettempdir()), _PREFIX))
+            self._stack.callback(self._held.close)
+        self._held.close()
         for name, content in files.items():
-            (self._place / name).write_bytes(content)
+            link = self._place / name
+            try:
+                file = self._held.enter_context(os.fdopen(os.memfd_create(name), "wb"))
+                link.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+                self._held.callback(link.unlink)
+                file.write(content)
+                file.flush()
+            except OSError as error:
+                raise EngineError(
+                    f"{name} of the new weights does not go into this machine's memory: {error}"
+                ) from error
         return self._place
 
     async def play(self, group: Group) -> Part:

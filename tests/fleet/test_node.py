@@ -1,0 +1,53 @@
+"""What a node keeps of weights that it was sent."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from repl_rl.machine.folders import private_folder
+from repl_rl.rollout.fleet.node import checksum
+from tests.fleet.memory import weights
+
+_NODE = """
+import asyncio, os, sys
+from repl_rl.rollout.fleet.messages import Weights
+from repl_rl.rollout.fleet.node import RolloutNode
+from tests.fleet.memory import setting
+from tests.fleet.scripted import opened
+
+async def main():
+    node = RolloutNode()
+    await node.open(setting(opened))
+    for content in (b"old", b"weights"):
+        print(await node.load(Weights("nowhere", 1, ""), {"model.safetensors": content}), flush=True)
+    if sys.stdin.read():
+        await node.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
+def test_weights_that_a_node_was_sent_go_with_it_however_it_ends(closed: bool, tmp_path: Path) -> None:
+    root = Path(tempfile.gettempdir())
+    node = subprocess.Popen([sys.executable, "-c", _NODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert node.stdout is not None
+    arrived = [node.stdout.readline().decode().strip() for _ in range(2)]
+    (kept,) = root.glob(f"repl_rl-node-weights-{node.pid}-*")
+    assert (kept / "model.safetensors").read_bytes() == b"weights"
+    assert arrived == [checksum(weights(tmp_path / content.decode(), content)) for content in (b"old", b"weights")]
+    assert not [file for file in Path("/dev/shm").iterdir() if f"-{node.pid}-" in file.name]
+    if closed:
+        node.communicate(b"close")
+    else:
+        os.kill(node.pid, signal.SIGKILL)
+        node.communicate()
+        assert not (kept / "model.safetensors").exists(), "its name leads nowhere"
+        with private_folder(root, "repl_rl-node-weights-"):
+            pass  # as the next node on this machine does
+    assert not kept.exists()
