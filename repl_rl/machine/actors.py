@@ -1,4 +1,5 @@
-"""Actors on the Ray cluster that this process is on. No file but this one and `cluster.py` imports Ray.
+"""Actors on the Ray cluster that this process is on. No files but this, `cluster.py` and
+`own_machines.py` import Ray.
 
 Ray restarts nothing and repeats nothing: whoever owns an actor places, starts and ends it.
 """

@@ -3,52 +3,25 @@
 import atexit
 import logging
 import os
-import secrets
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import ray
 from ray import exceptions
-from ray._private import ray_constants as constants
-from ray._private.accelerators import NvidiaGPUAcceleratorManager
-from ray._private.node import Node as Machine
-from ray._raylet import AuthenticationTokenLoader, Config
-from ray.cluster_utils import Cluster as Machines
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine import launched
 from repl_rl.machine.actors import brief
-from repl_rl.machine.folders import private_folder
-from repl_rl.machine.inherited import variables
-from repl_rl.machine.processes import descendants, end_now
+from repl_rl.machine.own_machines import LOOPBACK, Machines, alone, machines_here, signals_kept
 
-__all__ = [
-    "Machine",
-    "Machines",
-    "add_machine",
-    "connected",
-    "machines_here",
-    "processes_of",
-    "remove_machine",
-    "shared",
-]
+__all__ = ["connected", "shared"]
 
 log = logging.getLogger(__name__)
 
-_LOOPBACK = "127.0.0.1"
-STORE_BYTES = 256 << 20
-"""Of each machine that is started here: its nodes read weights from the owner's folder, so little goes that way."""
-_TRIES = 4
-"""Starts of a machine: a busy one misses a limit of Ray's own, 15 s, that nothing moves."""
-_HEADLESS_S = 24 * 3600
-"""How long Ray leaves processes alone whose head is gone. It would end this one after a minute, state or no state."""
 _LEAVE_S = 20.0
 """For Ray to let go of a cluster."""
 
@@ -78,7 +51,7 @@ def connected(thing: str, address: str, simulated: int) -> Iterator[Machines | N
     with ExitStack() as stack:
         here = None
         if not address:
-            stack.enter_context(_alone())
+            stack.enter_context(alone())
             here = stack.enter_context(machines_here(thing, simulated))
         stack.enter_context(_joined(thing, address or str(here.address if here else "")))
         if address:
@@ -88,7 +61,7 @@ def connected(thing: str, address: str, simulated: int) -> Iterator[Machines | N
 
 @contextmanager
 def _joined(thing: str, address: str) -> Iterator[None]:
-    with _signals_kept():
+    with signals_kept():
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -97,7 +70,7 @@ def _joined(thing: str, address: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with _signals_kept():
+        with signals_kept():
             _leave()
 
 
@@ -157,7 +130,7 @@ def _refuse_other(thing: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     mine, _, own = on.rpartition(":")
     try:
-        same = port == own and socket.gethostbyname(host) in (mine, socket.gethostbyname(mine), _LOOPBACK)
+        same = port == own and socket.gethostbyname(host) in (mine, socket.gethostbyname(mine), LOOPBACK)
     except OSError:
         same = False
     if not same:
@@ -170,7 +143,7 @@ def _apart(thing: str, address: str, simulated: int) -> Iterator[None]:
         if address:
             _tell_open(address)
         else:
-            stack.enter_context(_alone())
+            stack.enter_context(alone())
             address = stack.enter_context(_trial(thing, simulated))
         stack.enter_context(_joined(thing, address))
         yield
@@ -197,120 +170,3 @@ def _trial(thing: str, simulated: int) -> Iterator[str]:
             yield address
         finally:
             process.stdin.close()
-
-
-@contextmanager
-def machines_here(thing: str, simulated: int) -> Iterator[Machines]:
-    """Machines on this one: one that holds everything, or a head and `simulated` others. For main threads alone.
-
-    Raises:
-        ConfigError: they do not come up.
-    """
-    with private_folder(Path(tempfile.gettempdir()), "repl_rl-ray-") as folder:
-        yield from _machines(thing, simulated, folder)
-
-
-def _machines(thing: str, simulated: int, folder: Path) -> Iterator[Machines]:
-    machines = Machines(shutdown_at_exit=True)
-    head: dict[str, object] = {"num_cpus": 0 if simulated else 1, "temp_dir": str(folder)}
-    if not simulated:
-        head["num_gpus"] = None  # as many as Ray finds
-    # Ray writes the address where every other program of this user would look for a cluster.
-    (folder / "ray").mkdir()
-    alone = {"RAY_TMPDIR": str(folder)}
-    try:
-        with variables({**dict.fromkeys(launched.VARIABLES), **_others(), **alone}):
-            add_machine(machines, thing, **head, include_dashboard=False)
-            for _ in range(simulated):
-                add_machine(machines, thing, num_cpus=1)
-        yield machines
-    finally:
-        for machine in machines.list_all_nodes():
-            end_now(processes_of(machine))  # Ray's own way waits for a head that is gone
-        with _signals_kept(), variables(alone):
-            machines.shutdown()
-
-
-def processes_of(machine: Machine) -> list[int]:
-    """Those of a machine that was started here: Ray's, and all that they have started."""
-    rays = [one.process.pid for kind in machine.all_processes.values() for one in kind]
-    return [*rays, *(pid for ray in rays for pid in descendants(ray))]
-
-
-def remove_machine(machines: Machines, machine: Machine) -> None:
-    """End a machine that was started here, at once."""
-    end_now(processes_of(machine))
-    with _signals_kept():
-        machines.remove_node(machine, allow_graceful=False)
-
-
-def add_machine(machines: Machines, thing: str = "fleet", **options: object) -> Machine:
-    """Start one more machine here, on the loopback address, and again where it did not come up.
-
-    Raises:
-        ConfigError: it does not come up.
-    """
-    for left in reversed(range(_TRIES)):
-        before, head, workers = set(descendants(os.getpid())), machines.head_node, set(machines.worker_nodes)
-        try:
-            with _signals_kept():
-                machine: Machine = machines.add_node(
-                    node_ip_address=_LOOPBACK, object_store_memory=STORE_BYTES, **options
-                )
-                return machine
-        except Exception as error:  # Ray has no kind of its own for this
-            end_now(set(descendants(os.getpid())) - before)
-            machines.head_node, machines.worker_nodes = head, workers
-            log.warning("a machine of the Ray cluster did not come up: %s", brief(error))
-            if not left:
-                remedy = f"its cluster does not start: {brief(error)}; free cores for it, or give the address of one"
-                raise ConfigError(thing, "ray", remedy) from error
-    raise AssertionError("it was started or refused")
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Whatever of Ray starts meanwhile is this run's alone."""
-    ours = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_kill_worker_timeout_milliseconds": "1000",  # until a frozen actor is ended by force
-        "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEADLESS_S),
-        constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # Ray calls it so: every address is the loopback one
-    }
-    clusters = constants.ENABLE_RAY_CLUSTER
-    try:
-        with variables(ours):
-            constants.ENABLE_RAY_CLUSTER = False
-            _read_again()
-            yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = clusters
-        _read_again()
-
-
-def _others() -> Mapping[str, str]:
-    """Where there are several GPUs the first ones are left to the processes that train here, one to each."""
-    count = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
-    ids = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids() or list(map(str, range(count)))
-    left = ids[launched.local_processes() :]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(left)} if left else {}
-
-
-def _read_again() -> None:
-    """Ray has read its variables when it was imported."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes signals for itself; afterwards they are whose they were."""
-    mine = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if mine else {}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

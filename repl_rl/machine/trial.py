@@ -2,7 +2,7 @@
 
 import sys
 
-from repl_rl.machine.cluster import machines_here
+from repl_rl.machine.own_machines import machines_here
 
 if __name__ == "__main__":
     with machines_here("cluster", int(sys.argv[1])) as here:

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 from ray._common.utils import get_ray_address_file
+from repl_rl.machine.own_machines import add_machine, remove_machine
 
-from repl_rl.machine.cluster import add_machine, remove_machine
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.fleet.choice import OnRay

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from repl_rl.errors import ConfigError, SandboxLost
-from repl_rl.machine.cluster import Machines, add_machine, connected
+from repl_rl.machine.cluster import connected
+from repl_rl.machine.own_machines import Machines, add_machine
 from repl_rl.sandbox import Births, Limits, Nodes, SandboxSession, open_sandbox
 from repl_rl.sandbox.conformance import Row, run
 from repl_rl.sandbox.nodes.hosts import Waits, Wanted

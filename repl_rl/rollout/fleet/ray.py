@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from repl_rl.errors import NodeLost
 from repl_rl.machine.actors import Actor, answer, end, machines, published, start
-from repl_rl.machine.cluster import Machines, connected
+from repl_rl.machine.cluster import connected
+from repl_rl.machine.own_machines import Machines
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
 from repl_rl.rollout.fleet.choice import OnRay
