@@ -20,9 +20,9 @@ import psutil
 import pytest
 import ray
 from ray._private.node import Node as Machine
-from repl_rl.machine.own_machines import STORE_BYTES, add_machine, processes_of, remove_machine
 
 from repl_rl.errors import BrokenDown
+from repl_rl.machine.own_machines import STORE_BYTES, add_machine, processes_of, remove_machine
 from repl_rl.machine.processes import descendants
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
