@@ -100,12 +100,11 @@ def _sandboxes() -> list[Finding]:
     """Where lines can run. The bundled run needs the default; nobody needs one that isolates nothing."""
     found, default = [], World()
     for name, kind in SANDBOXES.kinds.items():
-        chosen = kind()
-        if not chosen.isolates:
+        if not kind.isolates:
             continue
         required = kind is type(default.sandbox)
         try:
-            found.append(Finding(f"sandbox {name}", asyncio.run(chosen.doctor()), required=required))
+            found.append(Finding(f"sandbox {name}", asyncio.run(kind().doctor()), required=required))
         except SandboxUnavailable as error:
             problem, _, remedy = str(error).removeprefix(f"sandbox {name!r}: ").rpartition("; ")
             found.append(Finding(f"sandbox {name}", problem, remedy, required))

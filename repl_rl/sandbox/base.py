@@ -180,16 +180,10 @@ class SandboxKind(ABC):
 
     kind: ClassVar[str]
     about: ClassVar[str]
-
-    @property
-    def isolates(self) -> bool:
-        """False: nothing of ours keeps a line from the host, so no promise of isolation is checked."""
-        return True
-
-    @property
-    def unlimited(self) -> frozenset[str]:
-        """Limits that nothing keeps there, by the names of their checks in `sandbox.conformance.limits`."""
-        return frozenset()
+    isolates: ClassVar[bool] = True
+    """False: nothing of ours keeps a line from the host, so no promise of isolation is checked."""
+    unlimited: ClassVar[frozenset[str]] = frozenset()
+    """Limits that nothing keeps there, by the names of their checks in `sandbox.conformance.limits`."""
 
     @abstractmethod
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:

@@ -65,8 +65,8 @@ async def _above(session: SandboxSession, holders: list[psutil.Process]) -> psut
 @pytest.mark.parametrize("harm", ["killed", "frozen"])
 def test_an_actor_that_goes_loses_its_consoles_alone_and_leaves_nothing(machines: Machines, harm: str) -> None:
     async def work() -> None:
-        wanted = Wanted("local", Births(LIMITS, (), 0, 2), 0, 8, WAITS)
-        async with serve_on(RayMachines(Nodes()), wanted) as sandbox:
+        wanted = Wanted("local", Births(LIMITS, (), 0, 2), 8, WAITS)
+        async with serve_on(RayMachines(), wanted) as sandbox:
             async with sandbox.session() as first, sandbox.session() as second:
                 victim, other = [await _above(session, hosts()) for session in (first, second)]
                 assert victim != other, "consoles are spread over the machines"
@@ -96,8 +96,8 @@ def test_a_machine_that_goes_loses_its_consoles_alone_and_one_that_comes_is_used
     third = add_machine(machines, "test", num_cpus=1)
 
     async def work() -> None:
-        wanted = Wanted("local", Births(LIMITS, (), 0, 2), 0, 8, WAITS)
-        async with serve_on(RayMachines(Nodes()), wanted) as sandbox:
+        wanted = Wanted("local", Births(LIMITS, (), 0, 2), 8, WAITS)
+        async with serve_on(RayMachines(), wanted) as sandbox:
             sessions = [sandbox.session() for _ in range(3)]
             leased = [await session.__aenter__() for session in sessions]
             assert sorted(_held(sandbox).values()) == [1, 1, 1]
@@ -116,10 +116,10 @@ def test_a_machine_that_goes_loses_its_consoles_alone_and_one_that_comes_is_used
 
 _OWNER = """
 import asyncio
-from repl_rl.sandbox import Nodes, open_sandbox
+from repl_rl.sandbox import open_sandbox
 
 async def main():
-    async with open_sandbox(Nodes(machines=2), warm=2) as sandbox:
+    async with open_sandbox("nodes", warm=2) as sandbox:
         async with sandbox.session() as first, sandbox.session() as second:
             await first.push("import subprocess; p = subprocess.Popen(['sleep', '4242'])")
             running = asyncio.create_task(second.push("while True: pass\\n".strip()))
@@ -151,8 +151,10 @@ def test_an_owner_that_is_killed_leaves_no_process_and_no_file() -> None:
 
 
 def test_an_owner_that_is_killed_leaves_no_actor_on_a_cluster_that_lives_on(machines: Machines) -> None:
-    code = _OWNER.replace("Nodes(machines=2)", f"Nodes(address={machines.address!r})")
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True) as owner:
+    env = {**os.environ, "RAY_ADDRESS": machines.address}
+    with subprocess.Popen(
+        [sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, cwd=ROOT, env=env, text=True
+    ) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "up\n"
         family = [member for host in hosts() for member in (host, *host.children(recursive=True))]
@@ -161,9 +163,12 @@ def test_an_owner_that_is_killed_leaves_no_actor_on_a_cluster_that_lives_on(mach
     assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
-def test_a_process_on_a_cluster_uses_it_and_refuses_the_address_of_another(machines: Machines) -> None:
+def test_a_process_on_a_cluster_uses_it_and_refuses_the_address_of_another(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(address: str) -> str:
-        async with open_sandbox(Nodes(address=address), warm=0) as sandbox, sandbox.session() as session:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        async with open_sandbox("nodes", warm=0) as sandbox, sandbox.session() as session:
             return (await session.push("6 * 7")).text
 
     assert asyncio.run(work("")) == asyncio.run(work(machines.address)) == "42\n"

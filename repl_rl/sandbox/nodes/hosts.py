@@ -58,8 +58,6 @@ class Wanted:
     """Of sandbox."""
     births: Births
     """In all: consoles that are kept warm are spread over the machines."""
-    machines: int
-    """At most so many (>= 0); 0: all."""
     consoles: int
     """Of a machine at a time, at most."""
     waits: Waits = field(default_factory=Waits)
@@ -91,12 +89,11 @@ class Hosts:
             SandboxUnavailable: there is no machine, or on none of them a console can be had.
         """
         try:
-            names = list(await self._machines.names())[: self._wanted.machines or None]
+            names = list(await self._machines.names())
         except HostLost as lost:
             raise SandboxUnavailable(f"sandbox 'nodes': its cluster is gone ({lost}); start it again") from lost
         if not names:
-            remedy = "add some with `ray start`, or let them have GPUs with --nodes.beside-gpus"
-            raise SandboxUnavailable(f"sandbox 'nodes': no machine of the cluster has CPUs and no GPU; {remedy}")
+            raise SandboxUnavailable("sandbox 'nodes': no machine of the cluster has CPUs; add some with `ray start`")
         self._births = self._wanted.of_each(len(names))
         await asyncio.gather(*(self._try(name) for name in names))
         if self._python_version is None:
@@ -170,8 +167,7 @@ class Hosts:
             await asyncio.sleep(self._waits.look_s)
             with suppress(HostLost):
                 due = [name for name in await self._machines.names() if self._due(name)]
-                busy = len(self._up) + len(self._trying)
-                for name in due[: max(0, self._wanted.machines - busy) if self._wanted.machines else None]:
+                for name in due:
                     # each by itself: one machine that takes its time keeps no other waiting
                     self._trying[name] = asyncio.create_task(self._try(name))
             now_s = time.monotonic()

@@ -1,6 +1,7 @@
 """Hosts of consoles as actors of a Ray cluster."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
@@ -9,15 +10,18 @@ from typing import TypeVar
 from repl_rl.machine import actors
 from repl_rl.machine.cluster import shared
 from repl_rl.sandbox.base import Births, Sandbox
-from repl_rl.sandbox.nodes import Nodes
+from repl_rl.sandbox.nodes import INNER
 from repl_rl.sandbox.nodes.host import ConsoleHost
 from repl_rl.sandbox.nodes.hosts import Wanted
 from repl_rl.sandbox.nodes.messages import Carried, HostLost, Offered, Turn
 from repl_rl.sandbox.nodes.served import serve_on
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _THREAD = ThreadPoolExecutor(1, "ray")
 """Connects and leaves. The processes of a cluster that is started here end with the thread that started them."""
+CONSOLES = 64
+"""On each machine at a time, at most, for each process that plays; further rollouts wait for theirs."""
 _CALLS_A_CONSOLE = 8
 """Calls of one console that a host answers at a time: a line, and answers of host functions, which take no time."""
 
@@ -76,22 +80,25 @@ async def _answer(reference: Awaitable[T]) -> T:
 class RayMachines:
     """The machines of the cluster that this process is on; see `Machines`."""
 
-    def __init__(self, chosen: Nodes) -> None:
-        self._chosen = chosen
+    def __init__(self) -> None:
         self._ids: dict[str, str] = {}
         """Ray's name of each machine."""
 
     async def names(self) -> Sequence[str]:
         """See `Machines.names`."""
         found = await actors.machines(HostLost)
-        self._ids = {one.name: one.id for one in found if self._chosen.beside_gpus or not one.gpus}
+        # Where an engine samples its host and its sampler need the cores.
+        apart = [one for one in found if not one.gpus]
+        if found and not apart and not self._ids:
+            log.warning("every machine of the cluster has GPUs: consoles take cores beside engines")
+        self._ids = {one.name: one.id for one in apart or found}
         return list(self._ids)
 
     async def start(self, name: str) -> RayHost:
         """See `Machines.start`."""
         if name not in self._ids:
             raise HostLost("there is no such machine any more")
-        calls = _CALLS_A_CONSOLE * self._chosen.consoles
+        calls = _CALLS_A_CONSOLE * CONSOLES
         host = RayHost(name, actors.start(ConsoleHost, self._ids[name], calls=calls))
         try:
             await host.beat()
@@ -102,19 +109,19 @@ class RayMachines:
 
 
 @asynccontextmanager
-async def serve(chosen: Nodes, births: Births) -> AsyncIterator[Sandbox]:
-    """Consoles on the machines that are chosen, for the length of the context.
+async def serve(address: str, births: Births) -> AsyncIterator[Sandbox]:
+    """Consoles on the machines of a cluster, see `shared`, for the length of the context.
 
     Raises:
         ConfigError: there is no such cluster, or none can be started here.
         SandboxUnavailable: it has no machine for consoles, or on none of them one can be had.
     """
     loop, stack = asyncio.get_running_loop(), ExitStack()
-    on = shared("sandbox nodes", chosen.address, chosen.machines or 1)
+    on = shared("sandbox nodes", address, 1)
     try:
         await loop.run_in_executor(_THREAD, stack.enter_context, on)
-        wanted = Wanted(chosen.inner, births, chosen.machines, chosen.consoles)
-        async with serve_on(RayMachines(chosen), wanted) as sandbox:
+        wanted = Wanted(INNER.kind, births, CONSOLES)
+        async with serve_on(RayMachines(), wanted) as sandbox:
             yield sandbox
     finally:
         await loop.run_in_executor(_THREAD, stack.close)
