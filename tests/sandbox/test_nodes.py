@@ -18,9 +18,11 @@ from repl_rl.sandbox.conformance.workspaces import KEPT, WORKSPACE_CHECKS, Given
 from repl_rl.sandbox.nodes import cluster_address
 from repl_rl.sandbox.nodes.hosts import Waits, Wanted
 from repl_rl.sandbox.nodes.leases import Leases
+from repl_rl.sandbox.nodes.ray import CONSOLES
 from repl_rl.sandbox.nodes.served import HostedSandbox, serve_on
 from repl_rl.sandbox.nodes.session import HostedSession
 from repl_rl.settings.arguments import parse
+from tests.documents import PAGES
 from tests.processes import wait_for
 from tests.sandbox.machines import MemoryHost, MemoryMachines
 
@@ -376,3 +378,7 @@ def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         open_sandbox("nodes")
     with pytest.raises(SandboxUnavailable, match="Ray is not installed"):
         asyncio.run(Nodes().doctor())
+
+
+def test_the_page_says_how_many_consoles_a_machine_holds() -> None:
+    assert f"Each holds {CONSOLES} at a time" in PAGES["docs/scaling.md"]
