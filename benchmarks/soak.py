@@ -14,33 +14,23 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import psutil
 
 from benchmarks.pages import ROOT, Block
-from repl_rl.engine import ENGINES, Engine, EngineKind, Opening, ScriptedEngine
+from benchmarks.writer import Writer
+from repl_rl.engine import ENGINES
 from repl_rl.rollout import RolloutThread
-from repl_rl.rollout.renderer import Renderer
 from repl_rl.tasks import Split
 from repl_rl.world import World
 
 PAGE = Block(ROOT / "docs" / "survival.md", "soak")
 FIGURES = ROOT / "docs" / "survival_soak.json"
 SHARED = Path("/dev/shm")
-LINES = (
-    "x = 37 * 4\n",
-    "x + 12\n",
-    "1 / 0\n",
-    "for i in range(3):\n",
-    "    print(i)\n",
-    "\n",
-    "submit_final_answer(160)\n",
-)
 _QUANTILE = 2.131
 """Of Student's t, 97.5 %, with 15 degrees of freedom: slightly wide for more."""
 
@@ -100,6 +90,18 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
+def named() -> dict[str, str]:
+    """What is there now beside this process: a process below it by its arguments, a descriptor by what it leads to."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found[f"process {process.pid}"] = " ".join(process.cmdline()[1:])
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found[f"descriptor {descriptor}"] = os.readlink(f"/proc/self/fd/{descriptor}").partition(":")[0]
+    return found
+
+
 def slope(looks: Sequence[Look], name: str) -> tuple[float, float]:
     """Growth of a figure per 1,000 rollouts after the first quarter, and half its 95 % interval."""
     kept = looks[len(looks) // 4 :]
@@ -109,25 +111,6 @@ def slope(looks: Sequence[Look], name: str) -> tuple[float, float]:
     grows = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
     rest = sum((y - mean_y - grows * (x - mean_x)) ** 2 for x, y in zip(xs, ys, strict=True))
     return grows, _QUANTILE * math.sqrt(rest / max(1, len(xs) - 2) / spread)
-
-
-@dataclass(frozen=True, slots=True)
-class Writer(EngineKind):
-    """The scripted engine: it writes `LINES`, in an order that the ids before them decide."""
-
-    kind: ClassVar[str] = "scripted"
-    about: ClassVar[str] = "the public fake, which writes the lines of a soak"
-
-    @asynccontextmanager
-    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
-        """See `EngineKind.open`."""
-        renderer = Renderer.from_folder(opening.folder)
-        written = [renderer.written(line) for line in LINES]
-
-        def policy(ids: Sequence[int]) -> Sequence[int]:
-            return written[(7 * len(ids) + ids[-1]) % len(written)]
-
-        yield ScriptedEngine.asking(policy, forbidden_ids=opening.forbidden_ids)
 
 
 def played(effort: Effort) -> Iterator[Look]:
@@ -146,7 +129,8 @@ def played(effort: Effort) -> Iterator[Look]:
 
 def measure(effort: Effort) -> dict[str, object]:
     """Looks before, while and after; slopes; and what is left."""
-    before, began = look(0), time.perf_counter()
+    gc.collect()
+    there, before, began = named(), look(0), time.perf_counter()
     looks = list(played(effort))
     elapsed_s, after = time.perf_counter() - began, look(effort.rollouts)
     grown = ("own_mib", "below_mib", "descriptors", "processes", "containers", "shared")
@@ -155,6 +139,7 @@ def measure(effort: Effort) -> dict[str, object]:
         "elapsed_s": round(elapsed_s, 1),
         "slopes": {name: slope(looks, name) for name in grown},
         "left": {name: getattr(after, name) - getattr(before, name) for name in grown[2:]},
+        "left_named": sorted(what for name, what in named().items() if name not in there),
         "looks": [asdict(one) for one in looks],
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0],
@@ -174,6 +159,11 @@ def block(reports: Sequence[Mapping[str, object]]) -> str:
         text += f"| {report['engine']}, {report['sandbox']}, {report['rollouts']} | "
         text += " | ".join("{:+.2f} ± {:.2f}".format(*slopes[name]) for name in names)
         text += " | " + ", ".join(str(remains[name]) for name in left) + " |\n"
+    for report in reports:
+        whats = report.get("left_named")
+        if isinstance(whats, list) and whats:
+            text += f"\nLeft by {report['engine']} on {report['sandbox']}, as long as the process lives: "
+            text += ", ".join(f"`{what}`" for what in whats) + ".\n"
     return text
 
 

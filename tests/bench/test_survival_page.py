@@ -1,7 +1,9 @@
 """The figures of docs/survival.md come from its benchmarks, and a slope is told with its interval."""
 
 import json
+import sys
 from dataclasses import asdict, replace
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -32,6 +34,21 @@ def test_a_row_of_the_soak_tells_growth_and_what_is_left() -> None:
     assert soak.block([report]).splitlines()[-1] == (
         "| scripted, local, 200 | +0.25 ± 0.50 | +0.25 ± 0.50 | +0.25 ± 0.50 | 0, 1, 0, 0 |"
     )
+    named = {**report, "left_named": ["-c from multiprocessing.resource_tracker import main;main(7)"]}
+    assert soak.block([named]).splitlines()[-1] == (
+        "Left by scripted on local, as long as the process lives: "
+        "`-c from multiprocessing.resource_tracker import main;main(7)`."
+    )
+
+
+def test_what_is_left_is_called_by_its_name() -> None:
+    before = soak.named()
+    with Popen([sys.executable, "-c", "input('a child')"], stdin=PIPE) as child:
+        found = soak.named()
+        assert found[f"process {child.pid}"] == "-c input('a child')"
+        new = [what for name, what in found.items() if name not in before]
+        child.communicate(b"\n")
+    assert sorted(new) == ["-c input('a child')", "pipe"]
 
 
 def test_the_cost_of_states_is_the_median_of_paired_legs() -> None:

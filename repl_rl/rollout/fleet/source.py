@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -120,7 +121,7 @@ class NodeFleet:
         """Groups are all rollouts of a task: their numbers in a group, their ids and seeds are those of one process."""
         order = dict.fromkeys(tasks[index].id for index in self._lengths.longest_first(tasks))
         named = {task.id: task for task in tasks}
-        sizes = {id: sum(task.id == id for task in tasks) for id in order}
+        sizes = Counter(task.id for task in tasks)
         groups = [Group(named[id], sizes[id], temperature, policy_step, alter) for id in order]
         parts = dict(zip(order, self._thread.run(self.crew.play(groups)), strict=True))
         weigh(Part.of([parts[id] for id in named]), self.facts.sandbox)
