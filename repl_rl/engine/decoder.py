@@ -45,10 +45,17 @@ class Draw:
 class Decoder:
     """A causal language model with an arena of keys and values."""
 
-    def __init__(self, folder: Path, dtype: str, seed: int, forbidden_ids: frozenset[int] = frozenset()) -> None:
-        on_gpu = torch.cuda.is_available()
-        self.device = torch.device("cuda", own_gpu(torch.cuda.device_count())) if on_gpu else torch.device("cpu")
-        chosen = DTYPES[("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype]
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        seed: int,
+        forbidden_ids: frozenset[int] = frozenset(),
+        device: torch.device | None = None,
+    ) -> None:
+        """`device` None: this process's GPU; the CPU where there is none."""
+        self.device = own_device() if device is None else device
+        chosen = DTYPES[("float32" if self.device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype]
         kind, config = causal_class(read_config(folder))
         plain = "sdpa" if kind._supports_sdpa else "eager"
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -124,6 +131,13 @@ class Decoder:
         chosen = torch.where(heat > 0, drawn, logprobs).argmax(dim=-1, keepdim=True)
         values = logprobs.gather(-1, chosen).squeeze(-1).clamp(max=0.0)
         return [Draw(*pair) for pair in zip(chosen.squeeze(-1).tolist(), values.tolist(), strict=True)]
+
+
+def own_device() -> torch.device:
+    """This process's GPU, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", own_gpu(torch.cuda.device_count()))
 
 
 def refuse_undecodable(folder: Path) -> None:

@@ -1,0 +1,89 @@
+"""Trains, scores and samples on a device: `python -m tests.trainer.on_gpu cpu|pretend:0 CASE ...`.
+
+Prints, as JSON, the numbers that each case comes to.
+"""
+
+import copy
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from repl_rl.engine.decoder import Decoder, Row
+from repl_rl.trainer import TrainerConfig, fit
+from repl_rl.trainer.fast import Batch, FastPass
+from tests.pretend import NAME, pretending
+from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
+from tests.trainer.test_grpo import TASKS
+from tests.trainer.test_loop import ignore
+from tests.trainer.test_scoring import batch
+
+CONFIG = TrainerConfig(
+    steps=2, prompts_per_step=2, group_size=3, warmup_steps=0, learning_rate=0.002, save_every=1
+)  # fmt: skip
+
+
+def trained(out: Path, device: torch.device, config: TrainerConfig = CONFIG) -> list[float]:
+    """The weights after two steps; the source samples on the CPU, as another process would."""
+    start = tiny_model()
+    source = SampledSource(copy.deepcopy(start), forbidden_ids=frozenset({60}))
+    final = fit(start, tiny_tokenizer(), TASKS, source, config, out, ignore)
+    assert next(start.parameters()).device == device, "it was trained elsewhere"
+    return [float(weight.double().sum()) for _, weight in sorted(load_file(final / "model.safetensors").items())]
+
+
+def scored(_: Path, device: torch.device, dtype: torch.dtype) -> list[float]:
+    """Log probabilities, and the gradients' sums."""
+    model = tiny_model().to(device, dtype)
+    fast = FastPass(model, tokens_per_pass=16)
+    ids, attention, sampled = (one.to(device) for one in batch([(2, 3), (4, 1), (1, 4)], 0))
+    step = Batch(ids, attention, sampled, sampled.any(dim=1))
+    fast.first(model, step, keep_graph=False)
+    scores = fast.again(model, step, torch.arange(3, device=device), with_graph=False).logprobs
+    torch.autograd.backward([scores.sum()])
+    sums = [float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None]
+    return [*scores.detach().flatten().tolist(), *sums]
+
+
+def sampled(out: Path, device: torch.device) -> list[float]:
+    """Ids and log probabilities that the engine draws; one session has a stream of its own."""
+    tiny_model().save_pretrained(out)
+    decoder = Decoder(out, "float32", 0, frozenset({60}), device)
+    rows = [
+        Row(decoder.arena.take(), [5, 9, 11], 0, 1.0, decoder.generator_for(3)),
+        Row(decoder.arena.take(), [7], 0, 0.0, None),
+    ]
+    drawn = decoder.step(rows)
+    return [number for draw in drawn for number in (float(draw.token_id), draw.logprob)]
+
+
+CASES: Mapping[str, Callable[[Path, torch.device], list[float]]] = {
+    "fast": trained,
+    "trl": partial(trained, config=replace(CONFIG, fast=False)),
+    "adapters": partial(trained, config=replace(CONFIG, lora_rank=4)),
+    "reference": partial(trained, config=replace(CONFIG, kl="k3(beta=0.1)")),
+    "lines": partial(trained, config=replace(CONFIG, importance="line_truncate", updates=2)),
+    "observed": partial(trained, config=replace(CONFIG, observation_weight=0.1, checkpointing=True)),
+    "float32": partial(scored, dtype=torch.float32),
+    "bfloat16": partial(scored, dtype=torch.bfloat16),
+    "sampled": sampled,
+}
+
+
+def main(name: str, cases: list[str]) -> None:
+    os.environ["ACCELERATE_TORCH_DEVICE"] = name
+    with pretending() if name.startswith(NAME) else nullcontext(), tempfile.TemporaryDirectory() as folder:
+        device = torch.device(name)
+        print(json.dumps({case: CASES[case](Path(folder) / case, device) for case in cases}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
