@@ -1,0 +1,53 @@
+"""How long the owner of a fleet waits for a node."""
+
+import asyncio
+
+import pytest
+
+from repl_rl.errors import NodeLost
+from repl_rl.rollout.fleet.members import within
+
+
+class Pausable(asyncio.SelectorEventLoop):
+    """A loop under which the machine can be paused."""
+
+    paused_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.paused_s
+
+
+def test_a_node_that_answers_is_not_lost_because_its_owner_stood_still() -> None:
+    async def alive() -> str:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Pausable)
+        loop.paused_s += 3600
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return "alive"
+
+    with asyncio.Runner(loop_factory=Pausable) as runner:
+        assert runner.run(within(10, "an answer", alive())) == "alive"
+
+
+def test_a_node_that_does_not_answer_is_lost_and_its_call_has_ended() -> None:
+    ended = []
+
+    async def silent() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    with pytest.raises(NodeLost, match=r"an answer took longer than 0\.05 s"):
+        asyncio.run(within(0.05, "an answer", silent()))
+    assert ended == [True]
+
+
+def test_what_a_node_raises_is_raised() -> None:
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(within(10, "an answer", broken()))
