@@ -1,6 +1,8 @@
 """The memory plan of a run on this process's GPU: what it takes, or why it cannot begin. `memory` has the figures."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -15,10 +17,9 @@ from repl_rl.errors import ConfigError
 from repl_rl.machine.launched import own_gpu, processes
 from repl_rl.settings.named import Named
 from repl_rl.tasks import Task
-from repl_rl.trainer import choices
+from repl_rl.trainer import choices, sharded
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.memory import GIB, PHASES, SHARE, Case, Gpu, Plan, Sampling, Shape, Update, planned, with_cache
-from repl_rl.trainer.sharded import asked
 from repl_rl.world import World
 
 _BYTES: Mapping[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
@@ -48,11 +49,25 @@ class Planned:
     """Of a rollout, prompt included, up to which all of a step may be that long; those of the limits where it fits."""
 
 
+_ASK = "import sys, torch; print(*torch.cuda.mem_get_info(int(sys.argv[1])))"
+
+
 def this_gpu() -> Gpu | None:
-    """Memory of the GPU that this process trains on; None: it has none."""
+    """Memory of the GPU that this process trains on; None: it has none.
+
+    Another process asks: in this one CUDA would be at work from then on, and vLLM would start its process otherwise.
+
+    Raises:
+        ConfigError: there is one, and PyTorch cannot use it.
+    """
     if not torch.cuda.is_available():
         return None
-    free, total = torch.cuda.mem_get_info(own_gpu(torch.cuda.device_count()))
+    command = [sys.executable, "-c", _ASK, str(own_gpu(torch.cuda.device_count()))]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        said = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ConfigError("GPU", said, "PyTorch cannot use it; see nvidia-smi, or hide it with CUDA_VISIBLE_DEVICES=")
+    free, total = map(int, asked.stdout.split())
     return Gpu(total, free)
 
 
@@ -76,7 +91,7 @@ def plan_run(
         ConfigError: it cannot fit, however short rollouts are; the remedy is the fewest settings with which it does.
     """
     there = gpu()
-    if there is None or asked() or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+    if there is None or sharded.asked() or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         return None
     context = read_model_folder(Opening(world.model_folder, world.context_tokens)).context_tokens
     question = max((task.question for task in tasks), key=len, default="")

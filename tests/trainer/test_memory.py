@@ -37,6 +37,7 @@ from repl_rl.trainer.memory import (
 )
 from repl_rl.trainer.planning import Planned, advice, shape_of, update_of
 from repl_rl.world import World
+from tests import documents
 
 TOKENS, ROWS = 150, 2
 
@@ -307,6 +308,8 @@ def test_a_run_that_cannot_fit_is_refused_with_the_fewest_settings_that_would_he
         plan_run(world, TrainerConfig(), world.drawn(count=20), gpu=lambda: on(24))
     assert refused.value.exit_code == 2
     assert str(refused.value).startswith("free memory of the GPU is '24.0 GiB'; the run takes 32.")
+    (told,) = documents.blocks("text", "docs/gpu.md")
+    assert " ".join(told.split()) == f"repl-rl: error: {refused.value}", "the page tells what is said"
     assert re.search(r"; it fits with --vllm\.kv-cache-gib \d+$", str(refused.value))
 
 
