@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
@@ -194,7 +195,9 @@ def _docker_runs() -> bool:
 
 
 def expected(command: str) -> int:
-    """0, but for what this machine has no daemon or no runtime for: that is refused."""
+    """0, but for what this machine has no daemon, no runtime or no GPU for: that is refused."""
+    if "--gpu" in command:
+        return 0 if torch.cuda.is_available() else 2
     if "docker" not in command:
         return 0
     return 0 if _docker_runs() and ("runsc" not in command or shutil.which("runsc")) else 2

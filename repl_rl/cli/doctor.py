@@ -8,10 +8,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from repl_rl.cli.gpu import try_gpu
 from repl_rl.engine import ENGINES
 from repl_rl.engine.preflight import broken_companions
 from repl_rl.errors import ConfigError, SandboxUnavailable
@@ -24,7 +26,17 @@ from repl_rl.world import World
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """Check this machine. The exit code is 0 when the bundled run would work, else 1."""
+    """Check this machine. The exit code is 0 when the bundled run would work (--gpu: no check failed), else 1."""
+
+    gpu: bool = False
+    """Try on the first GPU what only a GPU can show: both engines, weight syncs, number formats, sleep, adapters, a
+    short training; a quarter of an hour at most."""
+    json: Path | None = None
+    """File for what --gpu found; none: it is only printed."""
+
+    def __post_init__(self) -> None:
+        if self.json is not None and not self.gpu:
+            raise ConfigError("json", str(self.json), "only what --gpu finds is written; add --gpu, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +53,9 @@ class Finding:
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    parse(DoctorConfig, "doctor", argv)
+    config = parse(DoctorConfig, "doctor", argv)
+    if config.gpu:
+        return try_gpu(config.json)
     findings = [_python(), _torch(), *_engines(), _trainer(), _imports(), *_sandboxes(), _fleet(), _memory()]
     table = Table("", "what", "found", "remedy")
     for finding in findings:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from rich.console import Console
 
-from repl_rl.cli.outcome import opened, show
+from repl_rl.cli.outcome import opened, show, show_plan
 from repl_rl.cli.processes import explained_by_others, hush, led
 from repl_rl.cli.progress import Progress
 from repl_rl.engine import ENGINES
@@ -36,6 +36,7 @@ from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split, Task, load_tasks
 from repl_rl.trainer import Evaluation, Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
 from repl_rl.trainer.fleets import fleet_for, fleet_status, keep_notes
+from repl_rl.trainer.planning import plan_run
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ class Run:
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
         refuse_run(config, config.trainer, len(self.training))
+        self.plan = plan_run(config, config.trainer, self.training, local=chosen_fleet(config.fleet) is None)
         if self.main:
             config.try_workspaces([*self.training, *self.held_out])
         self.settings = dump(replace(config, model=config.policy.reference, resume=False))
@@ -160,6 +162,7 @@ class Run:
         """
         config = self.config
         engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
+        show_plan(self.console, self.plan)
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
         with (
             fleet_for(config, {task.id: task for task in self.training}, config.fleet, rank()) as source,

