@@ -12,7 +12,7 @@ from repl_rl.engine.base import EngineSession
 from repl_rl.errors import ConfigError, SandboxFault, SandboxLost
 from repl_rl.judges import verdict
 from repl_rl.record.console import prompt
-from repl_rl.record.record import Origin, Record
+from repl_rl.record.record import UNFOLLOWED, Followed, Origin, Record
 from repl_rl.record.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
 from repl_rl.rollout.choosing import Choose, chosen
 from repl_rl.rollout.console import Console
@@ -39,12 +39,14 @@ class Episode(Earning):
         limits: RolloutLimits,
         context_tokens: int,
         host: HostSession | None = None,
+        followed: Followed = UNFOLLOWED,
     ) -> None:
-        super().__init__(Record(origin))
+        super().__init__(Record(origin, followed.heard))
         self.renderer = renderer
         """Owner of the tokenizer, for samplers that splice a model's chat format."""
         self.limits = limits
-        self._writer = Writer(engine, renderer, context_tokens - len(origin.prompt.token_ids))
+        room = context_tokens - len(origin.prompt.token_ids)
+        self._writer = Writer(engine, renderer, room, followed.most_tokens)
         self._sandbox = sandbox
         self._console = Console(sandbox, origin.task, host)
         self._ending = Ending()
@@ -191,10 +193,9 @@ class Episode(Earning):
             raise ConfigError("episode.push()", line.text, "it has no newline; check episode.ended before you push")
         self._sample_ahead(physical)
         result = await self._run(physical, line.end is LineEnd.EOS)
-        if not self.ended:
-            self.observe(result.text + prompt(result.more), result.cut)
-        elif result.text:
-            self.observe(result.text, result.cut)
+        shown = result.text if self.ended else result.text + prompt(result.more)
+        if shown:
+            self.observe(shown, result.cut)
         return result
 
     async def execute(self, *lines: str) -> PushResult:
