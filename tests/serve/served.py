@@ -34,6 +34,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "Fail?": ["1/0\n", "print('>>> ')\n", "submit_final_answer('it did')\n"],
     "Never?": ["pass\n"] * 50,
     "Leave?": ["exit()\n"],
+    "Steer?": ["print('\\x1b[2J[bold]')\n", "submit_final_answer('\\x1b[0m')\n"],
     "<b>Hostile</b>?": ["print('</script><img src=x onerror=alert(1)>')\n", "submit_final_answer('<i>no</i>')\n"],
 }
 """What the policy writes when it is asked; it starts anew at each question."""

@@ -1,5 +1,6 @@
 """docs/serve.md: its servers start, its Python and its curl ask them, and what they print is what the page says."""
 
+import io
 import shlex
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from repl_rl.cli import main
 from repl_rl.cli.serve.asking import NEUTRAL, Repl
 from repl_rl.machine.assets import asset
 from tests.documents import PAGES, blocks, commands
@@ -55,6 +57,16 @@ def test_the_pages_python_and_its_curl_ask_a_server(desk: Path, capsys: pytest.C
             ["sh", "-c", curl.replace("http://127.0.0.1:8000/v1", address)], capture_output=True, text=True, check=True
         )
         assert '"object": "text_completion"' in done.stdout.replace('":"', '": "')
+
+
+def test_the_pages_chat_asks_a_server(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (chat,) = [command for command in commands() if command.startswith("repl-rl chat --server")]
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is 6 * 7?\n"))
+    with program(desk) as (_, address):
+        assert main(shlex.split(chat.replace("http://127.0.0.1:8000/v1", address))[1:]) == 0
+    assert "submit_final_answer(" in capsys.readouterr().out
 
 
 def test_the_page_names_every_field_of_ours_and_what_it_refuses() -> None:

@@ -12,13 +12,14 @@ from starlette.requests import ClientDisconnect
 from repl_rl.cli.serve.asking import A, Asked, ChatAsked, TextAsked, read
 from repl_rl.cli.serve.desk import Desk, Done, Tell
 from repl_rl.cli.serve.keys import Keys
+from repl_rl.cli.serve.page import PAGES, page
 from repl_rl.cli.serve.refusal import PATIENCE_S, Refusal
 from repl_rl.cli.serve.responses import TurnResponse
 from repl_rl.cli.serve.shapes import Shape
 
 MOST_BYTES = 1 << 20
 """Of a request's body."""
-_OPEN = ("/health",)
+_OPEN = ("/health", *PAGES)
 """Addresses that need no key."""
 
 
@@ -41,6 +42,7 @@ class App:
             ("DELETE", "/v1/conversations/{id}", self._end),
             ("GET", "/health", self._health),
             ("GET", "/metrics", self._metrics),
+            *(("GET", path, self._page) for path in PAGES),
         ):
             app.add_api_route(path, self._guarded(path, answer), methods=[method], response_model=None)
         app.add_exception_handler(HTTPException, self._lost)
@@ -119,6 +121,9 @@ class App:
 
     async def _metrics(self, request: Request, owner: str) -> Response:
         return PlainTextResponse(self._desk.figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _page(self, request: Request, owner: str) -> Response:
+        return page(request.url.path)
 
     async def _late(self, request: Request, error: Exception) -> Response:
         """A turn that is refused when its turn has come; it is counted already."""
