@@ -21,6 +21,7 @@ from repl_rl.sandbox import InProcessSandbox, SandboxSession, open_sandbox
 from repl_rl.sandbox.base import Continuing
 from repl_rl.tasks import Task
 from tests.samplers.marked import chat_renderer
+from tests.sandbox.test_docker import needs_docker
 from tests.worlds import RENDERER, TASK, world
 
 LIMITS = RolloutLimits(max_line_tokens=200)
@@ -176,7 +177,7 @@ async def console(kind: str) -> AsyncIterator[SandboxSession]:
         yield session
 
 
-@pytest.mark.parametrize("kind", ["local", "unsafe", "inprocess"])
+@pytest.mark.parametrize("kind", ["local", "unsafe", "inprocess", pytest.param("docker", marks=needs_docker)])
 def test_a_console_goes_on_after_an_answer_and_forgets_it(kind: str) -> None:
     async def main() -> None:
         async with console(kind) as session:

@@ -41,12 +41,11 @@ class Episode(Earning):
         host: HostSession | None = None,
         followed: Followed = UNFOLLOWED,
     ) -> None:
-        super().__init__(Record(origin, followed.heard))
+        super().__init__(Record(origin, followed))
         self.renderer = renderer
         """Owner of the tokenizer, for samplers that splice a model's chat format."""
         self.limits = limits
-        room = context_tokens - len(origin.prompt.token_ids)
-        self._writer = Writer(engine, renderer, room, followed.most_tokens)
+        self._writer = Writer(engine, renderer, context_tokens - len(origin.prompt.token_ids), followed.most_tokens)
         self._sandbox = sandbox
         self._console = Console(sandbox, origin.task, host)
         self._ending = Ending()
@@ -91,7 +90,7 @@ class Episode(Earning):
         closes with nothing to run. `write` samples one; None: `sample`."""
         while not self.ended:
             line = await (write or self.sample)()
-            if line.end is LineEnd.NEWLINE or self._console.awaits(line):
+            if not self._ending.unwanted and (line.end is LineEnd.NEWLINE or self._console.awaits(line)):
                 yield line
 
     async def sample(self, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None) -> Line:
@@ -146,7 +145,8 @@ class Episode(Earning):
         return self.limits.max_line_tokens if max_tokens is None else max_tokens
 
     def _wrote(self, line: Line, wanted: int, turn: bool = False) -> Line:
-        self._record.sampled(line)
+        if self._record.sampled(line):
+            self._ending.refuse()
         if line.end is LineEnd.LENGTH:
             self._ending.end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)
         elif line.end is LineEnd.EOS and not turn:

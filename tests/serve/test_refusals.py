@@ -53,7 +53,6 @@ def error(said: httpx.Response, status: int) -> Mapping[str, object]:
         ("logprobs", True),
         ("top_logprobs", 3),
         ("top_p", 0.9),
-        ("stop", ["\n"]),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -1),
         ("logit_bias", {"5": 100}),
@@ -92,6 +91,9 @@ def test_parameters_that_ask_for_nothing_are_taken(server: Server) -> None:
         ({"seed": -1}, "seed"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stop": "a\nb"}, "stop"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": 1}, "stop"),
         ({"repl": {"show": "all"}}, "repl.show"),
         ({"repl": {"shwo": "answer"}}, "repl.shwo"),
         ({"messages": []}, "messages"),
@@ -178,6 +180,8 @@ def test_addresses_and_methods_that_are_not_there_are_said_so(server: Server) ->
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Host": "127.0.0.1.evil.example:80"},
+        {"Host": "[::1"},
+        {"Origin": "http://[::1"},
     ],
 )
 def test_pages_of_other_sites_in_a_browser_of_this_machine_are_refused(
@@ -270,6 +274,15 @@ def test_an_address_that_others_can_reach_needs_keys(
     monkeypatch.delenv(VARIABLE, raising=False)
     assert main(["serve", "--host", host, "--port", "0"]) == 2
     assert "needs keys" in capsys.readouterr().err
+
+
+def test_consoles_that_isolate_nothing_are_not_for_other_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys").write_text(f"{KEYS[0]}\n")
+    keys = str(tmp_path / "keys")
+    assert main(["serve", "--host", "0.0.0.0", "--port", "0", "--keys", keys, "--sandbox", "unsafe"]) == 2
+    assert "use local or docker" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,35 @@ def test_a_limit_ends_an_answer_as_openai_says_it(server: Server) -> None:
     assert short.usage.completion_tokens == 3
 
 
+@pytest.mark.parametrize(
+    ("stop", "text", "ran"),
+    [
+        ("submit", "x = 6\n>>> x\n6\n>>> ", 2),
+        (["nowhere", "final", "submit_"], "x = 6\n>>> x\n6\n>>> ", 2),
+        ("\n", "x = 6", 0),
+        ("_answer", "x = 6\n>>> x\n6\n>>> submit_final", 2),
+        (">>>", TRANSCRIPT, 3),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_text_that_ends_the_turn_is_not_told_and_its_line_does_not_run(
+    server: Server, stop: str | list[str], text: str, ran: int, streamed: bool
+) -> None:
+    if streamed:
+        events = server.post(question("Six?", stop=stop, stream=True)).text.split("\n\n")[:-2]
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+        said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        lines = [chunk["repl"]["line"] for chunk in chunks if "line" in chunk.get("repl", {})]
+        end = chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        answer = server.post(question("Six?", stop=stop)).json()
+        said, lines = answer["choices"][0]["message"]["content"], answer["repl"]["lines"]
+        end = answer["choices"][0]["finish_reason"]
+    assert (said, end) == (text, "stop")
+    assert len([line for line in lines if line["status"] is not None]) == ran
+    assert "".join(line["source"] for line in lines if line["status"] is None) in text
+
+
 def test_plain_completions_go_on_from_the_text_or_the_ids_that_are_given(server: Server) -> None:
     client = server.client()
     prompt = "Six?\n>>> "

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.thread import LoopThread
+from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.world import World
@@ -77,6 +78,12 @@ def main(argv: Sequence[str]) -> int:
         found.close()
         remedy = f"other machines can reach it, so it needs keys: give --keys FILE, or set {VARIABLE}"
         raise ConfigError("host", config.host, remedy)
+    if not SANDBOXES.chosen(config.sandbox).isolates and not is_loopback(host):
+        found.close()
+        remedy = (
+            f"nothing keeps a line from this machine there, and others can reach {config.host}; use local or docker"
+        )
+        raise ConfigError("sandbox", config.sandbox, remedy)
     shown = f"[{host}]" if ":" in host else host
     bounds = Bounds(config.concurrency, config.waiting, config.conversations, config.idle_s)
     serving = Serving(config.rollouts, found, config.called, bounds, keys, config.drain_s)

@@ -73,9 +73,8 @@ class App:
             Refusal: nobody who may.
         """
         if self._hosts is not None:
-            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-            origin = request.headers.get("origin")
-            if host not in self._hosts or (origin is not None and urlsplit(origin).hostname not in self._hosts):
+            host, origin = _host(f"//{request.headers.get('host', '')}"), request.headers.get("origin")
+            if host not in self._hosts or (origin is not None and _host(origin) not in self._hosts):
                 raise Refusal(403, "this server answers its own machine alone, under a name of its own")
         owner = "" if path in _OPEN else self._keys.owner(request.headers.get("authorization"))
         if owner is None:
@@ -147,6 +146,14 @@ class App:
         self._desk.figures.requests.labels(path, str(status)).inc()
 
 
+def _host(address: str) -> str:
+    """The name in an address; "": there is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
 def _refused(refusal: Refusal) -> Response:
     return JSONResponse(refusal.body, refusal.status, headers=dict(refusal.headers))
 
@@ -161,7 +168,7 @@ async def _body(request: Request) -> bytes:
         raise Refusal(415, "send the body as application/json")
     too_long = Refusal(413, f"the body has more than {MOST_BYTES} bytes", code="body_too_large")
     said = request.headers.get("content-length", "0")
-    if said.isdigit() and int(said) > MOST_BYTES:
+    if said.isascii() and said.isdigit() and int(said) > MOST_BYTES:
         raise too_long
     body = bytearray()
     try:

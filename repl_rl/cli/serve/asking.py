@@ -22,7 +22,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (False,),
     "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
-    "stop": ([], ""),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none",),
@@ -90,6 +89,7 @@ class Asked(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=_MOST_SEED)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     repl: Repl = Repl()
@@ -98,6 +98,12 @@ class Asked(BaseModel):
     def most_tokens(self) -> int | None:
         """Ids that may be sampled; None: as the limits say."""
         return self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end the turn; see `Followed.stop`."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in given if text)
 
     @property
     def keep(self) -> bool:
@@ -173,6 +179,8 @@ def _check(asked: Asked) -> None:
     """Refuse what no single field is to blame for."""
     if asked.stream_options is not None and not asked.stream:
         raise Refusal(400, "stream_options has no effect without stream; leave it out", param="stream_options")
+    if any("\n" in text[:-1] for text in asked.stops):
+        raise Refusal(400, "stop: a text that goes on after a newline is in no line of the policy", param="stop")
     if not isinstance(asked, ChatAsked):
         if isinstance(asked, TextAsked):
             _check_prompt(asked.prompt)

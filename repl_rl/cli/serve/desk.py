@@ -15,7 +15,7 @@ from repl_rl.cli.serve.telling import Ran, Teller, Told
 from repl_rl.errors import BrokenDown, ConfigError, EngineDied, ReplRLError
 from repl_rl.record.record import Followed
 from repl_rl.record.trajectory import Line, Observed, Prompt, Trajectory
-from repl_rl.rollout import Rollouts
+from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.conversation import Conversation
 from repl_rl.samplers.following import further
 from repl_rl.tasks import Task
@@ -84,7 +84,7 @@ class Desk:
         """
         if self.stopping:
             raise Refusal(503, "the server is stopping", code="stopping", retry_after_s=5)
-        self._refuse_seed(asked)
+        self._refuse_unhonoured(asked)
         async with self._under_way(), self.conversations.seat(asked, owner) as held:
             prompt, task = self._prompt(asked, held.conversation)
             async with self._places.place():
@@ -129,7 +129,7 @@ class Desk:
     async def _played(self, asked: Asked, held: Held, prompt: Prompt, task: Task, tell: Tell) -> Done:
         seed = secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed
         temperature = 1.0 if asked.temperature is None else asked.temperature
-        teller, lines, text = Teller(), list[Ran](), list[str]()
+        teller, lines, text = Teller(asked.stops), list[Ran](), list[str]()
 
         def told(new: Told) -> None:
             text.append(new.text)
@@ -142,7 +142,8 @@ class Desk:
             told(teller.hear(item))
 
         told(Told())
-        played = await held.conversation.turn(task, prompt, seed, temperature, Followed(heard, asked.most_tokens))
+        followed = Followed(heard, asked.most_tokens, asked.stops)
+        played = await held.conversation.turn(task, prompt, seed, temperature, followed)
         told(teller.end())
         self.figures.turn(played)
         self._places.took(played.wall_s)
@@ -154,8 +155,11 @@ class Desk:
             held.said += [("user", asked.question), ("assistant", done.content(asked) or "")]
         return done
 
-    def _refuse_seed(self, asked: Asked) -> None:
-        engine = self.rollouts.engine
+    def _refuse_unhonoured(self, asked: Asked) -> None:
+        engine, sampler = self.rollouts.engine, self.rollouts.sampler
+        if asked.stops and not isinstance(sampler, ReplSampler):
+            message = f"stop is {asked.stop!r:.80}: {type(sampler).__name__} does not look for it; leave it out"
+            raise Refusal(400, message, param="stop", code="unsupported_parameter")
         if asked.seed is not None and asked.temperature != 0 and not engine.seeds_sessions:
             message = f"seed is {asked.seed}: the engine {engine.name} does not seed what it draws; leave it out"
             raise Refusal(400, message, param="seed", code="unsupported_parameter")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from repl_rl.record.console import PS1, PS2
+from repl_rl.record.record import Followed
 from repl_rl.record.trajectory import Line, LineEnd, LineStatus, Observed
 
 _LAST = (LineStatus.ANSWERED, LineStatus.EXITED, LineStatus.KILLED)
@@ -43,7 +44,9 @@ class Told:
 class Teller:
     """Follows a record. What it tells, put together, is the transcript and all of its lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+        """`stop`: texts of which, and after which, nothing is told; see `Followed.stop`."""
+        self._followed = Followed(stop=stop)
         self._line: Line | None = None
 
     def hear(self, item: Line | Observed) -> Told:
@@ -55,7 +58,7 @@ class Teller:
             return Told()
         before = self._complete(None)
         self._line = item
-        return Told(item.text, before)
+        return Told(self._followed.wanted(item.text), before)
 
     def end(self) -> Told:
         """The turn is over."""
@@ -63,12 +66,15 @@ class Teller:
 
     def _complete(self, observed: Observed | None) -> Ran | None:
         line, self._line = self._line, None
-        if line is None or not (line.text or line.execution):  # an end token alone is no line to anybody
+        if line is None:
+            return None
+        text = self._followed.wanted(line.text)
+        if not (text or line.execution):  # an end token alone is no line to anybody
             return None
         run, output = line.execution, observed.text if observed is not None else ""
         cut = observed is not None and observed.cut
         if run is None:
-            return Ran(line.text, output, None, None, cut)
+            return Ran(text, output, None, None, cut)
         if run.status not in _LAST and line.end is not LineEnd.EOS:
             output = next((output.removesuffix(asked) for asked in (PS1, PS2) if output.endswith(asked)), output)
-        return Ran("\n".join(run.ran) if run.ran else line.text, output, run.status, 1000 * run.elapsed_s, cut)
+        return Ran("\n".join(run.ran) if run.ran else text, output, run.status, 1000 * run.elapsed_s, cut)
