@@ -10,6 +10,7 @@ from repl_rl.samplers.feedback import FeedbackSampler
 from tests.processes import wait_for
 from tests.serve.served import BOUNDS, MODEL, Stuck, ask, ours, question, scripted, served, stream
 from tests.serve.test_refusals import KEYS, error
+from tests.worlds import RENDERER
 
 
 def test_names_of_the_first_turn_are_there_in_the_second() -> None:
@@ -137,6 +138,19 @@ def test_a_conversation_has_one_turn_at_a_time() -> None:
         assert server_delete(server.address, str(id)) == 409
         server.thread.soon(stuck.may_go_on.set)
         list(second)
+
+
+def test_plain_completions_go_on_in_their_console_too() -> None:
+    with served() as server:
+        client = server.client()
+        first = client.completions.create(model=MODEL, prompt="Six?\n>>> ", extra_body={"repl": {"keep": True}})
+        id = (first.model_extra or {})["repl"]["conversation"]
+        ours_too = {"repl": {"conversation": id, "tokens": True}}
+        second = client.completions.create(model=MODEL, prompt="Times seven?\n>>> ", extra_body=ours_too)
+        said = (second.model_extra or {})["repl"]
+        assert said["answer"] == "42"
+        before = "Six?\n>>> " + first.choices[0].text
+        assert RENDERER.decode(said["prompt_token_ids"]) == before + "Times seven?\n>>> "
 
 
 def test_a_sampler_of_another_kind_keeps_no_console() -> None:

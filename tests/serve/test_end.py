@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,15 +19,32 @@ import pytest
 from openai import OpenAI
 from starlette.types import Message
 
+from repl_rl.cli.serve.app import App
 from repl_rl.cli.serve.asking import ChatAsked, read
 from repl_rl.cli.serve.desk import Bounds, Desk, Done, Tell
 from repl_rl.cli.serve.figures import Figures
+from repl_rl.cli.serve.keys import Keys
 from repl_rl.cli.serve.responses import TurnResponse
 from repl_rl.cli.serve.shapes import Shape
 from repl_rl.engine import EngineSession, Sampling, ScriptedEngine
 from repl_rl.errors import BrokenDown
+from repl_rl.rollout import Rollouts
+from repl_rl.sandbox import open_sandbox
 from tests.processes import descendants, identity, wait_for
-from tests.serve.served import BOUNDS, LIMIT_S, Counting, Server, Stuck, ask, ours, question, scripted, served, stream
+from tests.serve.served import (
+    BOUNDS,
+    LIMIT_S,
+    Counting,
+    Server,
+    Stuck,
+    ask,
+    opened,
+    ours,
+    question,
+    scripted,
+    served,
+    stream,
+)
 from tests.worlds import RENDERER
 
 FREED_S = 1.0
@@ -121,6 +138,46 @@ class Dead(ScriptedEngine):
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         raise BrokenDown("engine", "dead", "mend it")
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    async def main() -> None:
+        said: list[Message] = []
+        app = App(Desk(scripted(), BOUNDS, Figures()), Keys(), "m", None, patience_s=0.05)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"5")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+        parts: asyncio.Queue[Message] = asyncio.Queue()
+        parts.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+
+        async def send(message: Message) -> None:
+            said.append(message)
+
+        await app.asgi(scope, parts.get, send)
+        assert said[0]["status"] == 408
+
+    asyncio.run(main())
+
+
+def test_a_client_that_goes_away_takes_the_process_of_its_console_along() -> None:
+    """In the sandbox, in the middle of a line."""
+    line = RENDERER.written("print(sum(range(10**12)))\n")
+    engine = ScriptedEngine.asking(lambda ids: line, forbidden_ids=RENDERER.forbidden_ids)
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Rollouts]:
+        async with open_sandbox("local", warm=0) as sandbox:
+            yield replace(scripted(), engine=engine, sandbox=sandbox)
+
+    with opened(opener) as server:
+        before = set(descendants(os.getpid()))
+        chunks = iter(stream(server.client(), "Six?"))
+        assert [next(chunks).choices[0].delta.content for _ in range(2)][1] == "print(sum(range(10**12)))\n"
+        server.wait(lambda: set(descendants(os.getpid())) - before)
+        consoles = set(descendants(os.getpid())) - before
+        gone_s = time.monotonic()
+        server.clients[0].close()
+        server.wait(lambda: not {p for p in consoles if identity(p[0]) == p} and engine.open_sessions == 0)
+        assert time.monotonic() - gone_s < FREED_S
 
 
 def test_an_engine_that_died_for_good_ends_the_server_as_it_ends_a_run() -> None:

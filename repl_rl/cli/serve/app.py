@@ -26,9 +26,12 @@ _OPEN = ("/health", *PAGES)
 class App:
     """One policy's server."""
 
-    def __init__(self, desk: Desk, keys: Keys, model: str, hosts: Collection[str] | None) -> None:
+    def __init__(
+        self, desk: Desk, keys: Keys, model: str, hosts: Collection[str] | None, patience_s: float = PATIENCE_S
+    ) -> None:
         """`hosts`: names under which it may be asked; None: any. A page of another site, open in a browser on this
         machine, could have any name resolve to this server."""
+        self._patience_s = patience_s
         self._desk = desk
         self._keys = keys
         self._model = model
@@ -88,7 +91,7 @@ class App:
         return await self._turn(request, owner, TextAsked)
 
     async def _turn(self, request: Request, owner: str, kind: type[A]) -> Response:
-        asked: Asked = read(kind, await _body(request))
+        asked: Asked = read(kind, await _body(request, self._patience_s))
         self._refuse_other(asked.model)
         path = request.url.path
 
@@ -101,7 +104,7 @@ class App:
             self._count(path, 200)
             return done
 
-        return TurnResponse(play, Shape(asked, self._model), stream=bool(asked.stream), patience_s=PATIENCE_S)
+        return TurnResponse(play, Shape(asked, self._model), stream=bool(asked.stream), patience_s=self._patience_s)
 
     async def _models(self, request: Request, owner: str) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
@@ -158,7 +161,7 @@ def _refused(refusal: Refusal) -> Response:
     return JSONResponse(refusal.body, refusal.status, headers=dict(refusal.headers))
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, patience_s: float) -> bytes:
     """The body of a request.
 
     Raises:
@@ -172,11 +175,11 @@ async def _body(request: Request) -> bytes:
         raise too_long
     body = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BYTES:
                     raise too_long
     except TimeoutError as error:
-        raise Refusal(408, f"the body did not come within {PATIENCE_S:g} s") from error
+        raise Refusal(408, f"the body did not come within {patience_s:g} s") from error
     return bytes(body)
