@@ -204,6 +204,19 @@ def test_a_server_that_is_told_to_stop_lets_turns_end_and_closes_what_is_kept() 
         assert (ours(chunks[-2])["answer"], ours(chunks[-2])["conversation"]) == ("6", None)
 
 
+def test_a_turn_that_waits_for_a_place_when_the_server_stops_is_not_begun() -> None:
+    stuck = Stuck()
+    with served(scripted(stuck), replace(BOUNDS, at_once=1), drain_s=LIMIT_S) as server:
+        first, second = sent(server), sent(server, stream=True)
+        server.wait(lambda: server.figure("repl_rl_waiting") == 1)
+        server.stop()
+        server.wait(lambda: httpx.get(f"{server.address}/health").status_code == 503)
+        assert server.post(question("Six?")).status_code == 503
+        server.thread.soon(stuck.may_go_on.set)
+        answers = sorted(everything(each).split(b"\r\n")[0] for each in (first, second))
+        assert answers == [b"HTTP/1.1 200 OK", b"HTTP/1.1 503 Service Unavailable"]
+
+
 def test_a_turn_that_does_not_end_in_time_is_cut_and_told_so() -> None:
     stuck = Stuck()
     with served(scripted(stuck), drain_s=0.0) as server:

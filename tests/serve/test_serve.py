@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -10,7 +12,7 @@ from repl_rl.engine import Transformers
 from repl_rl.rollout import RolloutThread
 from repl_rl.tasks import Split
 from repl_rl.world import World
-from tests.serve.served import MODEL, Server, Stuck, ask, opened, ours, question, scripted, served, stream
+from tests.serve.served import BOUNDS, MODEL, Server, Stuck, ask, opened, ours, question, scripted, served, stream
 from tests.worlds import RENDERER
 
 TRANSCRIPT = "x = 6\n>>> x\n6\n>>> submit_final_answer(x)\n"
@@ -154,6 +156,14 @@ def test_plain_completions_go_on_from_the_text_or_the_ids_that_are_given(server:
     chunks = list(client.completions.create(model=MODEL, prompt=prompt, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == TRANSCRIPT
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_many_at_once_have_their_own_answers() -> None:
+    asked = {"Six?": "6", "Is x there?": "False", "Fail?": "it did"}
+    with served(bounds=replace(BOUNDS, waiting=24)) as server, ThreadPoolExecutor(8) as pool:
+        wanted = list(asked) * 8
+        answers = pool.map(lambda text: server.post(question(text, repl={"show": "answer"})).json(), wanted)
+        assert [said["choices"][0]["message"]["content"] for said in answers] == [asked[text] for text in wanted]
 
 
 def test_the_model_is_listed_under_its_name(server: Server) -> None:

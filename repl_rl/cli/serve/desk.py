@@ -82,12 +82,12 @@ class Desk:
         Raises:
             Refusal: it is not played, or something of ours failed.
         """
-        if self.stopping:
-            raise Refusal(503, "the server is stopping", code="stopping", retry_after_s=5)
+        self._refuse_stopping()
         self._refuse_unhonoured(asked)
         async with self._under_way(), self.conversations.seat(asked, owner) as held:
             prompt, task = self._prompt(asked, held.conversation)
             async with self._places.place():
+                self._refuse_stopping()
                 held.changed = True
                 return await self._played(asked, held, prompt, task, tell)
 
@@ -154,6 +154,10 @@ class Desk:
         if isinstance(asked, ChatAsked):
             held.said += [("user", asked.question), ("assistant", done.content(asked) or "")]
         return done
+
+    def _refuse_stopping(self) -> None:
+        if self.stopping:
+            raise Refusal(503, "the server is stopping", code="stopping", retry_after_s=5)
 
     def _refuse_unhonoured(self, asked: Asked) -> None:
         engine, sampler = self.rollouts.engine, self.rollouts.sampler
