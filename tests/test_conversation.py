@@ -16,7 +16,7 @@ from repl_rl.rollout.conversation import Conversation, written
 from repl_rl.rollout.host_shipped import host_functions
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.samplers.feedback import FeedbackSampler
-from repl_rl.samplers.following import further, refuse_single
+from repl_rl.samplers.following import further, prompt_in, refuse_single
 from repl_rl.sandbox import InProcessSandbox, SandboxSession, open_sandbox
 from repl_rl.sandbox.base import Continuing
 from repl_rl.tasks import Task
@@ -39,11 +39,7 @@ async def asked(
 ) -> Trajectory:
     """A turn of a conversation, its first or a later one."""
     task = Task("turn", question, "")
-    if not conversation.token_ids:
-        return await conversation.turn(task, rollouts.prompt(task), 0, 0.0, followed)
-    so_far = Prompt(conversation.text, conversation.token_ids)
-    more = further(rollouts.renderer, rollouts.template, question, "3", so_far)
-    return await conversation.turn(task, conversation.after(more), 0, 0.0, followed)
+    return await conversation.turn(task, prompt_in(conversation, rollouts, task), 0, 0.0, followed)
 
 
 def test_a_turn_that_is_followed_is_the_rollout_that_nobody_follows() -> None:

@@ -15,11 +15,11 @@ from repl_rl.cli.serve.telling import Ran, Teller
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import PS1, PS2
 from repl_rl.record.record import Followed
-from repl_rl.record.trajectory import Line, LineStatus, Observed, Prompt
+from repl_rl.record.trajectory import Line, LineStatus, Observed
 from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.rollout.conversation import Conversation
 from repl_rl.runs.store import guarded, printable
-from repl_rl.samplers.following import further, refuse_single
+from repl_rl.samplers.following import prompt_in, refuse_single
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
@@ -97,13 +97,7 @@ class Here:
         conversation = self._conversation = self._conversation or Conversation(rollouts, keep=True)
         self._turns += 1
         task, teller = Task(f"chat-{self._turns}", question, ""), Teller()
-        if conversation.token_ids:
-            version = ".".join(map(str, rollouts.sandbox.python_version))
-            so_far = Prompt(conversation.text, conversation.token_ids)
-            more = further(rollouts.renderer, rollouts.template, question, version, so_far)
-            prompt = conversation.after(more)
-        else:
-            prompt = rollouts.prompt(task)
+        prompt = prompt_in(conversation, rollouts, task)
         if len(prompt.token_ids) >= rollouts.engine.context_tokens:
             await self._over()
             remedy = f"the context holds {rollouts.engine.context_tokens}; begin again, or ask less"

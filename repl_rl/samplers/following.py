@@ -3,10 +3,13 @@
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import PS1
 from repl_rl.record.trajectory import Prompt
+from repl_rl.rollout import Rollouts
+from repl_rl.rollout.conversation import Conversation
 from repl_rl.rollout.prompts import start
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.samplers.chat import ChatFormat
+from repl_rl.tasks import Task
 
 
 def refuse_single(sampler: RolloutSampler) -> None:
@@ -18,6 +21,20 @@ def refuse_single(sampler: RolloutSampler) -> None:
     if not isinstance(sampler, ReplSampler) or sampler.thinking:
         remedy = "only rollouts of the line console (repl, without thinking) follow each other in one console"
         raise ConfigError("sampler", type(sampler).__name__, remedy)
+
+
+def prompt_in(conversation: Conversation, rollouts: Rollouts, task: Task) -> Prompt:
+    """What the next turn of a conversation begins with: the prompt of `task`, after all that was said.
+
+    Raises:
+        ConfigError: as `further`.
+    """
+    if not conversation.token_ids:
+        return rollouts.prompt(task)
+    version = ".".join(map(str, rollouts.sandbox.python_version))
+    so_far = Prompt(conversation.text, conversation.token_ids)
+    more = further(rollouts.renderer, rollouts.template, task.question, version, so_far)
+    return conversation.after(more)
 
 
 def further(renderer: Renderer, template: str, question: str, version: str, so_far: Prompt) -> Prompt:

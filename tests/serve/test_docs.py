@@ -11,6 +11,7 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.cli.serve.asking import NEUTRAL, Repl
+from repl_rl.cli.serve.refusal import PATIENCE_S
 from repl_rl.machine.assets import asset
 from tests.documents import PAGES, blocks, commands
 from tests.serve.test_end import program
@@ -67,6 +68,10 @@ def test_the_pages_chat_asks_a_server(
     with program(desk) as (_, address):
         assert main(shlex.split(chat.replace("http://127.0.0.1:8000/v1", address))[1:]) == 0
     assert "submit_final_answer(" in capsys.readouterr().out
+
+
+def test_the_patience_that_the_page_tells_is_the_servers() -> None:
+    assert {10.0: "ten seconds"}[PATIENCE_S] in PAGE
 
 
 def test_the_page_names_every_field_of_ours_and_what_it_refuses() -> None:

@@ -17,7 +17,7 @@ from repl_rl.record.record import Followed
 from repl_rl.record.trajectory import Line, Observed, Prompt, Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.conversation import Conversation
-from repl_rl.samplers.following import further
+from repl_rl.samplers.following import prompt_in
 from repl_rl.tasks import Task
 
 _SEED_BITS = 31
@@ -174,20 +174,15 @@ class Desk:
         Raises:
             Refusal: it cannot be written, or does not fit.
         """
-        rollouts, begun = self.rollouts, bool(conversation.token_ids)
+        rollouts = self.rollouts
         question = asked.question if isinstance(asked, ChatAsked) else "?"
         task = Task(f"turn-{secrets.token_hex(8)}", question, "")
         try:
             if isinstance(asked, TextAsked):
                 raw = _raw(rollouts, asked.prompt)
-                prompt = conversation.after(raw) if begun else raw
-            elif begun:
-                version = ".".join(map(str, rollouts.sandbox.python_version))
-                so_far = Prompt(conversation.text, conversation.token_ids)
-                more = further(rollouts.renderer, rollouts.template, question, version, so_far)
-                prompt = conversation.after(more)
+                prompt = conversation.after(raw) if conversation.token_ids else raw
             else:
-                prompt = rollouts.prompt(task)
+                prompt = prompt_in(conversation, rollouts, task)
         except ConfigError as error:
             raise Refusal(400, str(error), param="messages") from error
         most = rollouts.engine.context_tokens
