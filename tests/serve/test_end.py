@@ -254,9 +254,19 @@ def program(desk: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], 
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_the_program_with_its_code_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
-    with program(tmp_path) as (process, address):
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        ("transformers", signal.SIGTERM),
+        ("transformers", signal.SIGINT),
+        ("transformers", signal.SIGUSR1),
+        pytest.param("vllm", signal.SIGTERM, marks=[pytest.mark.heavy, pytest.mark.alone]),
+    ],
+)
+def test_a_signal_ends_the_program_with_its_code_and_nothing_is_left(
+    tmp_path: Path, engine: str, number: signal.Signals
+) -> None:
+    with program(tmp_path, "--engine", engine) as (process, address):
         with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
             client.chat.completions.create(
                 model="builtin:quickstart",
