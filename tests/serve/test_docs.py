@@ -28,6 +28,8 @@ def _docker_runs() -> bool:
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
     shutil.copytree(asset("policies/quickstart"), tmp_path / "FOLDER")
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "config.toml").write_text('prompt = "base"\n')
     (tmp_path / "keys.txt").write_text(f"{KEY}\n")
     return tmp_path
 
@@ -42,7 +44,8 @@ def test_every_server_of_every_page_answers(command: str, desk: Path) -> None:
         address = address.replace("0.0.0.0", "127.0.0.1")
         headers = {"Authorization": f"Bearer {KEY}"} if keyed else {}
         (model,) = httpx.get(f"{address}/models", headers=headers).json()["data"]
-        assert model["id"] == (words[words.index("--name") + 1] if "--name" in words else "builtin:quickstart")
+        usual = "quickstart" if "--run" in words else "builtin:quickstart"
+        assert model["id"] == (words[words.index("--name") + 1] if "--name" in words else usual)
         assert (httpx.get(f"{address}/models").status_code == 401) == keyed
 
 

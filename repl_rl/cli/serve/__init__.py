@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +12,13 @@ from repl_rl.rollout.thread import LoopThread
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
-from repl_rl.world import World
+from repl_rl.world import World, folder_of
 
 _OF_TASKS = ("tasks", "judge", "group_judge")
 """What a world says of tasks, of which a server has none."""
+_OF_A_RUN = ("model", "prompt", "chat", "sampler", "host_functions", "preload", "overshoot", "context_tokens", "dtype")
+_BUDGETS = ("rollout", "limits")
+"""What a stored run decides, too."""
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -26,6 +29,8 @@ class ServeConfig(World):
     API keys are read from --keys, and from the environment variable REPL_RL_API_KEYS (with commas between them).
     """
 
+    run: Path | None = None
+    """A stored run whose policy, prompt, sampler and limits are served; none: those that are said here."""
     host: str = "127.0.0.1"
     """Address to listen on; one that other machines can reach needs keys."""
     port: int = 8000
@@ -50,13 +55,37 @@ class ServeConfig(World):
         check_fields(self)
         if not 0 <= self.port < 65536:
             raise ConfigError("port", self.port, "give 0 to 65535")
-        for field in fields(World):
-            if field.name in _OF_TASKS and getattr(self, field.name) != field.default:
-                raise ConfigError(field.name, getattr(self, field.name), "a server has no tasks; leave it out")
+        self._refuse(_OF_TASKS, "a server has no tasks; leave it out")
+        if self.run is not None:
+            self._refuse((*_OF_A_RUN, *_BUDGETS), "the run says it; leave out one of the two")
+
+    def _refuse(self, names: Sequence[str], remedy: str) -> None:
+        """Refuse what is said although it has no effect."""
+        usual = World()
+        for name in names:
+            if getattr(self, name) != getattr(usual, name):
+                raise ConfigError(name, getattr(self, name), remedy)
+
+    @property
+    def world(self) -> World:
+        """What is served. Engine, sandbox and seed are of this machine and this day, and never a run's.
+
+        Raises:
+            ConfigError: `run` is none.
+        """
+        if self.run is None:
+            return self
+        if folder_of(self.run) is None:
+            raise ConfigError("run", str(self.run), "it has no config.toml; give the folder of a run")
+        of_run = World.recorded(self.run)
+        here = replace(of_run, engine=self.engine, sandbox=self.sandbox, seed=self.seed, concurrency=self.concurrency)
+        return replace(here, tasks=self.tasks, judge="", group_judge="")
 
     @property
     def called(self) -> str:
         """What clients call the model."""
+        if self.run is not None and not self.name:
+            return self.run.resolve().name
         return self.name or (Path(self.model).resolve().name if Path(self.model).exists() else self.model)
 
 
@@ -71,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     from repl_rl.cli.serve.keys import VARIABLE, read_keys
     from repl_rl.cli.serve.running import Serving, is_loopback, listening
 
-    keys = read_keys(config.keys)
+    world, keys = config.world, read_keys(config.keys)
     found = listening(config.host, config.port)
     host, port = found.getsockname()[:2]
     if not keys and not is_loopback(host):
@@ -86,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("sandbox", config.sandbox, remedy)
     shown = f"[{host}]" if ":" in host else host
     bounds = Bounds(config.concurrency, config.waiting, config.conversations, config.idle_s)
-    serving = Serving(config.rollouts, found, config.called, bounds, keys, config.drain_s)
+    serving = Serving(world.rollouts, found, config.called, bounds, keys, config.drain_s)
 
     def ready() -> None:
         print(f"http://{shown}:{port}/v1 serves {config.called}    (interrupt to stop)", flush=True)
