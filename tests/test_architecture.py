@@ -109,7 +109,7 @@ def test_ray_is_imported_in_three_files() -> None:
 
 
 def test_import_repl_rl_is_light() -> None:
-    heavy = ("torch", "vllm", "transformers", "trl", "docker", "zmq", "numpy", "ray")
+    heavy = ("torch", "vllm", "transformers", "trl", "docker", "zmq", "numpy", "ray", "fastapi", "pydantic")
     code = f"import repl_rl, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -45,6 +45,8 @@ ELSEWHERE = {
     "bench faults": "tests/bench/test_faults.py",
     "bench fleet": "tests/bench/test_fleet.py",
     "--serve": "tests/test_browser.py",
+    "repl-rl chat --server": "tests/serve/test_docs.py, with a server to ask",
+    "repl-rl serve": "tests/serve/test_docs.py, until it is told to stop",
     "ray://": "tests/fleet/test_ray.py",
     "--fleet ray": "tests/fleet/test_ray.py, where Ray has the machine to itself",
     "fleet status": "tests/fleet/test_cli.py",

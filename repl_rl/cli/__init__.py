@@ -21,6 +21,8 @@ VERBS = {
     "train": "train a policy with line rewards, and evaluate it before and after",
     "eval": "evaluate a policy on held-out tasks",
     "rollout": "print rollouts of a policy as console transcripts",
+    "serve": "serve a policy to clients of OpenAI's API, its lines executed as in training",
+    "chat": "ask a policy at the terminal, here or on a server, and watch its lines run",
     "view": "open the report of a run, or follow one that is running",
     "replay": "step through a stored trajectory in a fresh console, verify it, branch from it",
     "sampler": "check a sampler of your own against what every sampler must keep",

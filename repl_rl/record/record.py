@@ -5,7 +5,7 @@ cannot be mixed up, whatever a sampler does.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -38,11 +38,35 @@ class Origin:
     policy_step: int
 
 
+Heard = Callable[[Line | Observed], None]
+"""Is told of a line when it was sampled, again when it was executed, and of what was observed after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What is asked of a rollout that somebody waits for, beside its limits."""
+
+    heard: Heard = lambda item: None
+    most_tokens: int | None = None
+    """Ids that it may sample (>= 1); None: as many as its limits allow."""
+    stop: tuple[str, ...] = ()
+    """Texts (none empty) that end it: the line in which one is written is the last, and does not run."""
+
+    def wanted(self, text: str) -> str:
+        """As much of a line as is before the first of the texts that end it."""
+        return text[: min((at for stop in self.stop if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+UNFOLLOWED = Followed()
+"""Nobody waits for it."""
+
+
 class Record:
     """Lines and observations in the order in which they came."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, followed: Followed = UNFOLLOWED) -> None:
         self.origin = origin
+        self._followed = followed
         self._items: list[Line | Observed] = []
         self._at: list[int] = []  # where the lines are among the items
 
@@ -62,10 +86,12 @@ class Record:
         lines = (item for item in self._items if isinstance(item, Line))
         return (line.execution for line in lines if line.execution is not None)
 
-    def sampled(self, line: Line) -> None:
-        """Append a line of the policy."""
+    def sampled(self, line: Line) -> bool:
+        """Append a line of the policy. True: whoever follows it wants no more."""
         self._at.append(len(self._items))
         self._items.append(line)
+        self._followed.heard(line)
+        return self._followed.wanted(line.text) != line.text
 
     def observed(self, observed: Observed) -> None:
         """Append an observation.
@@ -81,6 +107,7 @@ class Record:
         if run is not None and run.status is LineStatus.SANDBOX_FAULT:
             raise ConfigError("episode.observe()", observed.text[:40], "our console failed; let SandboxFault pass")
         self._items.append(observed)
+        self._followed.heard(observed)
 
     def executed(self, execution: Execution) -> None:
         """Note what became of the newest line. What it had run before stays noted, and comes first.
@@ -93,7 +120,8 @@ class Record:
         if before is not execution:
             ran, calls = (*before.ran, *execution.ran), (*before.calls, *execution.calls)
             execution = replace(execution, ran=ran, calls=calls)
-        self._items[at] = replace(line, execution=execution)
+        self._items[at] = line = replace(line, execution=execution)
+        self._followed.heard(line)
 
     def reward(self, value: float, name: str, number: int) -> None:
         """Add a reward to a line, found by its number as in a list.

@@ -13,6 +13,8 @@ class Ending:
     def __init__(self) -> None:
         self.stop: Stop | None = None
         self.failure: Failure | None = None
+        self.unwanted = False
+        """Whoever follows it wants the line sampled last not to run."""
         self.lost: SandboxLost | None = None
         """How its console was lost, where it was: nobody can go on with it."""
 
@@ -29,6 +31,11 @@ class Ending:
         if reason in _NOTED:
             raise ConfigError("episode.finish(), reason", str(reason), "it is noted where it happens; leave it out")
         self.end(reason)
+
+    def refuse(self) -> None:
+        """Whoever follows it wants no more, from the line sampled last on."""
+        self.unwanted = True
+        self.end(Stop.FINISHED)
 
     def answer(self) -> None:
         """Its last line gave the answer, which counts for more than the token that closed that line."""

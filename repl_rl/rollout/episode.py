@@ -12,7 +12,7 @@ from repl_rl.engine.base import EngineSession
 from repl_rl.errors import ConfigError, SandboxFault, SandboxLost
 from repl_rl.judges import verdict
 from repl_rl.record.console import prompt
-from repl_rl.record.record import Origin, Record
+from repl_rl.record.record import UNFOLLOWED, Followed, Origin, Record
 from repl_rl.record.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Segment, Stop, Trajectory
 from repl_rl.rollout.choosing import Choose, chosen
 from repl_rl.rollout.console import Console
@@ -39,12 +39,13 @@ class Episode(Earning):
         limits: RolloutLimits,
         context_tokens: int,
         host: HostSession | None = None,
+        followed: Followed = UNFOLLOWED,
     ) -> None:
-        super().__init__(Record(origin))
+        super().__init__(Record(origin, followed))
         self.renderer = renderer
         """Owner of the tokenizer, for samplers that splice a model's chat format."""
         self.limits = limits
-        self._writer = Writer(engine, renderer, context_tokens - len(origin.prompt.token_ids))
+        self._writer = Writer(engine, renderer, context_tokens - len(origin.prompt.token_ids), followed.most_tokens)
         self._sandbox = sandbox
         self._console = Console(sandbox, origin.task, host)
         self._ending = Ending()
@@ -89,7 +90,7 @@ class Episode(Earning):
         closes with nothing to run. `write` samples one; None: `sample`."""
         while not self.ended:
             line = await (write or self.sample)()
-            if line.end is LineEnd.NEWLINE or self._console.awaits(line):
+            if not self._ending.unwanted and (line.end is LineEnd.NEWLINE or self._console.awaits(line)):
                 yield line
 
     async def sample(self, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None) -> Line:
@@ -144,7 +145,8 @@ class Episode(Earning):
         return self.limits.max_line_tokens if max_tokens is None else max_tokens
 
     def _wrote(self, line: Line, wanted: int, turn: bool = False) -> Line:
-        self._record.sampled(line)
+        if self._record.sampled(line):
+            self._ending.refuse()
         if line.end is LineEnd.LENGTH:
             self._ending.end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)
         elif line.end is LineEnd.EOS and not turn:
@@ -191,10 +193,9 @@ class Episode(Earning):
             raise ConfigError("episode.push()", line.text, "it has no newline; check episode.ended before you push")
         self._sample_ahead(physical)
         result = await self._run(physical, line.end is LineEnd.EOS)
-        if not self.ended:
-            self.observe(result.text + prompt(result.more), result.cut)
-        elif result.text:
-            self.observe(result.text, result.cut)
+        shown = result.text if self.ended else result.text + prompt(result.more)
+        if shown:
+            self.observe(shown, result.cut)
         return result
 
     async def execute(self, *lines: str) -> PushResult:

@@ -35,6 +35,13 @@ class Facts:
         return cls(engine.name, engine.fallback_reason, *chosen)
 
 
+@dataclass(slots=True)
+class Pressed:
+    """What the engine's cache was too small for, in the last batch."""
+
+    latest: Pressure = field(default_factory=Pressure)
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Of rollouts since the run began."""

@@ -35,6 +35,8 @@ begins the next line. `refuse`: the audit is an error.
 _ANCHOR = "a"
 _OBSERVED_CHARS = 65_536
 _SETTLED_IDS = 16
+_REMEMBERED_CHARS = 4096
+"""Longer texts are rarely met twice, and thousands of them would fill the memory."""
 
 
 class Renderer:
@@ -216,7 +218,7 @@ class Renderer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of `text` alone: no special token is added, none is recognised."""
-        return self._encode_cached(text)
+        return self._encode_cached(text) if len(text) <= _REMEMBERED_CHARS else self._encode(text)
 
     def written(self, text: str) -> tuple[int, ...]:
         """Ids of `text` as the policy could have sampled it: as `encode`, but no id is forbidden.

@@ -2,20 +2,21 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from repl_rl.engine.ahead import Tally, ahead
 from repl_rl.engine.base import Engine, Lasting, Pressure, Sampling, Seated
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, SandboxLost, UserCodeError
 from repl_rl.judges import GroupJudge, judged_together, settled
 from repl_rl.record.outcome import Claims
-from repl_rl.record.record import Origin
+from repl_rl.record.record import UNFOLLOWED, Followed, Origin
 from repl_rl.record.trajectory import Failure, Prompt, Stop, Trajectory
 from repl_rl.rollout.again import Broken, Notes, Part, again, too_long, weigh
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.facts import Facts, counted
+from repl_rl.rollout.facts import Facts, Pressed, counted
 from repl_rl.rollout.hooks import Hooks
 from repl_rl.rollout.host import HostFunction
 from repl_rl.rollout.host_session import HostSession, Model, Places, Stage
@@ -27,13 +28,6 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.tasks import Task
-
-
-@dataclass(slots=True)
-class Pressed:
-    """What the engine's cache was too small for, in the last batch."""
-
-    latest: Pressure = field(default_factory=Pressure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +186,13 @@ class Rollouts:
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
         kind = {1.0: "", 0.0: "greedy"}.get(temperature, f"t{temperature:g}")
         id = "-".join(filter(None, (str(step), task.id, number, kind, self.purpose)))
-        return Origin(id, task, self._prompt(task, 0), seed, step)
+        return Origin(id, task, self.prompt(task), seed, step)
 
     def _offered(self, depth: int) -> Sequence[HostFunction]:
         return [function for function in self.host if not function.depth or depth < function.depth]
 
-    def _prompt(self, task: Task, depth: int) -> Prompt:
+    def prompt(self, task: Task, depth: int = 0) -> Prompt:
+        """What every rollout of `task` begins with, at a `depth` (0: it stands for itself)."""
         version = ".".join(map(str, self.sandbox.python_version))
         told = replace(task, question=declaring(task.question, [f.declared for f in self._offered(depth)]))
         try:
@@ -214,40 +209,45 @@ class Rollouts:
     def begin(self, task: Task, id: str, asked_by: Origin, depth: int) -> Origin:
         """See `Player.begin`."""
         seed = int.from_bytes(hashlib.blake2b(f"{asked_by.seed}/{id}".encode(), digest_size=4).digest(), "big") >> 1
-        return Origin(id, task, self._prompt(task, depth), seed, asked_by.policy_step)
+        return Origin(id, task, self.prompt(task, depth), seed, asked_by.policy_step)
 
     async def _one(self, origin: Origin, temperature: float, places: asyncio.Semaphore, notes: Notes) -> Trajectory:
         """A whole rollout, played again where something of ours broke under it."""
         if len(origin.prompt.token_ids) >= self.engine.context_tokens:
             return too_long(origin, self.engine.context_tokens, notes)
-
-        def play(attempt: Notes) -> Awaitable[Trajectory]:
-            return self._attended(origin, temperature, 0, attempt, places)
-
-        return await again(play, notes, self.broken, outlived=isinstance(self.engine, Lasting))
+        outlived = isinstance(self.engine, Lasting)
+        play = partial(self._attended, origin, temperature, 0, places)
+        return await again(play, notes, self.broken, outlived=outlived)
 
     async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
         """See `Player.play`. An error of the sampler there is a failure of that rollout alone."""
-
-        def play(attempt: Notes) -> Awaitable[Trajectory]:
-            return self._attended(origin, temperature, depth, attempt, nullcontext())
-
+        play = partial(self._attended, origin, temperature, depth, nullcontext())
         return await again(play, Notes(), self.broken, outlived=False)
+
+    async def follow(self, origin: Origin, temperature: float, followed: Followed) -> Trajectory:
+        """A rollout that somebody follows while it goes: nobody grades it, and it is never played again, since what was
+        told stays told. Where it failed, its `failure` says so.
+
+        Raises:
+            EngineError, InvariantError, UserCodeError: as the engine or a hook of the sampler raised it.
+        """
+        return await self._attended(origin, temperature, 0, nullcontext(), Notes(), followed)
 
     async def _attended(
         self,
         origin: Origin,
         temperature: float,
         depth: int,
-        notes: Notes,
         places: AbstractAsyncContextManager[None],
+        notes: Notes,
+        followed: Followed | None = None,
     ) -> Trajectory:
         """A rollout between the hooks of its sampler; graded where it stands for itself, at depth 0."""
         hooks = Hooks(self.sampler, self.limits.max_wall_s)
         try:
             async with places:
-                trajectory, claims = await self._sampled(origin, temperature, depth, notes, hooks)
-            if depth == 0 and trajectory.failure is None:
+                trajectory, claims = await self._sampled(origin, temperature, depth, notes, hooks, followed)
+            if depth == 0 and followed is None and trajectory.failure is None:
                 trajectory = await self._graded(origin.task, trajectory, claims, notes)
         except BaseException as error:
             await hooks.farewell(origin.id, error)
@@ -270,17 +270,17 @@ class Rollouts:
             return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
 
     async def _sampled(
-        self, origin: Origin, temperature: float, depth: int, notes: Notes, hooks: Hooks
+        self, origin: Origin, temperature: float, depth: int, notes: Notes, hooks: Hooks, followed: Followed | None
     ) -> tuple[Trajectory, Claims]:
         """A rollout, ungraded, and what its sampler claims for it."""
         sampling = Sampling(temperature, origin.seed, nested=depth > 0)
         stage, offered = Stage(self, origin, temperature, depth, 0), self._offered(depth)
-        host = HostSession(offered, self.host_places, stage)
+        host, context = HostSession(offered, self.host_places, stage), self.engine.context_tokens
         async with (
             self.engine.session(origin.prompt.token_ids, sampling) as plain,
             ahead(plain, self.tally) if self.sampler.optimistic else nullcontext(plain) as session,
             Episode(
-                origin, session, self.sandbox, self.renderer, self.limits, self.engine.context_tokens, host
+                origin, session, self.sandbox, self.renderer, self.limits, context, host, followed or UNFOLLOWED
             ) as episode,
         ):
             try:

@@ -54,6 +54,14 @@ class LoopThread:
             finished.wait(_RELEASE_S)
             raise
 
+    def start(self, coroutine: Coroutine[None, None, T]) -> Future[T]:
+        """Run it beside whatever else runs; it ends by itself."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have `call` called there."""
+        self._loop.call_soon_threadsafe(call)
+
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

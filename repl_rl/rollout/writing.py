@@ -18,9 +18,10 @@ Watching = Callable[[], Watch | None]
 class Writer:
     """Lets the policy write, one call at a time. Ids are only ever appended."""
 
-    def __init__(self, engine: EngineSession, renderer: Renderer, room: int) -> None:
-        self.room = room
-        """Ids that still fit into the context."""
+    def __init__(self, engine: EngineSession, renderer: Renderer, room: int, most: int | None = None) -> None:
+        """`room`: ids that fit into the context. `most`: ids that may be sampled; None: all of these."""
+        self._context = room
+        self._left = room if most is None else most
         self._engine = engine
         self._renderer = renderer
         self._pending: list[int] = []  # ids that the engine has not seen yet
@@ -28,10 +29,15 @@ class Writer:
         self._newest: asyncio.Task[Chunk] | None = None  # of several calls at one place, the one that stands
         self._found: list[Line] = []  # what those calls gave
 
+    @property
+    def room(self) -> int:
+        """Ids that may still be sampled: that fit into the context, and are left of what was asked for."""
+        return min(self._context, self._left)
+
     def give(self, ids: Sequence[int]) -> None:
         """Ids that the engine sees before it samples next."""
         self._pending.extend(ids)
-        self.room -= len(ids)
+        self._context -= len(ids)
 
     async def line(self, wanted: int, stop_ids: frozenset[int], watch: Watch | None) -> Line:
         """What the policy writes next, of at most `wanted` ids, or as many as fit.
@@ -43,7 +49,7 @@ class Writer:
         budget = self._begin(wanted)
         chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
         self._sampling, self._pending = None, []
-        self.room -= len(chunk.token_ids)
+        self._sampled(len(chunk.token_ids))
         return self._line(chunk)
 
     async def several(self, count: int, wanted: int, stop_ids: frozenset[int], watching: Watching) -> Sequence[Line]:
@@ -72,7 +78,11 @@ class Writer:
             await self._engine.undo(self._newest)
             self._pending.extend(self._found[at].token_ids)
         self._sampling = self._newest = None
-        self.room -= len(self._found[at].token_ids)
+        self._sampled(len(self._found[at].token_ids))
+
+    def _sampled(self, ids: int) -> None:
+        self._context -= ids
+        self._left -= ids
 
     def _begin(self, wanted: int) -> int:
         """Note that a call is under way. Returns how many ids it may write."""
@@ -101,6 +111,6 @@ class Writer:
     def guess(self, most: int) -> None:
         """Let the engine go on as if a prompt were all that is observed, with at most `most` ids."""
         shown = self._renderer.encode(prompt(False))
-        room = self.room - len(shown)
+        room = min(self._context - len(shown), self._left)
         if room >= 1 and isinstance(self._engine, AheadSession):
             self._engine.guess(Guess((*self._pending, *shown), min(most, room), self._renderer.stop_ids))

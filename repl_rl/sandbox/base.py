@@ -107,6 +107,18 @@ class Calling(Protocol):
         """Lines may call these functions, from the first one on; say it before that."""
 
 
+@runtime_checkable
+class Continuing(Protocol):
+    """A console that can take lines again after a final answer."""
+
+    def go_on(self) -> None:
+        """Forget the answer that was given, if one was, so that lines run and another can be.
+
+        Raises:
+            ConfigError: the console ended otherwise.
+        """
+
+
 def refuse_unfit(line: str, *, ended: bool) -> None:
     """Refuse what no console takes.
 

@@ -63,6 +63,7 @@ class ConsoleSession:
         self._clock = LineClock(self._interrupt)
         self._calls = Calls(self._wire, self._send, self._clock, self._fail)
         self._told = False
+        self._answered = self._afresh = False
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -91,6 +92,13 @@ class ConsoleSession:
             raise ConfigError("session.offer()", "after a line ran", "offer host functions before the first line")
         self._calls.host = host
 
+    def go_on(self) -> None:
+        """As `Continuing.go_on`."""
+        if self._ended and not self._answered:
+            raise ConfigError("session.go_on()", "ended", "only an answer can be followed by further lines")
+        self._afresh = self._afresh or self._answered
+        self._ended = self._answered = False
+
     async def push(self, line: str) -> PushResult:
         """As `SandboxSession.push`. The deadline of a line stands still while the host works for it.
 
@@ -118,7 +126,8 @@ class ConsoleSession:
             raise SandboxLost(_GONE)
         self._ended = True  # until the line is back: a cancelled push leaves a console that nobody can follow
         self._interrupting = None
-        self._header, frames = self._wire.request(code, self._offer())
+        self._header, frames = self._wire.request(code, self._offer(), self._afresh)
+        self._afresh = False
         self._pending = self._loop.create_future()
         self._calls.begin(self._header)
         self._clock.start(self._limits.line_timeout_s)
@@ -216,6 +225,7 @@ class ConsoleSession:
         self._link.forget_address()
         result = of_reply(reply, self._limits, elapsed_s, interrupted=self._interrupting is not None)
         self._ended = self._typed.ends_with(result)
+        self._answered = result.status is LineStatus.ANSWERED
         return result
 
     async def _refuse_lost(self, death: Death) -> None:

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from typing import ClassVar
 
-from repl_rl.errors import SetupError
+from repl_rl.errors import ConfigError, SetupError
 from repl_rl.record.setup import Setup
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Births, Limits, PushResult, Sandbox, SandboxKind, refuse_unfit
@@ -83,6 +83,12 @@ class InProcessSession:
                 exec(compile("\n".join(said["lines"]), "<workspace>", "exec", dont_inherit=True), self._console.locals)
         except (Exception, SystemExit) as error:
             raise SetupError(f"{name}, a module or line", repr(error), "mend the task's workspace") from error
+
+    def go_on(self) -> None:
+        """As `Continuing.go_on`."""
+        if self._ended and self._console.answer is None:
+            raise ConfigError("session.go_on()", "ended", "only an answer can be followed by further lines")
+        self._console.answer, self._ended = None, False
 
     async def push(self, line: str) -> PushResult:
         """As `SandboxSession.push`, except that no deadline is kept: the line runs on the caller's own thread."""

@@ -51,17 +51,20 @@ class Wire:
     def __init__(self, key: str) -> None:
         self._empty = hmac.HMAC(key.encode(), digestmod=hashlib.sha256)
 
-    def request(self, code: str, offer: Mapping[str, object] | None = None) -> tuple[bytes, list[bytes]]:
+    def request(
+        self, code: str, offer: Mapping[str, object] | None = None, afresh: bool = False
+    ) -> tuple[bytes, list[bytes]]:
         """The header (with a message id that nobody can guess) and all frames of a request to run `code`.
 
-        `offer`: what the console is told of the host's functions; None: nothing.
+        `offer`: what the console is told of the host's functions; None: nothing. `afresh`: it forgets its answer.
         """
         header = (
             b'{"msg_id":"' + os.urandom(16).hex().encode() + b'","session":"host","username":"host","date":"",'
             b'"msg_type":"execute_request","version":"5.3"}'
         )
         said: dict[str, object] = {"code": code, "silent": True, "store_history": False, "allow_stdin": False}
-        content = json.dumps(said if offer is None else {**said, "host": offer}).encode()
+        more = {} if offer is None else {"host": offer}
+        content = json.dumps({**said, **more, "afresh": True} if afresh else {**said, **more}).encode()
         body = [header, b"{}", _LINE_METADATA, content]
         return header, [DELIMITER, self._sign(body), *body]
 

@@ -57,6 +57,8 @@ class ReplKernel(Kernel):
                 if request is None:
                     continue
                 console.outcome, more = "ok", False
+                if request.afresh:
+                    console.answer = None
                 self._open_host(request)
                 try:
                     more = console.push(request.code)

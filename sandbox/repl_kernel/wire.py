@@ -45,6 +45,8 @@ class LineRequest:
     code: str
     offer: Offer | None
     """Comes with the first line, where there are such functions."""
+    afresh: bool = False
+    """The answer that was given is forgotten: another question was asked."""
 
 
 def read_line_request(frames: list[bytes], signer: Signer) -> LineRequest | None:
@@ -59,7 +61,8 @@ def read_line_request(frames: list[bytes], signer: Signer) -> LineRequest | None
         return None
     content = json.loads(body[3])
     offer = content.get("host")
-    return LineRequest(frames[:at], body[0], content["code"], Offer(**offer) if offer else None)
+    offered = Offer(**offer) if offer else None
+    return LineRequest(frames[:at], body[0], content["code"], offered, bool(content.get("afresh")))
 
 
 _REPLY_HEADER = json.dumps(

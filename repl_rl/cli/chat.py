@@ -1,0 +1,276 @@
+"""`repl-rl chat`: ask a policy at the terminal, here or on a server, and watch its lines run."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
+from typing import Annotated, Protocol
+
+import httpx
+from rich.console import Console
+from rich.text import Text
+
+from repl_rl.cli.serve.telling import Ran, Teller
+from repl_rl.errors import ConfigError
+from repl_rl.record.console import PS1, PS2
+from repl_rl.record.record import Followed
+from repl_rl.record.trajectory import Line, LineStatus, Observed
+from repl_rl.rollout import Rollouts, RolloutThread
+from repl_rl.rollout.conversation import Conversation
+from repl_rl.runs.store import guarded, printable
+from repl_rl.samplers.following import prompt_in, refuse_single
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.tasks import Task
+from repl_rl.world import World
+
+VARIABLE = "REPL_RL_API_KEY"
+"""Holds the key that a server is asked with."""
+_WAIT_S = 600.0
+Show = Callable[[Ran], None]
+
+
+@dataclass(frozen=True)
+class ChatConfig(World):
+    """Ask a policy, question after question, in one console. An empty question, or the end of input, ends it.
+
+    The key of a server is read from the environment variable REPL_RL_API_KEY.
+    """
+
+    server: str = ""
+    """Address of a server, up to and with /v1, such as http://127.0.0.1:8000/v1; "": the policy is opened here."""
+    temperature: Annotated[float, AtLeast(0)] = 0.0
+    """Sampling temperature, >= 0; 0 is greedy."""
+    concurrency: Annotated[int, AtLeast(1)] = 1
+    """Consoles that are kept ready, >= 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self)
+        if not self.server:
+            return
+        if not self.server.startswith(("http://", "https://")):
+            raise ConfigError("server", self.server, "give its address, such as http://127.0.0.1:8000/v1")
+        for field in fields(World):
+            if getattr(self, field.name) != getattr(ChatConfig(), field.name):
+                raise ConfigError(
+                    field.name, getattr(self, field.name), "the server has a world of its own; leave it out"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a turn ended."""
+
+    stop: str
+    answer: str | None
+    goes_on: bool
+    """The console stays."""
+
+
+class Partner(Protocol):
+    """Whoever is asked."""
+
+    def ask(self, question: str, show: Show) -> Reply:
+        """Ask; `show` is told each line when it has run."""
+
+
+class Here:
+    """A policy that was opened here."""
+
+    def __init__(self, source: RolloutThread, temperature: float) -> None:
+        self._source = source
+        self._temperature = temperature
+        self._conversation: Conversation | None = None
+        self._turns = 0
+
+    def ask(self, question: str, show: Show) -> Reply:
+        """As `Partner.ask`."""
+        return self._source.run(self._asked(self._source.rollouts, question, show))
+
+    def close(self) -> None:
+        """Give the console back."""
+        self._source.run(self._over())
+
+    async def _asked(self, rollouts: Rollouts, question: str, show: Show) -> Reply:
+        conversation = self._conversation = self._conversation or Conversation(rollouts, keep=True)
+        self._turns += 1
+        task, teller = Task(f"chat-{self._turns}", question, ""), Teller()
+        prompt = prompt_in(conversation, rollouts, task)
+        if len(prompt.token_ids) >= rollouts.engine.context_tokens:
+            await self._over()
+            remedy = f"the context holds {rollouts.engine.context_tokens}; begin again, or ask less"
+            raise ConfigError("tokens of this conversation", len(prompt.token_ids), remedy)
+
+        def heard(item: Line | Observed) -> None:
+            if (ran := teller.hear(item).ran) is not None:
+                show(ran)
+
+        try:
+            played = await conversation.turn(task, prompt, self._turns, self._temperature, Followed(heard))
+        except BaseException:
+            await self._over()
+            raise
+        if (last := teller.end().ran) is not None:
+            show(last)
+        goes_on = played.failure is None and conversation.open
+        if not goes_on:
+            await self._over()
+        failure = f": {played.failure.message}" if played.failure else ""
+        return Reply(f"{played.stop}{failure}", played.answer, goes_on)
+
+    async def _over(self) -> None:
+        conversation, self._conversation = self._conversation, None
+        if conversation is not None:
+            await conversation.aclose()
+
+
+class There:
+    """A policy behind a server of `repl-rl serve`."""
+
+    def __init__(self, client: httpx.Client, temperature: float) -> None:
+        """Raises ConfigError where nobody answers, or not so."""
+        self._client = client
+        self._temperature = temperature
+        self._id: str | None = None
+        with _answering(str(client.base_url)):
+            listed = _checked(client.get("models")).json()
+            self._model = str(listed["data"][0]["id"])
+
+    def ask(self, question: str, show: Show) -> Reply:
+        """As `Partner.ask`."""
+        ours: dict[str, object] = {"keep": True} if self._id is None else {"conversation": self._id}
+        said = {"model": self._model, "messages": [{"role": "user", "content": question}], "stream": True}
+        asked = {**said, "temperature": self._temperature, "repl": ours}
+        reply = Reply("cut", None, False)
+        with (
+            _answering(str(self._client.base_url)),
+            self._client.stream("POST", "chat/completions", json=asked) as told,
+        ):
+            if told.status_code != 200:
+                told.read()
+            for event in _events(_checked(told)):
+                found = event.get("repl", {})
+                if isinstance(line := found.get("line"), dict):
+                    show(_ran(line))
+                elif found:
+                    self._id = _word(found["conversation"])
+                    reply = Reply(str(found["stop"]), _word(found["answer"]), self._id is not None)
+        return reply
+
+    def close(self) -> None:
+        """End the conversation."""
+        if self._id is not None:
+            with _answering(str(self._client.base_url)):
+                self._client.delete(f"conversations/{self._id}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    config = parse(ChatConfig, "chat", argv)
+    console = Console(highlight=False)
+    with _partner(config) as partner:
+        while question := _question(console):
+            screen = Screen(console)
+            reply = partner.ask(question, screen.show)
+            answer = "no answer" if reply.answer is None else printable(reply.answer)
+            console.print(Text(answer, style="bold green" if reply.answer is not None else "yellow"))
+            if not reply.goes_on:
+                console.print(
+                    Text(f"[{printable(reply.stop)}; the next question begins in a new console]", style="dim")
+                )
+    return 0
+
+
+class Screen:
+    """Lines of one turn, as a console shows them. Nothing that they print steers the terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._asks = PS1
+
+    def show(self, ran: Ran) -> None:
+        """A line has run."""
+        error = ran.status is not None and ran.status.is_error
+        shown = Text(self._asks, style="dim")
+        shown.append(printable(ran.source), style="bold not dim")
+        if ran.output:
+            shown.append("\n" + guarded(ran.output.removesuffix("\n")), style="red not dim" if error else "not dim")
+        self._console.print(shown)
+        self._asks = PS2 if ran.status is LineStatus.INCOMPLETE else PS1
+
+
+def _partner(config: ChatConfig) -> AbstractContextManager[Partner]:
+    return _there(config) if config.server else _here(config)
+
+
+@contextmanager
+def _here(config: ChatConfig) -> Iterator[Partner]:
+    refuse_single(config.fitting()[0])
+    with RolloutThread(config.rollouts, {}) as source:
+        here = Here(source, config.temperature)
+        try:
+            yield here
+        finally:
+            here.close()
+
+
+@contextmanager
+def _there(config: ChatConfig) -> Iterator[Partner]:
+    key = os.environ.get(VARIABLE, "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with httpx.Client(base_url=config.server, headers=headers, timeout=_WAIT_S) as client:
+        there = There(client, config.temperature)
+        try:
+            yield there
+        finally:
+            there.close()
+
+
+def _question(console: Console) -> str:
+    """What is typed next; "": nothing more."""
+    try:
+        return console.input("[bold cyan]?[/] ").strip()
+    except EOFError:
+        return ""
+
+
+@contextmanager
+def _answering(address: str) -> Iterator[None]:
+    """What a server that is not there, or no server of ours, does is told as what it is."""
+    try:
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError("server", address, f"it does not answer: {error or type(error).__name__}") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ConfigError("server", address, f"it does not answer as `repl-rl serve` does: {error!r}") from error
+
+
+def _checked(told: httpx.Response) -> httpx.Response:
+    """Raises ConfigError for what it refuses."""
+    if told.status_code != 200:
+        try:
+            why = str(told.json()["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            why = told.text[:200]
+        raise ConfigError("server", str(told.url), f"it refuses ({told.status_code}): {printable(why)}")
+    return told
+
+
+def _events(told: httpx.Response) -> Iterator[Mapping[str, dict[str, object]]]:
+    for line in told.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise ConfigError("server", str(told.url), printable(str(event["error"]["message"])))
+            yield event
+
+
+def _word(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _ran(said: Mapping[str, object]) -> Ran:
+    status = None if said["status"] is None else LineStatus(str(said["status"]))
+    return Ran(str(said["source"]), str(said["output"]), status, None, bool(said["cut"]))

@@ -1,0 +1,131 @@
+"""`repl-rl serve`: an OpenAI-compatible server in which the policy's lines are executed as in training."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+from repl_rl.errors import ConfigError
+from repl_rl.rollout.thread import LoopThread
+from repl_rl.sandbox import SANDBOXES
+from repl_rl.settings.arguments import parse
+from repl_rl.settings.bounds import Above, AtLeast, check_fields
+from repl_rl.world import World, folder_of
+
+_OF_TASKS = ("tasks", "judge", "group_judge")
+"""What a world says of tasks, of which a server has none."""
+_OF_A_RUN = ("model", "prompt", "chat", "sampler", "host_functions", "preload", "overshoot", "context_tokens", "dtype")
+_BUDGETS = ("rollout", "limits")
+"""What a stored run decides, too."""
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+
+
+@dataclass(frozen=True)
+class ServeConfig(World):
+    """Serve a policy to clients of OpenAI's API. Lines run in consoles of their own, with the limits of a rollout.
+
+    API keys are read from --keys, and from the environment variable REPL_RL_API_KEYS (with commas between them).
+    """
+
+    run: Path | None = None
+    """A stored run whose policy, prompt, sampler and limits are served; none: those that are said here."""
+    host: str = "127.0.0.1"
+    """Address to listen on; one that other machines can reach needs keys."""
+    port: int = 8000
+    """Port to listen on, 0 to 65535; 0: any that is free."""
+    keys: Path | None = None
+    """File of API keys, one a line; none: those of the environment."""
+    name: str = ""
+    """What clients call the model; "": what --model says, of a folder its last part."""
+    concurrency: Annotated[int, AtLeast(1)] = 8
+    """Turns that are played at once, and consoles kept ready for them, >= 1."""
+    waiting: Annotated[int, AtLeast(0)] = 64
+    """Turns that may wait for a place, >= 0; a further one is answered by 429."""
+    conversations: Annotated[int, AtLeast(0)] = 64
+    """Conversations that may be kept, each with its console, >= 0."""
+    idle_s: Annotated[float, Above(0)] = 600.0
+    """How long a conversation is kept without a turn, seconds, > 0."""
+    drain_s: Annotated[float, AtLeast(0)] = 5.0
+    """What turns under way are given to end after SIGTERM, seconds, >= 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self)
+        if not 0 <= self.port < 65536:
+            raise ConfigError("port", self.port, "give 0 to 65535")
+        self._refuse(_OF_TASKS, "a server has no tasks; leave it out")
+        if self.run is not None:
+            self._refuse((*_OF_A_RUN, *_BUDGETS), "the run says it; leave out one of the two")
+
+    def _refuse(self, names: Sequence[str], remedy: str) -> None:
+        """Refuse what is said although it has no effect."""
+        usual = World()
+        for name in names:
+            if getattr(self, name) != getattr(usual, name):
+                raise ConfigError(name, getattr(self, name), remedy)
+
+    @property
+    def world(self) -> World:
+        """What is served. Engine, sandbox and seed are of this machine and this day, and never a run's.
+
+        Raises:
+            ConfigError: `run` is none.
+        """
+        if self.run is None:
+            return self
+        if folder_of(self.run) is None:
+            raise ConfigError("run", str(self.run), "it has no config.toml; give the folder of a run")
+        of_run = World.recorded(self.run)
+        here = replace(of_run, engine=self.engine, sandbox=self.sandbox, seed=self.seed, concurrency=self.concurrency)
+        return replace(here, tasks=self.tasks, judge="", group_judge="")
+
+    @property
+    def called(self) -> str:
+        """What clients call the model."""
+        if self.run is not None and not self.name:
+            return self.run.resolve().name
+        return self.name or (Path(self.model).resolve().name if Path(self.model).exists() else self.model)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    config = parse(ServeConfig, "serve", argv)
+    missing = [package for package in _PACKAGES if find_spec(package) is None]
+    if missing:
+        raise ConfigError("package", missing[0], "it is not installed; install it with `pip install 'repl_rl[serve]'`")
+    # imported here: not everybody who imports this package has them
+    from repl_rl.cli.serve.desk import Bounds
+    from repl_rl.cli.serve.keys import VARIABLE, read_keys
+    from repl_rl.cli.serve.running import Serving, is_loopback, listening
+
+    world, keys = config.world, read_keys(config.keys)
+    found = listening(config.host, config.port)
+    host, port = found.getsockname()[:2]
+    if not keys and not is_loopback(host):
+        found.close()
+        remedy = f"other machines can reach it, so it needs keys: give --keys FILE, or set {VARIABLE}"
+        raise ConfigError("host", config.host, remedy)
+    if not SANDBOXES.chosen(config.sandbox).isolates and not is_loopback(host):
+        found.close()
+        remedy = (
+            f"nothing keeps a line from this machine there, and others can reach {config.host}; use local or docker"
+        )
+        raise ConfigError("sandbox", config.sandbox, remedy)
+    shown = f"[{host}]" if ":" in host else host
+    bounds = Bounds(config.concurrency, config.waiting, config.conversations, config.idle_s)
+    serving = Serving(world.rollouts, found, config.called, bounds, keys, config.drain_s)
+
+    def ready() -> None:
+        print(f"http://{shown}:{port}/v1 serves {config.called}    (interrupt to stop)", flush=True)
+
+    with closing(LoopThread()) as thread:
+        served = thread.start(serving.run(ready))
+        try:
+            served.result()
+        except KeyboardInterrupt:  # SIGTERM, too
+            thread.soon(serving.stop)
+            served.result()
+            raise
+    return 0

@@ -1,0 +1,219 @@
+"""What a request asks: read strictly, field by field. What would not be honoured is refused, never ignored."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from repl_rl.cli.serve.refusal import Refusal
+
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+_MOST_SEED = (1 << 63) - 1
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (False,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "top_p": (1,),
+}
+"""Fields of OpenAI's that are not honoured -> values that ask for nothing, which are taken beside null."""
+
+
+class Repl(BaseModel):
+    """What is asked beyond OpenAI's fields."""
+
+    model_config = _STRICT
+
+    show: Literal["transcript", "answer"] = "transcript"
+    """What the answer's text is: all that was written and printed, or what was submitted."""
+    keep: bool | None = None
+    """Keep the console for another turn. None: as it is, kept where `conversation` says one."""
+    conversation: str | None = None
+    """The one that is gone on with."""
+    tokens: bool = False
+    """Tell all ids, and which of them were sampled."""
+
+
+class Part(BaseModel):
+    """A part of a message."""
+
+    model_config = _STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """Something said."""
+
+    model_config = _STRICT
+
+    role: Literal["user", "assistant"]
+    content: str | list[Part] | None
+
+    @property
+    def text(self) -> str:
+        """Its parts, one after the other."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class StreamOptions(BaseModel):
+    """How it is streamed."""
+
+    model_config = _STRICT
+
+    include_usage: bool = False
+
+
+class Asked(BaseModel):
+    """What both kinds of requests may ask."""
+
+    model_config = _STRICT
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=_MOST_SEED)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    repl: Repl = Repl()
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Ids that may be sampled; None: as the limits say."""
+        return self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end the turn; see `Followed.stop`."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in given if text)
+
+    @property
+    def keep(self) -> bool:
+        """The console is to be kept."""
+        return self.repl.conversation is not None if self.repl.keep is None else self.repl.keep
+
+
+class ChatAsked(Asked):
+    """A request of /v1/chat/completions."""
+
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+
+    @property
+    def most_tokens(self) -> int | None:
+        """As `Asked.most_tokens`."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def question(self) -> str:
+        """What is asked now."""
+        return self.messages[-1].text
+
+
+class TextAsked(Asked):
+    """A request of /v1/completions: the policy goes on from these very ids, or from those of this text."""
+
+    prompt: str | list[Annotated[int, Field(ge=0)]]
+
+
+A = TypeVar("A", bound=Asked)
+
+
+def read(kind: type[A], body: bytes) -> A:
+    """The request in `body`.
+
+    Raises:
+        Refusal: it is no JSON (400), or asks for what is not there.
+    """
+    try:
+        said = json.loads(body, parse_constant=_no_number)
+        body.decode().encode("utf-8")
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is no JSON: {error}", code="invalid_json") from error
+    if not isinstance(said, dict):
+        raise Refusal(400, "the body is no JSON object", code="invalid_json")
+    try:
+        found = kind.model_validate(_asking(kind, said))
+    except ValidationError as error:
+        _refuse(error)
+    _check(found)
+    return found
+
+
+def _asking(kind: type[Asked], said: Mapping[str, object]) -> dict[str, object]:
+    """`said` without what asks for nothing.
+
+    Raises:
+        Refusal: something in it would not be honoured.
+    """
+    asking = {name: value for name, value in said.items() if value is not None}
+    for name in sorted(asking.keys() - kind.model_fields.keys()):
+        value = asking.pop(name)
+        if value not in NEUTRAL.get(name, ()):
+            known = "it is not honoured here" if name in NEUTRAL else "it is not known here"
+            raise Refusal(
+                400, f"{name} is {value!r:.80}: {known}; leave it out", param=name, code="unsupported_parameter"
+            )
+    return asking
+
+
+def _check(asked: Asked) -> None:
+    """Refuse what no single field is to blame for."""
+    if asked.stream_options is not None and not asked.stream:
+        raise Refusal(400, "stream_options has no effect without stream; leave it out", param="stream_options")
+    if any("\n" in text[:-1] for text in asked.stops):
+        raise Refusal(400, "stop: a text that goes on after a newline is in no line of the policy", param="stop")
+    if not isinstance(asked, ChatAsked):
+        if isinstance(asked, TextAsked):
+            _check_prompt(asked.prompt)
+        return
+    if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+        raise Refusal(400, "max_tokens and max_completion_tokens are one limit; give one of them", param="max_tokens")
+    if asked.messages[-1].role != "user" or not asked.question.strip():
+        raise Refusal(400, "the last message is no question of the user", param="messages")
+    for message in asked.messages:
+        if not _writable(message.text):
+            raise Refusal(400, "a message holds half of a surrogate pair, which is no text", param="messages")
+
+
+def _check_prompt(prompt: str | list[int]) -> None:
+    if not prompt:
+        raise Refusal(400, "the prompt is empty", param="prompt")
+    if isinstance(prompt, str) and not _writable(prompt):
+        raise Refusal(400, "the prompt holds half of a surrogate pair, which is no text", param="prompt")
+
+
+def _writable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _refuse(error: ValidationError) -> NoReturn:
+    """Say the first thing that is wrong."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    remedy = ""
+    if place.startswith("messages") and place.endswith("role"):
+        remedy = "; the policy has the prompt that it was trained with: put what it is to know into the user's message"
+    raise Refusal(400, f"{place}: {first['msg']}{remedy}", param=place) from error
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,203 @@
+"""Plays what is asked, turn by turn, and ends what is under way."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from repl_rl.cli.serve.asking import Asked, ChatAsked, TextAsked
+from repl_rl.cli.serve.conversations import Conversations, Held
+from repl_rl.cli.serve.figures import Figures
+from repl_rl.cli.serve.places import Places
+from repl_rl.cli.serve.refusal import Refusal
+from repl_rl.cli.serve.telling import Ran, Teller, Told
+from repl_rl.errors import BrokenDown, ConfigError, EngineDied, ReplRLError
+from repl_rl.record.record import Followed
+from repl_rl.record.trajectory import Line, Observed, Prompt, Trajectory
+from repl_rl.rollout import ReplSampler, Rollouts
+from repl_rl.rollout.conversation import Conversation
+from repl_rl.samplers.following import prompt_in
+from repl_rl.tasks import Task
+
+_SEED_BITS = 31
+Tell = Callable[[Told], None]
+"""Is told what is new of a turn; first of all, when it begins, that there is nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a server takes upon itself."""
+
+    at_once: int
+    """Turns that are played at once (>= 1)."""
+    waiting: int
+    """Turns that may wait for a place (>= 0)."""
+    conversations: int
+    """Conversations that may be kept (>= 0)."""
+    idle_s: float
+    """How long a conversation is kept without a turn, seconds (> 0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A turn that has come to its end."""
+
+    trajectory: Trajectory
+    lines: tuple[Ran, ...]
+    text: str
+    """The transcript of this turn."""
+    conversation: str | None
+    """Its id, where it can be gone on with."""
+
+    def content(self, asked: Asked) -> str | None:
+        """The answer's text, as it was asked for."""
+        return self.trajectory.answer if asked.repl.show == "answer" else self.text
+
+
+class Desk:
+    """Plays turns of one policy."""
+
+    def __init__(
+        self, rollouts: Rollouts, bounds: Bounds, figures: Figures, give_up: Callable[[], None] = lambda: None
+    ) -> None:
+        """`give_up` is called when nothing can be played any more: see `broken`."""
+        self.rollouts = rollouts
+        self.figures = figures
+        self.stopping = False
+        """No further turn is begun."""
+        self.broken: BrokenDown | None = None
+        """Why no further turn can be played, once that is so."""
+        self._give_up = give_up
+        self.conversations = Conversations(rollouts, bounds.conversations, bounds.idle_s)
+        self._places = Places(bounds.at_once, bounds.waiting)
+        self._playing: set[asyncio.Task[object]] = set()
+        figures.watch("running", lambda: self._places.running)
+        figures.watch("waiting", lambda: self._places.waiting)
+        figures.watch("conversations", lambda: len(self.conversations))
+
+    async def play(self, asked: Asked, owner: str, tell: Tell) -> Done:
+        """Play what is asked, and nothing of it once this is cancelled.
+
+        Raises:
+            Refusal: it is not played, or something of ours failed.
+        """
+        self._refuse_stopping()
+        self._refuse_unhonoured(asked)
+        async with self._under_way(), self.conversations.seat(asked, owner) as held:
+            prompt, task = self._prompt(asked, held.conversation)
+            async with self._places.place():
+                self._refuse_stopping()
+                held.changed = True
+                return await self._played(asked, held, prompt, task, tell)
+
+    async def drain(self, patience_s: float) -> None:
+        """Begin no further turn, let those under way end, cut them after `patience_s`, and close all consoles."""
+        self.stopping = True
+        self.conversations.end_idle()
+        if self._playing:
+            await asyncio.wait(self._playing.copy(), timeout=patience_s)
+        while self._playing:
+            cut = self._playing.copy()
+            for playing in cut:
+                playing.cancel()
+            await asyncio.wait(cut)
+        await self.conversations.closed()
+
+    @asynccontextmanager
+    async def _under_way(self) -> AsyncIterator[None]:
+        """The current task plays."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._playing.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.figures.abandoned.inc()
+            raise
+        except EngineDied as error:
+            raise Refusal(503, "the engine died; another one is opened", code="engine_died", retry_after_s=5) from error
+        except BrokenDown as error:
+            self.broken = error
+            self._give_up()
+            raise Refusal(503, f"nothing can be played any more: {error}", code="broken_down") from error
+        except ReplRLError as error:
+            raise Refusal(500, f"the turn failed: {error}", code="turn_failed") from error
+        finally:
+            self._playing.discard(task)
+
+    async def _played(self, asked: Asked, held: Held, prompt: Prompt, task: Task, tell: Tell) -> Done:
+        seed = secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed
+        temperature = 1.0 if asked.temperature is None else asked.temperature
+        teller, lines, text = Teller(asked.stops), list[Ran](), list[str]()
+
+        def told(new: Told) -> None:
+            text.append(new.text)
+            if new.ran is not None:
+                lines.append(new.ran)
+                self.figures.line(new.ran)
+            tell(new)
+
+        def heard(item: Line | Observed) -> None:
+            told(teller.hear(item))
+
+        told(Told())
+        followed = Followed(heard, asked.most_tokens, asked.stops)
+        played = await held.conversation.turn(task, prompt, seed, temperature, followed)
+        told(teller.end())
+        self.figures.turn(played)
+        self._places.took(played.wall_s)
+        if played.failure is not None:
+            raise Refusal(503, f"the rollout failed: {played.failure.message}", code="rollout_failed", retry_after_s=1)
+        held.stays = asked.keep and held.conversation.open and not self.stopping
+        done = Done(played, tuple(lines), "".join(text), held.id if held.stays else None)
+        if isinstance(asked, ChatAsked):
+            held.said += [("user", asked.question), ("assistant", done.content(asked) or "")]
+        return done
+
+    def _refuse_stopping(self) -> None:
+        if self.stopping:
+            raise Refusal(503, "the server is stopping", code="stopping", retry_after_s=5)
+
+    def _refuse_unhonoured(self, asked: Asked) -> None:
+        engine, sampler = self.rollouts.engine, self.rollouts.sampler
+        if asked.stops and not isinstance(sampler, ReplSampler):
+            message = f"stop is {asked.stop!r:.80}: {type(sampler).__name__} does not look for it; leave it out"
+            raise Refusal(400, message, param="stop", code="unsupported_parameter")
+        if asked.seed is not None and asked.temperature != 0 and not engine.seeds_sessions:
+            message = f"seed is {asked.seed}: the engine {engine.name} does not seed what it draws; leave it out"
+            raise Refusal(400, message, param="seed", code="unsupported_parameter")
+
+    def _prompt(self, asked: Asked, conversation: Conversation) -> tuple[Prompt, Task]:
+        """What the turn begins with, and its task.
+
+        Raises:
+            Refusal: it cannot be written, or does not fit.
+        """
+        rollouts = self.rollouts
+        question = asked.question if isinstance(asked, ChatAsked) else "?"
+        task = Task(f"turn-{secrets.token_hex(8)}", question, "")
+        try:
+            if isinstance(asked, TextAsked):
+                raw = _raw(rollouts, asked.prompt)
+                prompt = conversation.after(raw) if conversation.token_ids else raw
+            else:
+                prompt = prompt_in(conversation, rollouts, task)
+        except ConfigError as error:
+            raise Refusal(400, str(error), param="messages") from error
+        most = rollouts.engine.context_tokens
+        if len(prompt.token_ids) >= most:
+            message = f"the prompt has {len(prompt.token_ids)} tokens and the context {most}; ask less"
+            raise Refusal(400, message, param="messages", code="context_length_exceeded")
+        return prompt, task
+
+
+def _raw(rollouts: Rollouts, given: str | list[int]) -> Prompt:
+    """A prompt as it was given, text or ids."""
+    renderer = rollouts.renderer
+    if isinstance(given, str):
+        return Prompt(given, renderer.encode(given))
+    size = len(renderer.tokenizer)
+    if max(given) >= size:
+        raise Refusal(400, f"the prompt has the id {max(given)}, and the vocabulary ends at {size - 1}", param="prompt")
+    return Prompt(renderer.decode(given), tuple(given))

@@ -1,0 +1,63 @@
+"""Who may ask: API keys from a file or an environment variable, never from the command line, where `ps` shows them."""
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from repl_rl.errors import ConfigError
+
+VARIABLE = "REPL_RL_API_KEYS"
+"""Holds API keys, with commas or white space between them."""
+_LEAST_CHARS = 16
+
+
+class Keys:
+    """API keys, by their digests. Without any, everybody may ask."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        """Raises ConfigError for a key that can be guessed, or that no header can hold. It is not shown."""
+        found = list(dict.fromkeys(keys))
+        for number, key in enumerate(found, 1):
+            if len(key) < _LEAST_CHARS:
+                raise ConfigError(f"API key {number}, characters", len(key), f"give at least {_LEAST_CHARS}")
+            if not (key.isascii() and key.isprintable()):
+                raise ConfigError(f"API key {number}", "not printable ASCII", "no header can hold it; make another")
+        self._digests = [_digest(key) for key in found]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def owner(self, header: str | None) -> str | None:
+        """A name for whoever sent this `Authorization`; None: nobody with a key. All keys are compared, each in the
+        same time."""
+        if not self._digests:
+            return ""
+        scheme, _, key = (header or "").partition(" ")
+        given = _digest(key.strip())
+        known = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return given.hex()[:16] if scheme.lower() == "bearer" and any(known) else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+
+
+def read_keys(file: Path | None) -> Keys:
+    """Those of `file`, a line each, and of the environment variable.
+
+    Raises:
+        ConfigError: the file cannot be read or has none, or a key will not do.
+    """
+    found = os.environ.get(VARIABLE, "").replace(",", " ").split()
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("keys", str(file), f"it cannot be read: {error}") from error
+        of_file = [line for line in lines if line and not line.startswith("#")]
+        if not of_file:
+            raise ConfigError("keys", str(file), "it has no key; write one a line")
+        found += of_file
+    return Keys(found)

@@ -1,0 +1,129 @@
+"""A server from its first connection to its last: opened with its world, drained when it is told to stop."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from repl_rl.cli.serve.app import App
+from repl_rl.cli.serve.desk import Bounds, Desk
+from repl_rl.cli.serve.figures import Figures
+from repl_rl.cli.serve.keys import Keys
+from repl_rl.cli.serve.refusal import PATIENCE_S
+from repl_rl.errors import ConfigError
+from repl_rl.rollout.thread import Opener
+from repl_rl.sandbox.base import Continuing, Sandbox
+
+_SLACK_S = 2.0
+"""After all turns have ended: what their last words may take."""
+
+
+class Serving:
+    """One server."""
+
+    def __init__(
+        self, opener: Opener, listening: socket.socket, name: str, bounds: Bounds, keys: Keys, drain_s: float
+    ) -> None:
+        """`opener`: see `World.rollouts`. `listening`: a socket that listens already, which this closes. `drain_s`: how
+        long turns that are under way may take to end once it is told to stop, seconds (>= 0)."""
+        self._opener = opener
+        self._listening = listening
+        self._name = name
+        self._bounds = bounds
+        self._keys = keys
+        self._drain_s = drain_s
+        self._told = asyncio.Event()
+        self._desk: Desk | None = None
+
+    def stop(self) -> None:
+        """End: no further turn is begun, those under way may end, then they are cut. To be called in its event loop."""
+        self._told.set()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until it is told to stop. `ready` is called when it answers.
+
+        Raises:
+            ConfigError: the sandbox's consoles cannot be gone on with after an answer.
+            BrokenDown: the engine died again and again.
+            SandboxUnavailable, EngineError: a part does not start.
+        """
+        serving = asyncio.create_task(self._serve(ready), name="serving")
+        told = asyncio.create_task(self._told.wait(), name="told to stop")
+        try:
+            await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+            if self._desk is None:  # it is being opened, which may take minutes
+                serving.cancel()
+            await asyncio.wait({serving})
+        if not serving.cancelled():
+            serving.result()
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        with self._listening:
+            async with self._opener() as rollouts:
+                await _refuse_final(rollouts.sandbox)
+                self._desk = Desk(rollouts, self._bounds, Figures(), self.stop)
+                await self._answer(self._desk, ready)
+
+    async def _answer(self, desk: Desk, ready: Callable[[], None]) -> None:
+        host = self._listening.getsockname()[0]
+        hosts = ("localhost", "127.0.0.1", "::1") if is_loopback(host) else None
+        app = App(desk, self._keys, self._name, hosts)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app.asgi, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+                server_header=False, timeout_graceful_shutdown=None,
+            )
+        )  # fmt: skip
+        answering = asyncio.create_task(server.serve(sockets=[self._listening]), name="server")
+        told = asyncio.create_task(self._told.wait(), name="told to stop")
+        try:
+            ready()  # whoever connects waits in the socket that listens until the server has started
+            await asyncio.wait({answering, told}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+            await desk.drain(self._drain_s)
+            server.should_exit = True
+            await _ended(server, answering)
+        if desk.broken is not None:
+            raise desk.broken
+
+
+async def _ended(server: uvicorn.Server, answering: "asyncio.Task[None]") -> None:
+    """Wait for the last words; whoever does not take them is left."""
+    await asyncio.wait({answering}, timeout=_SLACK_S)
+    server.force_exit = True
+    await asyncio.wait({answering}, timeout=_SLACK_S)
+    answering.cancel()
+    await asyncio.wait({answering})
+
+
+async def _refuse_final(sandbox: Sandbox) -> None:
+    """Refuse consoles that take no line after an answer: no conversation could be gone on with."""
+    async with sandbox.session() as session:
+        if not isinstance(session, Continuing):
+            remedy = "its consoles take no line after an answer, so no conversation could go on; use local or docker"
+            raise ConfigError("sandbox", sandbox.name, remedy)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return host.startswith("127.") or host == "::1"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.create_server(address[:2], family=family)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError("host and port", f"{host}:{port}", f"nothing can listen there: {error}") from error
+    # A connection whose reader takes nothing is given up by the system, which inherits this.
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * PATIENCE_S))
+    return found

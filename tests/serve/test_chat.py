@@ -1,0 +1,77 @@
+"""`repl-rl chat`: questions at a terminal, to a server and to a policy that is opened here."""
+
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.cli.chat import VARIABLE
+from tests.serve.served import Server, served
+
+KEY = "a-key-of-somebody-whom-we-know"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with served(keys=[KEY]) as server:
+        yield server
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def test_questions_to_a_server_are_answered_in_one_console(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    typed(monkeypatch, "Six?", "Times seven?")
+    assert main(["chat", "--server", f"{server.address}/v1"]) == 0
+    shown = capsys.readouterr().out
+    assert ">>> x = 6\n>>> x\n6\n>>> submit_final_answer(x)\n6\n" in shown
+    assert ">>> submit_final_answer(x * 7)\n42\n" in shown
+    assert server.figure("repl_rl_conversations") == 0, "it is ended with the chat"
+
+
+def test_a_console_that_ended_is_followed_by_a_new_one_and_that_is_said(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    typed(monkeypatch, "Leave?", "Is x there?")
+    assert main(["chat", "--server", f"{server.address}/v1"]) == 0
+    shown = capsys.readouterr().out
+    assert "[exited; the next question begins in a new console]" in shown
+    assert "False" in shown
+
+
+def test_a_server_that_refuses_or_is_not_there_is_said_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert main(["chat", "--server", f"{server.address}/v1"]) == 2
+    assert "no API key" in capsys.readouterr().err
+    assert main(["chat", "--server", "http://127.0.0.1:1/v1"]) == 2
+    assert "does not answer" in capsys.readouterr().err
+    assert main(["chat", "--server", "127.0.0.1:1"]) == 2
+    assert main(["chat", "--server", "http://127.0.0.1:1/v1", "--prompt", "chat"]) == 2
+    assert "world of its own" in capsys.readouterr().err
+
+
+def test_what_lines_print_does_not_steer_the_terminal(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+    typed(monkeypatch, "Steer?")
+    assert main(["chat", "--server", f"{server.address}/v1"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\\x1b[2J[bold]" in shown
+
+
+def test_a_policy_that_is_opened_here_is_asked_as_a_server_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(monkeypatch, "What is 37 * 4 + 12?", "What is 3 + 5?")
+    assert main(["chat", "--engine", "transformers"]) == 0
+    assert capsys.readouterr().out.count(">>> ") >= 2
