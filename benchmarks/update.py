@@ -28,7 +28,7 @@ def _prefixes(rows: Sequence[Mapping[str, float]]) -> str:
     text = f"Groups of rollouts of {first['tokens']} tokens, a model of {first['layers']} layers that is "
     text += f"{first['hidden']} wide, {first['vocab']:,} ids, {first['dtype']} on {first['device']}. Without shared "
     text += "prefixes over with them, and TRL over them: more is better. Gradients are apart by, relative to their "
-    text += "length, with and without; and by rounding, rows one a pass and several:\n\n"
+    text += "length, with and without; and by rounding alone, with other numbers of rows a pass:\n\n"
     text += "| prompt | group | token ratio | CPU time | s | memory | MiB | TRL, time | TRL, memory | gradients "
     text += "| rounding |\n" + "|---" * 11 + "|\n"
     for row in rows:

@@ -1,7 +1,7 @@
 """`repl-rl bench update`, its second part: what it saves to score the prompt that a group shares once.
 
 The same update with shared prefixes, without, and as TRL makes it, each in a process of its own; and once more without,
-one row a pass, which says how far gradients are apart by rounding alone.
+with another number of rows a pass, which says how far gradients are apart by rounding alone.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ def _row(case: Case, repeats: int) -> dict[str, float | str]:
     with tempfile.TemporaryDirectory() as folder:
         ours, gradients = apart(case, "ours", repeats, Path(folder))
         off, plain = apart(case, "off", repeats, Path(folder))
-        _, single = apart(case, "one", 1, Path(folder))
+        _, other = apart(case, "other", 1, Path(folder))
         theirs, of_trl = apart(case, "trl", repeats, Path(folder))
     row = case.prompt + case.tokens
     return {
@@ -39,7 +39,7 @@ def _row(case: Case, repeats: int) -> dict[str, float | str]:
         "off_time_ratio": off.update_s / ours.update_s,
         "off_memory_ratio": off.peak_mib / ours.peak_mib,
         "gradient_error": _distance(gradients, plain),
-        "gradient_noise": _distance(single, plain),
+        "gradient_noise": _distance(other, plain),
     }
 
 

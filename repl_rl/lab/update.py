@@ -28,11 +28,12 @@ from repl_rl.credit.tensors import columns
 from repl_rl.errors import ReplRLError
 from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt, Sampled, Stop, Trajectory
 from repl_rl.trainer.config import GRPOTrainer, TrainerConfig
+from repl_rl.trainer.fast import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.sharing import Sharing
 
-Side = Literal["ours", "off", "one", "trl"]
-"""Ours as it comes, without shared prefixes, with one row a pass besides, and TRL's."""
+Side = Literal["ours", "off", "other", "trl"]
+"""Ours as it comes, without shared prefixes, without them and with another number of rows a pass, and TRL's."""
 Gradients = dict[str, Tensor]
 """The gradient of every weight, on the CPU."""
 PAD, EOS = 0, 1
@@ -194,9 +195,11 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
         weights=folder,
         sharing=Sharing(_refuse) if side == "ours" else None,
     )
-    if side == "one":
+    if side == "other":
         assert trainer._fast is not None
-        trainer._fast.tokens_per_pass = 1
+        row = max(len(t.prompt.token_ids) + len(t.completion_ids) for t in rollouts)
+        usual = TOKENS_PER_PASS_GPU if torch.cuda.is_available() else TOKENS_PER_PASS_CPU
+        trainer._fast.tokens_per_pass = row if 2 * row <= usual else 2 * row
     trainer._last_loaded_step = 0  # the weights need not travel
     trainer.model_wrapped.train()
     return trainer

@@ -112,7 +112,8 @@ def _taken(model: PreTrainedModel, calls: Sequence[_Call], autocast: Autocast) -
     logprobs: list[Tensor] = []
     total = torch.zeros(sum(weight.numel() for weight in weights), device=model.device)
     every = sum(len(call.which) for call in calls)
-    shares = torch.linspace(-1, 1, every + 1, device=model.device)[1:]  # none of a single token is 0
+    # All above 0: what equal rows say would cancel out, and only rounding be left.
+    shares = torch.linspace(1, 2, every, device=model.device)
     for call in calls:
         with torch.enable_grad():
             with autocast():

@@ -37,6 +37,7 @@ class Sharing:
         self.off = False
         """True: from now on each row is scored whole."""
         self._tell = tell
+        self._told = ""
         self._checked = 0
         self._bare: PreTrainedModel | None = None
 
@@ -55,12 +56,7 @@ class Sharing:
         if self.off:
             return
         rows = _example(model)
-        try:
-            found = compare(model, rows, [torch.arange(len(row)) > 0 for row in rows], autocast)
-        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-            self._end(model, f"it does not take a tree: {str(error).splitlines()[0] if str(error) else error!r}")
-            return
-        self._judge(model, found)
+        self._judge(model, self._compared(model, rows, [torch.arange(len(row)) > 0 for row in rows], autocast))
 
     @torch.no_grad()
     def verify(
@@ -86,10 +82,12 @@ class Sharing:
         if not most(int(length > 2 * self._checked), laid.ids.device):
             return
         rows = torch.tensor(members, dtype=torch.long, device=laid.ids.device)
-        single, shared, several = score(rows, 1, None), score(rows, tokens, Tally()), score(rows, tokens, None)
+        # Two rows in a pass at least, or there is nothing to take the tolerance from.
+        single, several = score(rows, 1, None), score(rows, max(tokens, 2 * length), None)
+        shared = score(rows, tokens, Tally())
         found = [nats(single.logprobs, shared.logprobs, several.logprobs, floors(model, autocast)[0])]
         if members and not any(isinstance(weight, DTensor) for weight in model.parameters()):
-            found += compare(model, *_around(laid, rows[:_SEVERAL]), autocast)
+            found += self._compared(model, *_around(laid, rows[:_SEVERAL]), autocast)
         self._checked = max(self._checked, length)
         self._judge(model, found)
         if most(int(self.off), laid.ids.device) and not self.off:
@@ -103,12 +101,23 @@ class Sharing:
 
     def memory(self) -> str:
         """What was found so far, as JSON."""
-        return json.dumps({"off": self.off, "checked": self._checked})
+        return json.dumps({"told": self._told, "checked": self._checked})
 
     def remember(self, memory: str) -> None:
         """Go on from what `memory` gave."""
-        told = json.loads(memory)
-        self.off, self._checked = self.off or told["off"], told["checked"]
+        found = json.loads(memory)
+        self._checked = found["checked"]
+        if found["told"] and not self.off:
+            self._say(found["told"])
+
+    def _compared(
+        self, model: PreTrainedModel, rows: list[list[int]], scored: list[Tensor], autocast: Autocast
+    ) -> list[Distance]:
+        try:
+            return compare(model, rows, scored, autocast)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            self._end(model, f"it does not take a tree: {str(error).partition(chr(10))[0] or repr(error)}")
+            return []
 
     def _judge(self, model: PreTrainedModel, found: Sequence[Distance]) -> None:
         wrong = next((one.wrong for one in found if one.wrong is not None), None)
@@ -116,8 +125,11 @@ class Sharing:
             self._end(model, wrong)
 
     def _end(self, model: PreTrainedModel, why: str) -> None:
-        self.off = True
-        self._tell(f"shared prefixes off: {model.config.model_type}: {why}; each row is scored whole")
+        self._say(f"shared prefixes off: {model.config.model_type}: {why}; each row is scored whole")
+
+    def _say(self, what: str) -> None:
+        self.off, self._told = True, what
+        self._tell(what)
 
 
 def unfit(model: PreTrainedModel) -> str | None:
@@ -158,7 +170,7 @@ def _longest(laid: Laid, rows: Tensor, tokens: int) -> tuple[int, list[int]]:
 def _around(laid: Laid, rows: Tensor) -> tuple[list[list[int]], list[Tensor]]:
     """What rows have before and after they part, with its scored tokens."""
     texts, firsts = laid.texts(rows), laid.first[rows].tolist()
-    parting = min(common(one, other) for one, other in pairwise(texts))
+    parting = min((common(one, other) for one, other in pairwise(texts)), default=len(texts[0]))
     begin = max(0, parting - _AROUND)
     cut = [text[begin : parting + _AROUND] for text in texts]
     marks = []

@@ -45,7 +45,7 @@ def trained(
 
 
 def scored(_: Path, device: torch.device, dtype: torch.dtype, shared: bool = False) -> list[float]:
-    """Log probabilities, and the gradients' sums."""
+    """Log probabilities, and the gradients' sums; in bfloat16 their lengths, since a sum is mostly rounding there."""
     model = tiny_model().to(device, dtype)
     sharing = Sharing(sys.exit) if shared else None
     if sharing is not None:
@@ -58,8 +58,9 @@ def scored(_: Path, device: torch.device, dtype: torch.dtype, shared: bool = Fal
     scores = fast.again(model, step, torch.arange(len(ids), device=device), with_graph=False).logprobs
     assert sharing is None or sharing.tally.shared
     torch.autograd.backward([scores.sum()])
-    sums = [float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None]
-    return [*scores.detach().flatten().tolist(), *sums]
+    gradients = [p.grad.double() for p in model.parameters() if p.grad is not None]
+    told = [float(one.sum() if dtype == torch.float32 else one.norm()) for one in gradients]
+    return [*scores.detach().flatten().tolist(), *told]
 
 
 def sampled(out: Path, device: torch.device) -> list[float]:

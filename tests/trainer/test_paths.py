@@ -86,8 +86,8 @@ def scored(model: PreTrainedModel, batch: tuple[Tensor, Tensor, Tensor], tokens:
 
 
 def gradients(model: PreTrainedModel, scores: Scores) -> list[Tensor]:
-    """Of a sum in which every token has another weight."""
-    shares = torch.linspace(-1, 1, scores.logprobs.numel() + 1)[1:].view(scores.logprobs.shape)
+    """Of a sum in which every token has another weight above 0: equal rows shall not cancel out."""
+    shares = torch.linspace(1, 2, scores.logprobs.numel()).view(scores.logprobs.shape)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     return list(torch.autograd.grad((scores.logprobs * shares).sum(), weights))
 

@@ -151,6 +151,19 @@ def test_longer_rows_than_were_ever_tried_are_tried_again() -> None:
     assert counts == [True, False, False, True, False]
 
 
+def test_rows_are_held_against_rows_two_in_a_pass_at_least() -> None:
+    """Else rows of which one fills a pass would differ by nothing, and trees would be allowed next to nothing."""
+    model = tiny_model()
+    _, fast, said = tried(model)
+    shapes: list[tuple[int, int]] = []
+    model.base_model.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    fast.first(model, step(300), keep_graph=False)
+    assert any(rows >= 2 and width > 300 for rows, width in shapes)
+    assert said == []
+
+
 def test_what_is_allowed_is_five_times_what_rows_differ_by_and_never_less_than_the_floor() -> None:
     assert Distance("", 4.9e-3, 1e-3, 1e-4).wrong is None
     assert Distance("", 5.1e-3, 1e-3, 1e-4).wrong is not None
@@ -167,12 +180,15 @@ def test_trying_leaves_no_gradient_and_draws_no_random_number() -> None:
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_what_was_found_is_remembered_by_a_run_that_goes_on() -> None:
-    first, said = Sharing(lambda _: None), list[str]()
-    first.off = True
-    again = Sharing(said.append)
-    again.remember(first.memory())
+def test_a_run_that_goes_on_knows_and_tells_what_was_found_before() -> None:
+    found, _, said = tried(leaking())
+    told: list[str] = []
+    again = Sharing(told.append)
+    again.remember(found.memory())
     assert again.off
+    assert told == said
+    again.remember(found.memory())
+    assert told == said
 
 
 COMPOSED = {
