@@ -17,11 +17,43 @@ FIGURES = ROOT / "docs" / "update.json"
 
 
 def block(rows: Sequence[Mapping[str, float]]) -> str:
-    """The generated block of docs/update.md."""
+    """The generated block of docs/update.md: a table of long rollouts, and one of shared prompts if measured."""
+    prefixes = [row for row in rows if "token_ratio" in row]
+    text = _against_trl([row for row in rows if "token_ratio" not in row])
+    return text + (f"\n{_prefixes(prefixes)}" if prefixes else "")
+
+
+def _prefixes(rows: Sequence[Mapping[str, float]]) -> str:
+    first = rows[0]
+    text = f"Groups of rollouts of {first['tokens']} tokens, a model of {first['layers']} layers that is "
+    text += f"{first['hidden']} wide, {first['vocab']:,} ids, {first['dtype']} on {first['device']}. Without shared "
+    text += "prefixes over with them, and TRL over them: more is better. Gradients are apart by, relative to their "
+    text += "length, with and without; and by rounding alone, with other numbers of rows a pass:\n\n"
+    text += "| prompt | group | token ratio | CPU time | s | memory | MiB | TRL, time | TRL, memory | gradients "
+    text += "| rounding |\n" + "|---" * 11 + "|\n"
+    for row in rows:
+        cells = (
+            f"{row['prompt']}",
+            f"{row['rollouts']}",
+            f"{row['token_ratio']:.2f}",
+            f"{row['off_time_ratio']:.2f}x",
+            f"{row['off_update_s']:.1f} / {row['ours_update_s']:.1f}",
+            f"{row['off_memory_ratio']:.1f}x",
+            f"{row['off_peak_mib']:.0f} / {row['ours_peak_mib']:.0f}",
+            f"{1 / row['time_ratio']:.1f}x",
+            f"{1 / row['memory_ratio']:.1f}x",
+            f"{row['gradient_error']:.0e}",
+            f"{row['gradient_noise']:.0e}",
+        )
+        text += f"| {' | '.join(cells)} |\n"
+    return text
+
+
+def _against_trl(rows: Sequence[Mapping[str, float]]) -> str:
     first = rows[0]
     text = f"{first['rollouts']} rollouts of {first['tokens']} tokens, a model of {first['layers']} layers that is "
     text += f"{first['hidden']} wide, {first['dtype']} on {first['device']}. Ours over TRL's; s are seconds of "
-    text += f"{'CPU time of all threads' if first['device'] == 'cpu' else 'wall clock'}, MiB are above the loaded "
+    text += f"{'CPU time of all threads' if str(first['device']) == 'cpu' else 'wall clock'}, MiB are above the loaded "
     text += "model:\n\n"
     text += "| vocabulary | observed | an update | ours / TRL, s | loss and gradient alone | peak memory "
     text += "| ours / TRL, MiB | loss apart by | gradients apart by |\n" + "|---" * 9 + "|\n"

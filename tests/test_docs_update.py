@@ -35,7 +35,7 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
         file = tmp_path / f"{number}.toml"
         file.write_text(text)
         configs.append(parse(TrainConfig, "train", ["--config", str(file)]).trainer)
-    assert [config.optimizer_steps_per_step for config in configs] == [1, 1, 1, 1, 8, 1, 1, 1, 1]
+    assert [config.optimizer_steps_per_step for config in configs] == [1, 1, 1, 1, 8, 1, 1, 1, 1, 1]
     credit, potential, stops, *_, memory = (credit_of(config) for config in configs)
     sys.modules.pop("shaping")
     assert configs[-1].lora_rank == 16
@@ -81,3 +81,14 @@ def test_the_published_update_keeps_its_promise() -> None:
         assert row["memory_ratio"] <= 0.15
         assert row["max_abs_loss_diff"] <= 1e-5
         assert row["max_abs_gradient_diff"] <= 1e-5
+
+
+def test_the_published_shared_prefixes_keep_their_promise() -> None:
+    """Nothing is published where the run is older than they are."""
+    for row in json.loads((ROOT / "docs" / "update.json").read_text()):
+        if "token_ratio" not in row:
+            continue
+        assert row["gradient_error"] <= 5 * row["gradient_noise"]
+        if (row["prompt"], row["rollouts"]) == (1024, 8):
+            assert row["off_time_ratio"] >= 4.5
+            assert row["off_memory_ratio"] >= 3

@@ -16,6 +16,7 @@ from repl_rl.lab.credit.settings import Settings
 from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.faults import FaultsConfig, run_faults
 from repl_rl.lab.fleet import FleetConfig, run_fleet
+from repl_rl.lab.prefixes import bench_prefixes
 from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
 from repl_rl.machine.assets import asset
@@ -142,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
         figures: object = bench_sandbox(docker=config.docker)
     elif what == "update":
         config = _writable(parse(UpdateBenchConfig, "bench update", rest))
-        figures = bench_update()
+        figures = [*bench_update(), *bench_prefixes()]
     elif what == "rollout":
         config = _writable(parse(RolloutBenchConfig, "bench rollout", rest))
         figures = _bench_rollout(config)

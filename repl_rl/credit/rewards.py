@@ -20,7 +20,11 @@ from repl_rl.settings.named import imported
 
 @dataclass(frozen=True, slots=True)
 class RewardTable:
-    """What a line earns for each `LineStatus`; reward units, finite. `sandbox_fault` is ours and has no entry."""
+    """What a line earns for each `LineStatus`; reward units, finite.
+
+    Two have no entry and are worth nothing: `sandbox_fault` is ours, and `incomplete` says nothing yet. What came of
+    its cell is known at the cell's last line, whose status is paid.
+    """
 
     syntax_error: float = -0.1
     """The cell did not compile."""
@@ -36,8 +40,6 @@ class RewardTable:
     """The cell killed its console."""
     exited: float = 0.0
     """The cell called `exit()`."""
-    incomplete: float = 0.0
-    """The line is the beginning of a longer cell."""
     ok: float = 0.0
     """The cell ran."""
     answered: float = 0.0
@@ -61,8 +63,8 @@ class RewardTable:
                 raise ConfigError(f"rewards.{status}", self.of(status), remedy)
 
     def of(self, status: LineStatus) -> float:
-        """The reward of one line with this status; 0 for `sandbox_fault`."""
-        if status is LineStatus.SANDBOX_FAULT:
+        """The reward of one line with this status; 0 for those without an entry."""
+        if status in (LineStatus.SANDBOX_FAULT, LineStatus.INCOMPLETE):
             return 0.0
         return float(getattr(self, status.value))
 

@@ -28,9 +28,12 @@ from repl_rl.credit.tensors import columns
 from repl_rl.errors import ReplRLError
 from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt, Sampled, Stop, Trajectory
 from repl_rl.trainer.config import GRPOTrainer, TrainerConfig
+from repl_rl.trainer.fast import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU
 from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.sharing import Sharing
 
-Side = Literal["ours", "trl"]
+Side = Literal["ours", "off", "other", "trl"]
+"""Ours as it comes, without shared prefixes, without them and with another number of rows a pass, and TRL's."""
 Gradients = dict[str, Tensor]
 """The gradient of every weight, on the CPU."""
 PAD, EOS = 0, 1
@@ -52,6 +55,8 @@ class Case:
     """Width of the model."""
     layers: int = 2
     """Layers of the model."""
+    prompt: int = 32
+    """Tokens of the prompt that the rollouts share."""
 
 
 CASES = tuple(Case(vocab, share) for vocab in (32_768, 151_936) for share in (0.5, 0.8))
@@ -77,8 +82,15 @@ def bench_update(cases: Sequence[Case] = CASES, repeats: int = 2) -> list[dict[s
 
 def _row(case: Case, repeats: int) -> dict[str, float | str]:
     with tempfile.TemporaryDirectory() as folder:
-        ours, our_gradients = _apart(case, "ours", repeats, Path(folder))
-        theirs, gradients = _apart(case, "trl", repeats, Path(folder))
+        ours, our_gradients = apart(case, "ours", repeats, Path(folder))
+        theirs, gradients = apart(case, "trl", repeats, Path(folder))
+    return against_trl(case, ours, our_gradients, theirs, gradients)
+
+
+def against_trl(
+    case: Case, ours: Cost, our_gradients: Gradients, theirs: Cost, gradients: Gradients
+) -> dict[str, float | str]:
+    """What is told of a case: our figures, TRL's, and what is between them."""
     return {
         **asdict(case),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -94,7 +106,12 @@ def _row(case: Case, repeats: int) -> dict[str, float | str]:
     }
 
 
-def _apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+def apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+    """`update_cost` in a process of its own.
+
+    Raises:
+        ReplRLError: that ended without figures.
+    """
     # Neither CUDA nor PyTorch's threads survive a fork; the server that forks here uses neither, and has all imported.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -119,9 +136,9 @@ def _report(case: Case, side: Side, repeats: int, folder: Path, pipe: Connection
 
 def update_cost(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
     """Cost of one side's update, and its gradients."""
-    model = random_policy(case.vocab, PAD, EOS, case.hidden, case.layers, context_tokens=2 * case.tokens)
+    model = random_policy(case.vocab, PAD, EOS, case.hidden, case.layers, context_tokens=2 * case.tokens + case.prompt)
     rollouts = _rollouts(case)
-    trainer = _ours(model, rollouts, folder) if side == "ours" else _trl(model, rollouts, folder)
+    trainer = _trl(model, rollouts, folder) if side == "trl" else _ours(model, rollouts, folder, side)
     trainer.current_gradient_accumulation_steps = 1
     update_s, loss_s = [], []
     before = _reset_peak()
@@ -165,7 +182,7 @@ def _config(rollouts: Sequence[Trajectory]) -> TrainerConfig:
     )
 
 
-def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -> ReplGRPOTrainer:
+def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, side: Side) -> ReplGRPOTrainer:
     config = _config(rollouts)
     trainer = ReplGRPOTrainer(
         model=model,
@@ -176,10 +193,20 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) 
         credit=Credit(estimator("outcome"), config.rewards),
         tolerance=config.tolerance,
         weights=folder,
+        sharing=Sharing(_refuse) if side == "ours" else None,
     )
+    if side == "other":
+        assert trainer._fast is not None
+        row = max(len(t.prompt.token_ids) + len(t.completion_ids) for t in rollouts)
+        usual = TOKENS_PER_PASS_GPU if torch.cuda.is_available() else TOKENS_PER_PASS_CPU
+        trainer._fast.tokens_per_pass = row if 2 * row <= usual else 2 * row
     trainer._last_loaded_step = 0  # the weights need not travel
     trainer.model_wrapped.train()
     return trainer
+
+
+def _refuse(what: str) -> None:
+    raise ReplRLError(f"what was to be measured is not: {what}")
 
 
 def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -> GRPOTrainer:
@@ -210,7 +237,7 @@ def _rollouts(case: Case, line: int = 16) -> list[Trajectory]:
     """Rollouts of lines of 16 tokens, each followed by an observation that makes up the share."""
     rng = random.Random(0)
     observed = round(line * case.observed_share / (1 - case.observed_share))
-    prompt = Prompt("task", tuple(rng.randrange(2, case.vocab) for _ in range(32)))
+    prompt = Prompt("task", tuple(rng.randrange(2, case.vocab) for _ in range(case.prompt)))
     rollouts = []
     for number in range(case.rollouts):
         segments: list[Sampled | Observed] = []

@@ -1,7 +1,7 @@
 """Settings that older versions recorded, in today's words."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _OF_VLLM = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
 _MOVED = {
@@ -21,6 +21,7 @@ _GONE: Mapping[str, object] = {
     "trainer.clip_low": 0.2,
     "trainer.clip_high": 0.28,
     "trainer.seed": 0,
+    "trainer.rewards.incomplete": 0.0,
 }
 """What nobody can choose any more, with what it was by default."""
 _OF_THE_SAMPLER: Mapping[str, object] = {"optimistic": False, "give_up_after": 0}
@@ -45,8 +46,7 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
             place, _, field = new.rpartition(".")
             (tables.setdefault(place, {}) if place else found)[field] = tables[table].pop(name)
     for key, default in _GONE.items():
-        table, _, name = key.partition(".")
-        value = tables.get(table, {}).pop(name, default)
+        value = _left_out(tables, key.split("."), default)
         if value != default:
             _log.warning("%s = %r was recorded, which this version cannot choose; it is left out", key, value)
     _fold_importance(tables.get("trainer", {}))
@@ -60,6 +60,18 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
             tables.pop(kind, None)
     tables.pop("engine_options", None)
     return {**found, **{name: table for name, table in tables.items() if table}}
+
+
+def _left_out(tables: dict[str, dict[str, object]], path: Sequence[str], default: object) -> object:
+    """Take the setting at `path` out of `tables`; `default` where it is not there."""
+    table, *inner, name = path
+    place = tables.get(table, {})
+    for part in inner:
+        found = place.get(part)
+        if not isinstance(found, Mapping):
+            return default
+        place[part] = place = dict(found)  # not to change what was given
+    return place.pop(name, default)
 
 
 def _fold_importance(trainer: dict[str, object]) -> None:

@@ -92,6 +92,9 @@ class TrainerConfig:
     """What the way in which a rollout ended means for learning."""
     fast: bool = True
     """Score only sampled tokens, once a step where that suffices; false: TRL's own passes, equal to it bit for bit."""
+    shared_prefixes: Literal["auto", "off"] = "auto"
+    """What rollouts begin with alike passes through the model once where that saves enough; "off": each has its own.
+    Only with `fast`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format that is computed in. What is trained is float32 in any case, as is its optimizer; weights that
     adapters leave as they are have this one."""

@@ -11,6 +11,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from repl_rl.errors import WeightSyncError
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -28,6 +30,20 @@ class Gap:
     """Mean raw importance ratio of a token."""
     kept: float
     """Share of the tokens whose importance ratio was left as it is."""
+
+    def check(self, tolerance: float, policy_step: int) -> None:
+        """Hold the sampler to the trainer, with log probabilities at most `tolerance` nats apart.
+
+        Raises:
+            WeightSyncError: they are further apart.
+        """
+        if not self.max <= tolerance:
+            raise WeightSyncError(
+                f"policy step {policy_step}: a sampled log probability is {self.max:.3g} nats from the trainer's, the "
+                f"tolerance is {tolerance:.3g}; the engine probably samples from stale or wrong weights (tied "
+                "embeddings, a failed load), or at another temperature; or it is the trainer that is wrong: then "
+                'trainer.shared_prefixes = "off" or fast = false brings them together'
+            )
 
     def metrics(self) -> dict[str, float]:
         """Names as in `metrics.jsonl`."""

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repl_rl.trainer.scoring import Scorer, Scores, install, packs, score_rows
+from repl_rl.trainer.paths import Tree
+from repl_rl.trainer.scoring import Scorer, Scores, Tally, install, packs, score_rows
+from repl_rl.trainer.sharing import Sharing
 
 TOKENS_PER_PASS_CPU = 2048
 """Tokens that rows of like length share a forward pass up to: on CPU small passes stay in cache."""
@@ -38,6 +40,7 @@ class FastPass:
         reference: PreTrainedModel | None = None,
         autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
         tokens_per_pass: int | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         """`model` and `reference` learn to be called for scores alone: see `install`, also for what it refuses.
 
@@ -46,21 +49,27 @@ class FastPass:
             autocast: gives the number format of a forward pass; entered anew for each, because the copies of weights
                 that it keeps are without gradients if the first pass in it was.
             tokens_per_pass: rows share a forward pass up to about this many tokens; None: what suits the device.
+            sharing: whether rows that begin alike are scored as trees, which `model` is tried for now; None: they are
+                not.
         """
         install(model)
         if reference is not None:
             install(reference)
         self._packed = packs(model)
         self._autocast = autocast
-        self._tokens_per_pass = tokens_per_pass
+        self.tokens_per_pass = tokens_per_pass
+        self._sharing = sharing
         self._known: Scores
+        if sharing is not None:
+            sharing.probe(model, autocast)
 
     def first(self, model: Scorer, batch: Batch, keep_graph: bool) -> Scores:
         """The scores of a whole step. With `keep_graph` its only update takes its gradients from them."""
+        tally = self._verified(model, batch)
         with torch.no_grad():
-            resting = self._score(model, batch, batch.scored, ~batch.learning)
+            resting = self._score(model, batch, batch.scored, ~batch.learning, tally)
         with torch.set_grad_enabled(keep_graph):
-            learned = self._score(model, batch, batch.scored, batch.learning)
+            learned = self._score(model, batch, batch.scored, batch.learning, tally)
             self._known = Scores(resting.logprobs + learned.logprobs, resting.entropies + learned.entropies)
         return Scores(self._known.logprobs.detach(), self._known.entropies)
 
@@ -87,14 +96,36 @@ class FastPass:
         """
         return self._score(model, batch, batch.scored, batch.scored.any(dim=1)).logprobs
 
-    def _score(self, model: Scorer, batch: Batch, sampled: Tensor, wanted: Tensor) -> Scores:
-        def scorer(*, input_ids: Tensor, sampled: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-            with self._autocast():
-                return model(input_ids=input_ids, sampled=sampled, position_ids=position_ids)
+    def _verified(self, model: Scorer, batch: Batch) -> Tally | None:
+        """Where what this step shares is added up, once it may; None: nothing is shared."""
+        if self._sharing is None:
+            return None
 
-        tokens = TOKENS_PER_PASS_CPU if batch.input_ids.device.type == "cpu" else TOKENS_PER_PASS_GPU
-        rows = wanted.nonzero()[:, 0]
-        packed = self._packed
-        return score_rows(
-            scorer, batch.input_ids, batch.attention, sampled, rows, self._tokens_per_pass or tokens, packed
-        )
+        def score(rows: Tensor, tokens: int, tally: Tally | None) -> Scores:
+            return self._pass(model, batch, batch.scored, rows, tokens, tally)
+
+        step = (batch.input_ids, batch.attention, batch.scored)
+        self._sharing.verify(score, step, batch.learning, self._tokens(batch), self._autocast)
+        return self._sharing.tally
+
+    def _score(
+        self, model: Scorer, batch: Batch, sampled: Tensor, wanted: Tensor, tally: Tally | None = None
+    ) -> Scores:
+        shared = self._sharing is not None and not self._sharing.off
+        counted = (tally or Tally()) if shared else None
+        return self._pass(model, batch, sampled, wanted.nonzero()[:, 0], self._tokens(batch), counted)
+
+    def _tokens(self, batch: Batch) -> int:
+        default = TOKENS_PER_PASS_CPU if batch.input_ids.device.type == "cpu" else TOKENS_PER_PASS_GPU
+        return self.tokens_per_pass or default
+
+    def _pass(
+        self, model: Scorer, batch: Batch, sampled: Tensor, rows: Tensor, tokens: int, tally: Tally | None
+    ) -> Scores:
+        def scorer(
+            *, input_ids: Tensor, sampled: Tensor, position_ids: Tensor | None, tree: Tree | None = None
+        ) -> tuple[Tensor, Tensor]:
+            with self._autocast():
+                return model(input_ids=input_ids, sampled=sampled, position_ids=position_ids, tree=tree)
+
+        return score_rows(scorer, batch.input_ids, batch.attention, sampled, rows, tokens, self._packed, tally)

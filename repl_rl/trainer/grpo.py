@@ -22,7 +22,7 @@ from repl_rl.credit.group import Credit, Earned, earned_by, group_advantages, li
 from repl_rl.credit.stops import CUT
 from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.engine.forbidden import forbid
-from repl_rl.errors import ConfigError, WeightSyncError
+from repl_rl.errors import ConfigError
 from repl_rl.record.group import Group
 from repl_rl.record.series import mean_parts
 from repl_rl.record.trajectory import Trajectory
@@ -35,6 +35,7 @@ from repl_rl.trainer.groups import Groups
 from repl_rl.trainer.kept import KeptTrainer
 from repl_rl.trainer.observations import Observations
 from repl_rl.trainer.reference import frozen
+from repl_rl.trainer.sharing import Sharing
 from repl_rl.trainer.source import RolloutSource
 from repl_rl.trainer.step import Scored, StepState, outcome
 from repl_rl.trainer.weights import Sync
@@ -50,7 +51,8 @@ class ReplGRPOTrainer(KeptTrainer):
     `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`. A `curriculum` of these
     tasks chooses those of each step in TRL's place. With `args.beta`, the reference is `model` as it is given, without
     its adapters if it has some. With an `observation_weight` above 0 the loss has as many times the mean negative log
-    probability of what the console printed: see `observations`. `plan` says which groups are played: see `Groups`.
+    probability of what the console printed: see `observations`. `plan` says which groups are played: see `Groups`. With
+    `sharing`, the fast pass scores what rollouts begin with alike once.
 
     Raises:
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
@@ -83,6 +85,7 @@ class ReplGRPOTrainer(KeptTrainer):
         curriculum: Curriculum | None = None,
         observation_weight: float = 0.0,
         plan: choices.Plan | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         refuse_unfit(args, fast)
         refuse_few(task_ids, args)
@@ -109,9 +112,13 @@ class ReplGRPOTrainer(KeptTrainer):
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
         forbid(bare, source.forbidden_ids)
+        self.sharing = sharing if fast else None
+        if self.sharing is not None:
+            self.sharing.install(bare)  # so that its copy has it too
         if beta and bare is self.model:
             self.ref_model = frozen(bare, self.accelerator)
-        self._fast = FastPass(bare, self.ref_model, self.accelerator.autocast) if fast else None
+        autocast = self.accelerator.autocast
+        self._fast = FastPass(bare, self.ref_model, autocast, sharing=self.sharing) if fast else None
         # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.
         self.use_vllm = True
         self.vllm_generation = Sync(self, source, weights)
@@ -212,13 +219,7 @@ class ReplGRPOTrainer(KeptTrainer):
         self._unscored = True
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
         self.scored = self._corrected(batch)
-        gap = self.scored.gap.max
-        if not gap <= self.tolerance:
-            raise WeightSyncError(
-                f"policy step {self.state.global_step}: a sampled log probability is {gap:.3g} nats from the "
-                f"trainer's, the tolerance is {self.tolerance:.3g}; the engine probably samples from stale or wrong "
-                "weights (tied embeddings, a failed load), or at another temperature"
-            )
+        self.scored.gap.check(self.tolerance, self.state.global_step)
         batch["advantages"] = self.step_state.advantages
         batch["rows"] = torch.arange(len(self.step_state.rows), device=batch["advantages"].device)
         return batch
@@ -234,7 +235,9 @@ class ReplGRPOTrainer(KeptTrainer):
             batch["importance_sampling_ratio"] = cut(raw, how, self.vllm_importance_sampling_clip_max)
         gap = measure(delta, lines, raw, batch["importance_sampling_ratio"], self.accelerator)
         taught = self.step_state.observations
-        told = taught.metrics(self._logprobs, self.accelerator) if self.observation_weight else {}
+        told = self.sharing.metrics(self.accelerator) if self.sharing is not None else {}
+        if self.observation_weight:
+            told |= taught.metrics(self._logprobs, self.accelerator)
         return Scored(gap, trained.cpu(), told)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:

@@ -31,6 +31,7 @@ from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.reporting import Reporter
 from repl_rl.trainer.sharded import load_whole
+from repl_rl.trainer.sharing import Sharing
 from repl_rl.trainer.sinks import Sinks
 from repl_rl.trainer.source import OnStep, RolloutSource, Tasked
 from repl_rl.trainer.weights import Tell, size_of, spare_folder, weights_folder
@@ -79,14 +80,16 @@ def fit(
     _tell_router(policy, config, tell)
     policy = learning(policy, config, seed)
     with weights_folder(size_of(policy), tell) as weights, spare_folder(weights, tell) as spare:
-        trainer = _trainer(policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum)
+        sharing = Sharing(tell) if config.shared_prefixes == "auto" else None
+        trainer = _trainer(policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum, sharing)
         trainer.vllm_generation.spare = spare
         base = model if isinstance(model, Path) else None
         evaluator = Evaluator(trainer, evaluation, out, base) if evaluation else None
         reporter = _report(trainer, on_step, out.parent, evaluator, tell)
         if keeper is not None:
             own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter, "sinks": reporter.sinks}
-            trainer.keep(keeper, {"source": source, "curriculum": curriculum, **own}, tell)
+            theirs = {"source": source, "curriculum": curriculum, "sharing": trainer.sharing}
+            trainer.keep(keeper, {**theirs, **own}, tell)
         trainer.go_on()
     return _save(trainer, out, config.lora_rank > 0, base)
 
@@ -101,6 +104,7 @@ def _trainer(
     args: GRPOConfig,
     weights: Path,
     curriculum: Curriculum | None,
+    sharing: Sharing | None,
 ) -> ReplGRPOTrainer:
     return ReplGRPOTrainer(
         model=policy,
@@ -116,6 +120,7 @@ def _trainer(
         curriculum=curriculum,
         observation_weight=config.observation_weight,
         plan=choices.groups(config.groups),
+        sharing=sharing,
     )
 
 

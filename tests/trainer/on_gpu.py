@@ -20,37 +20,47 @@ from safetensors.torch import load_file
 from repl_rl.engine.decoder import Decoder, Row
 from repl_rl.trainer import TrainerConfig, fit
 from repl_rl.trainer.fast import Batch, FastPass
+from repl_rl.trainer.sharing import Sharing
 from tests.pretend import NAME, pretending
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
 from tests.trainer.test_loop import ignore
 from tests.trainer.test_scoring import batch
+from tests.trainer.trees import TaskTextSource, forest, padded
 
 CONFIG = TrainerConfig(
     steps=2, prompts_per_step=2, group_size=3, warmup_steps=0, learning_rate=0.002, save_every=1
 )  # fmt: skip
 
 
-def trained(out: Path, device: torch.device, config: TrainerConfig = CONFIG) -> list[float]:
+def trained(
+    out: Path, device: torch.device, config: TrainerConfig = CONFIG, kind: type[SampledSource] = SampledSource
+) -> list[float]:
     """The weights after two steps; the source samples on the CPU, as another process would."""
     start = tiny_model()
-    source = SampledSource(copy.deepcopy(start), forbidden_ids=frozenset({60}))
-    final = fit(start, tiny_tokenizer(), TASKS, source, config, out, ignore)
+    source = kind(copy.deepcopy(start), forbidden_ids=frozenset({60}))
+    final = fit(start, tiny_tokenizer(), TASKS, source, config, out, ignore, tell=sys.exit)
     assert next(start.parameters()).device == device, "it was trained elsewhere"
     return [float(weight.double().sum()) for _, weight in sorted(load_file(final / "model.safetensors").items())]
 
 
-def scored(_: Path, device: torch.device, dtype: torch.dtype) -> list[float]:
-    """Log probabilities, and the gradients' sums."""
+def scored(_: Path, device: torch.device, dtype: torch.dtype, shared: bool = False) -> list[float]:
+    """Log probabilities, and the gradients' sums; in bfloat16 their lengths, since a sum is mostly rounding there."""
     model = tiny_model().to(device, dtype)
-    fast = FastPass(model, tokens_per_pass=16)
-    ids, attention, sampled = (one.to(device) for one in batch([(2, 3), (4, 1), (1, 4)], 0))
+    sharing = Sharing(sys.exit) if shared else None
+    if sharing is not None:
+        sharing.install(model)
+    fast = FastPass(model, tokens_per_pass=200 if shared else 16, sharing=sharing)
+    made = padded(forest(0), 24) if shared else batch([(2, 3), (4, 1), (1, 4)], 0)
+    ids, attention, sampled = (one.to(device) for one in made)
     step = Batch(ids, attention, sampled, sampled.any(dim=1))
     fast.first(model, step, keep_graph=False)
-    scores = fast.again(model, step, torch.arange(3, device=device), with_graph=False).logprobs
+    scores = fast.again(model, step, torch.arange(len(ids), device=device), with_graph=False).logprobs
+    assert sharing is None or sharing.tally.shared
     torch.autograd.backward([scores.sum()])
-    sums = [float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None]
-    return [*scores.detach().flatten().tolist(), *sums]
+    gradients = [p.grad.double() for p in model.parameters() if p.grad is not None]
+    told = [float(one.sum() if dtype == torch.float32 else one.norm()) for one in gradients]
+    return [*scores.detach().flatten().tolist(), *told]
 
 
 def sampled(out: Path, device: torch.device) -> list[float]:
@@ -74,6 +84,10 @@ CASES: Mapping[str, Callable[[Path, torch.device], list[float]]] = {
     "observed": partial(trained, config=replace(CONFIG, observation_weight=0.1, checkpointing=True)),
     "float32": partial(scored, dtype=torch.float32),
     "bfloat16": partial(scored, dtype=torch.bfloat16),
+    "trees": partial(trained, kind=TaskTextSource, config=replace(CONFIG, kl="k3(beta=0.1)", observation_weight=0.1)),
+    "trees, checkpointed": partial(trained, kind=TaskTextSource, config=replace(CONFIG, checkpointing=True)),
+    "trees, float32": partial(scored, dtype=torch.float32, shared=True),
+    "trees, bfloat16": partial(scored, dtype=torch.bfloat16, shared=True),
     "sampled": sampled,
 }
 

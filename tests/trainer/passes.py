@@ -1,6 +1,7 @@
-"""One process of `test_passes`: python -m tests.trainer.passes KIND STEPS OUT
+"""One process of `test_processes`: python -m tests.trainer.passes KIND STEPS OUT [trees]
 
 It learns from rows of random lengths with so few tokens a pass that the processes need other numbers of passes.
+With `trees`, prompts are long and some rows have the same one, so that some passes of some processes are trees.
 """
 
 import os
@@ -18,7 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from repl_rl.trainer.fast import Batch, FastPass
-from repl_rl.trainer.scoring import buckets
+from repl_rl.trainer.scoring import Laid, Tally, buckets, trees
+from repl_rl.trainer.sharing import Sharing
 from tests.trainer.policies import PAD, VOCAB, tiny_model
 
 ROWS = 6
@@ -30,7 +32,7 @@ LIMIT = timedelta(seconds=120)
 """A process that waits longer for the other one gives up."""
 
 
-def batch_of(step: int, rank: int, processes: int) -> tuple[Batch, Tensor]:
+def batch_of(step: int, rank: int, processes: int, alike: bool = False) -> tuple[Batch, Tensor]:
     """This process's rows of a step, with the weights of their tokens in the loss, (b, T): 0 for rows at rest.
 
     Every fifth step one half of the rows has nothing to learn, every seventh the other half has nothing sampled.
@@ -39,7 +41,9 @@ def batch_of(step: int, rank: int, processes: int) -> tuple[Batch, Tensor]:
     drawn: list[tuple[list[int], list[int], list[bool], list[float]]] = []
     for row in range(ROWS):
         prompt, length = rng.randint(1, 4), rng.randint(1, 14)
-        ids = [rng.randrange(3, VOCAB) for _ in range(prompt + length)]
+        begun = [random.Random(f"{step} {row // 3}").randrange(3, VOCAB)] * 16 if alike and step % 3 else []
+        prompt += len(begun)
+        ids = begun + [rng.randrange(3, VOCAB) for _ in range(prompt - len(begun) + length)]
         sampled = [rng.random() < 0.5 and not (step % 7 == 0 and row >= ROWS // 2) for _ in range(length)]
         learns = rng.random() < 0.6 and not (step % 5 == 0 and row < ROWS // 2)
         weights = [rng.gauss(0, 1) * learns * one for one in sampled]
@@ -53,10 +57,12 @@ def batch_of(step: int, rank: int, processes: int) -> tuple[Batch, Tensor]:
     return Batch(ids_S, real, sampled_T, weights_T.any(dim=1)), weights_T
 
 
-def passes_of(batch: Batch) -> int:
+def passes_of(batch: Batch, alike: bool) -> int:
     """Passes that the learning rows of a batch need by themselves, at most."""
-    lengths = batch.attention.sum(dim=1)
-    return len(buckets(batch.learning.nonzero()[:, 0], lengths, TOKENS_PER_PASS))
+    laid = Laid.of(batch.input_ids, batch.attention, batch.scored)
+    rows = batch.learning.nonzero()[:, 0]
+    found, left = trees(laid, rows, TOKENS_PER_PASS, Tally()) if alike else ([], rows)
+    return len(found) + len(buckets(left, batch.attention.sum(dim=1), TOKENS_PER_PASS))
 
 
 def wrapped(model: torch.nn.Module, kind: str) -> torch.nn.Module:
@@ -71,31 +77,36 @@ def wrapped(model: torch.nn.Module, kind: str) -> torch.nn.Module:
     return model
 
 
-def main(kind: str, steps: int, out: Path) -> None:
+def main(kind: str, steps: int, out: Path, alike: bool) -> None:
     torch.set_num_threads(1)
     rank, processes = 0, 1
     if kind != "one":
         distributed.init_process_group("gloo", timeout=LIMIT)
         rank, processes = distributed.get_rank(), distributed.get_world_size()
     model = tiny_model(hidden=16)
-    fast = FastPass(model, tokens_per_pass=TOKENS_PER_PASS)
+    sharing = Sharing(sys.exit) if alike else None
+    if sharing is not None:
+        sharing.install(model)
+    fast = FastPass(model, tokens_per_pass=TOKENS_PER_PASS, sharing=sharing)
     policy = wrapped(model, kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    uneven = 0
+    uneven, shared = 0, 0
     for step in range(steps):
-        batch, weights = batch_of(step, rank, processes)
-        uneven += len({passes_of(batch_of(step, other, 2)[0]) for other in range(2)}) > 1
+        batch, weights = batch_of(step, rank, processes, alike)
+        uneven += len({passes_of(batch_of(step, other, 2, alike)[0], alike) for other in range(2)}) > 1
         # By turns, the scoring of the step serves its update or is done anew for it.
         once = step % 2 == 0
         with torch.no_grad():
             first = fast.first(policy, batch, keep_graph=once)
         scores = fast.again(policy, batch, torch.arange(len(weights)), with_graph=once)
+        shared += sharing is not None and sharing.tally.shared > 0
         assert torch.allclose(first.logprobs, scores.logprobs, atol=1e-5)
         loss = -(scores.logprobs * weights).sum() * processes / ROWS
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
     assert uneven > steps // 3
+    assert not alike or shared > steps // 3
     state = {
         name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().contiguous()
         for name, p in model.named_parameters()
@@ -111,4 +122,4 @@ def main(kind: str, steps: int, out: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), "trees" in sys.argv[4:])

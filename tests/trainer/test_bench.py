@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import update
+from repl_rl.lab.prefixes import PREFIXES, bench_prefixes
 from repl_rl.lab.update import CASES, Case, bench_update, update_cost
 
 SMALL = Case(vocab=512, observed_share=0.5, tokens=64, hidden=32, layers=1)
@@ -35,3 +37,20 @@ def test_a_row_holds_ratios_of_time_and_memory_measured_in_processes_of_their_ow
     assert 0 < row["memory_ratio"] < 0.3
     assert row["max_abs_loss_diff"] < 1e-5
     assert row["max_abs_gradient_diff"] < 1e-5
+
+
+def test_prompts_and_groups_of_shared_prefixes_are_those_that_were_promised() -> None:
+    assert [(case.prompt, case.rollouts, case.tokens) for case in PREFIXES] == [
+        (64, 8, 64), (64, 16, 64), (256, 8, 64), (256, 16, 64), (1024, 8, 64), (1024, 16, 64),
+    ]  # fmt: skip
+
+
+@pytest.mark.heavy
+def test_a_row_of_shared_prefixes_has_what_they_save_and_what_rounding_alone_does() -> None:
+    case = Case(vocab=512, observed_share=0.5, tokens=32, rollouts=4, hidden=32, layers=1, prompt=256)
+    (row,) = bench_prefixes([case], repeats=2)
+    assert row["token_ratio"] == pytest.approx(4 * 288 / (256 + 4 * 32))
+    assert float(row["gradient_error"]) < 1e-5
+    assert float(row["gradient_noise"]) < 1e-5
+    text = update.block(json.loads(json.dumps([*bench_update([SMALL], repeats=1), row])))
+    assert "| 256 | 4 | 3.00 |" in text

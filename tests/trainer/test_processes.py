@@ -68,15 +68,17 @@ def test_two_processes_train_the_same_weights_as_one(fast: bool, weight: float, 
     pytest.param(40, marks=pytest.mark.heavy),
     pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
 ])  # fmt: skip
+@pytest.mark.parametrize("alike", [(), ("trees",)], ids=["rows", "trees"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_processes_that_need_other_numbers_of_passes_wait_for_nobody_and_equal_one(
-    kind: str, steps: int, tmp_path: Path
+    kind: str, alike: tuple[str, ...], steps: int, tmp_path: Path
 ) -> None:
     found = []
     for name, processes in (("one", 1), (kind, 2)):
         folder = tmp_path / name
         folder.mkdir()
-        launch(processes, "tests.trainer.passes", name, str(steps), str(folder), limit_s=1500 if steps > 99 else 280)
+        limit_s = 1500 if steps > 99 else 280
+        launch(processes, "tests.trainer.passes", name, str(steps), str(folder), *alike, limit_s=limit_s)
         found.append(load_file(folder / "weights.safetensors"))
     one, two = found
     start = tiny_model(hidden=16)
