@@ -15,6 +15,7 @@ from repl_rl.cli.gpu import told, try_on
 from repl_rl.errors import ConfigError
 from repl_rl.lab.gpu import BUDGET_S, CHECKS, Check, Row, Verdict, run_checks
 from tests import documents
+from tests.processes import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 WITHOUT = {
@@ -78,7 +79,7 @@ def test_a_check_that_hangs_is_ended_with_its_processes_and_the_next_one_runs(tm
     assert hung.verdict is Verdict.FAILED
     assert hung.why.startswith("it was not done after 8 s and was ended")
     assert hung.seconds < 30
-    assert [pid for pid in map(int, pids.read_text().split()) if alive(pid)] == []
+    wait_for(lambda: not any(map(alive, map(int, pids.read_text().split()))), None)
     assert after.verdict is Verdict.PASSED
     assert [line.partition(":")[0] for line in lines] == ["hanging", "passing"]
 
@@ -86,7 +87,7 @@ def test_a_check_that_hangs_is_ended_with_its_processes_and_the_next_one_runs(tm
 def test_what_a_check_leaves_behind_is_ended(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     assert tried(toy("leaving", told=str(pid))).verdict is Verdict.PASSED
-    assert not alive(int(pid.read_text()))
+    wait_for(lambda: not alive(int(pid.read_text())), None)
 
 
 def test_what_has_no_time_left_is_not_run_and_says_so() -> None:

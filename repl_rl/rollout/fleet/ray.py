@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pickle import PickleBuffer
 from typing import NamedTuple
 
 from repl_rl.errors import NodeLost
@@ -98,7 +99,8 @@ class RayCluster:
 
     async def publish(self, files: Mapping[str, bytes]) -> object:
         """See `Cluster.publish`."""
-        return await published(dict(files), NodeLost)
+        # Buffers lie in the store beside the pickle, and nodes read them there; of bytes each would make a copy.
+        return await published({name: PickleBuffer(content) for name, content in files.items()}, NodeLost)
 
 
 class Started(NamedTuple):
