@@ -1,11 +1,12 @@
-"""Copy the figures of `repl-rl bench fleet --json FILE` into docs/, table included.
+"""Copy the figures of `repl-rl bench fleet --json FILE`, of one run or several, into docs/, table included.
 
-python -m benchmarks.fleet FILE
+python -m benchmarks.fleet FILE [FILE ...]
 """
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
@@ -14,32 +15,56 @@ PAGE = Block(ROOT / "docs" / "scaling.md", "fleet")
 FIGURES = ROOT / "docs" / "scaling.json"
 
 
-def block(cpus: int, plan: Mapping[str, float], rows: Sequence[Mapping[str, float]]) -> str:
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run of `bench fleet` writes."""
+
+    cpus: int
+    lines: int
+    """Of each rollout."""
+    group: int
+    """Rollouts of a group."""
+    fleets: Sequence[Mapping[str, float]]
+    """A row each."""
+
+
+def merged(runs: Sequence[Figures]) -> Figures:
+    """The figures of runs of one machine as those of one.
+
+    Raises:
+        ValueError: they are of different machines, or of other rollouts.
+    """
+    if len({(run.cpus, run.lines, run.group) for run in runs}) != 1:
+        raise ValueError(f"runs of different machines or rollouts stand in no table together: {runs}")
+    return replace(runs[0], fleets=[row for run in runs for row in run.fleets])
+
+
+def block(found: Figures) -> str:
     """The generated block of docs/scaling.md."""
-    text = f"On {cpus} cores; rollouts of {plan['lines']} lines in groups of {plan['group']}, "
-    text += f"{plan['rollout_s']:g} s long on the mean.\n\n"
-    text += "| nodes | in flight | rollouts | efficiency | owner's ms of CPU a rollout | weights, MB | to all, s |\n"
-    text += "|---" * 7 + "|\n"
-    for row in rows:
+    text = f"On {found.cpus} cores; rollouts of {found.lines} lines in groups of {found.group}.\n\n"
+    text += "| nodes | in flight | rollouts | of s, mean | efficiency | owner's ms of CPU a rollout "
+    text += "| weights, MB | to all, s |\n" + "|---" * 8 + "|\n"
+    for row in found.fleets:
         cells = (
             f"{row['nodes']:.0f}",
             f"{row['in_flight']:,.0f}",
             f"{row['rollouts']:,.0f}",
+            f"{row['rollout_s']:g}",
             f"{row['efficiency']:.2f}",
             f"{row['owner_cpu_ms_a_rollout']:.2f}",
-            f"{row['weights_mb']:.0f}",
+            f"{row['weights_mb']:,.0f}",
             f"{row['weights_s']:.2f}",
         )
         text += f"| {' | '.join(cells)} |\n"
     return text
 
 
-def main(file: Path) -> None:
-    """Publish the figures in `file`."""
-    found = json.loads(file.read_text())
-    FIGURES.write_text(file.read_text())
-    PAGE.write(block(found["cpus"], found["plan"], found["fleets"]))
+def main(files: Sequence[Path]) -> None:
+    """Publish the figures in `files`."""
+    found = merged([Figures(**json.loads(file.read_text())) for file in files])
+    FIGURES.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    PAGE.write(block(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(file) for file in sys.argv[1:]])

@@ -138,8 +138,7 @@ def run_fleet(config: FleetConfig, tell: Tell) -> dict[str, object]:
         for nodes in config.nodes:
             rows.append(_measured(started.cluster, sleeping, nodes, config))
             tell(f"{nodes} nodes: efficiency {rows[-1]['efficiency']:.3f}")
-    plan = {"lines": LINES, "group": GROUP, "in_flight_a_node": config.in_flight, "rollout_s": config.rollout_s}
-    return {"cpus": cores(), "plan": plan, "fleets": rows}
+    return {"cpus": cores(), "lines": LINES, "group": GROUP, "fleets": rows}
 
 
 def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetConfig) -> dict[str, float]:
@@ -163,6 +162,7 @@ def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetCon
         "nodes": nodes,
         "in_flight": config.in_flight * nodes,
         "rollouts": len(played),
+        "rollout_s": config.rollout_s,
         "wall_s": wall_s,
         "ideal_s": best_s,
         "efficiency": best_s / wall_s,

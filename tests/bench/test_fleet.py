@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fleet import block
+from benchmarks.fleet import Figures, block, merged
 from repl_rl.cli import main
 from repl_rl.lab.fleet import ideal_s
 
@@ -24,4 +24,9 @@ def test_a_small_fleet_is_measured_and_published(tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert [(row["nodes"], row["rollouts"]) for row in found["fleets"]] == [(1, 64), (2, 128)]
     assert all(0 < row["efficiency"] <= 1 for row in found["fleets"])
-    assert block(found["cpus"], found["plan"], found["fleets"]).count("\n") == 6
+    assert block(merged([Figures(**found)] * 2)).count("\n") == 8
+
+
+def test_figures_of_two_machines_are_not_published_as_those_of_one() -> None:
+    with pytest.raises(ValueError, match="different machines"):
+        merged([Figures(cpus, 8, 8, []) for cpus in (2, 4)])
