@@ -149,7 +149,7 @@ def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetCon
     with NodeFleet(nullcontext(cluster), plan, tasks) as source, tempfile.TemporaryDirectory() as folder:
         while len(source.crew.ready) < nodes:
             time.sleep(0.1)
-        (Path(folder) / "model.safetensors").write_bytes(random.Random(0).randbytes(config.weights_mb * 10**6))
+        _write_weights(Path(folder) / "model.safetensors", config.weights_mb)
         began_s = time.perf_counter()
         source.load_weights(Path(folder), 1)
         weights_s = time.perf_counter() - began_s
@@ -170,6 +170,13 @@ def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetCon
         "weights_mb": config.weights_mb,
         "weights_s": weights_s,
     }
+
+
+def _write_weights(file: Path, mb: int) -> None:
+    dice = random.Random(0)
+    with file.open("wb") as out:
+        for _ in range(mb):
+            out.write(dice.randbytes(10**6))
 
 
 def _sleeping(rollout_s: float) -> Sleeping:
