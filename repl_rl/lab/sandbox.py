@@ -15,6 +15,7 @@ from pathlib import Path
 
 from repl_rl.errors import SandboxUnavailable
 from repl_rl.lab.stock import StockConsole, open_stock
+from repl_rl.machine.processes import descendants
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import Sandbox, SandboxSession
 
@@ -155,25 +156,10 @@ async def _rollouts(ours: Sandbox, effort: SandboxEffort) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def _family() -> list[int]:
-    """Every process below this one."""
-    found, waiting = [], [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                children = [int(word) for word in path.read_text().split()]
-            except OSError:
-                continue
-            found += children
-            waiting += children
-    return found
-
-
 def pss_mib() -> float:
     """Proportional memory of every process below this one, MiB."""
     total = 0
-    for pid in _family():
+    for pid in descendants(os.getpid()):
         try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
