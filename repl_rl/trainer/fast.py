@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from repl_rl.machine.heap import keep_freed
 from repl_rl.trainer.paths import Tree
 from repl_rl.trainer.scoring import Scorer, Scores, Tally, install, packs, score_rows
 from repl_rl.trainer.sharing import Sharing
@@ -62,6 +63,8 @@ class FastPass:
         self._known: Scores
         if sharing is not None:
             sharing.probe(model, autocast)
+        if model.device.type == "cpu":
+            keep_freed()  # the tiles that a loss is formed in: see `scoring`
 
     def first(self, model: Scorer, batch: Batch, keep_graph: bool) -> Scores:
         """The scores of a whole step. With `keep_graph` its only update takes its gradients from them."""

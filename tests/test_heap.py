@@ -1,0 +1,41 @@
+"""`machine/heap.py`: what was freed is there when it is wanted again."""
+
+import subprocess
+import sys
+
+BLOCKS = """
+import ctypes, resource, sys
+from repl_rl.machine.heap import keep_freed
+
+if sys.argv[1] == "kept":
+    assert keep_freed()
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+c.free.restype, c.free.argtypes = None, [ctypes.c_void_p]
+
+def tiles(size=4 * 2**20, count=20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [c.malloc(size) for _ in range(count)]
+    for block in held:
+        ctypes.memset(block, 1, size)
+    for block in held:
+        c.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+tiles(), tiles()
+print(tiles())
+"""
+
+
+def _faults(how: str) -> int:
+    """Page faults of the third time that 80 MiB are allocated, used and freed, in blocks of 4 MiB."""
+    return int(subprocess.run([sys.executable, "-c", BLOCKS, how], check=True, capture_output=True, text=True).stdout)
+
+
+def test_freed_memory_is_used_again_without_asking_the_machine_for_it() -> None:
+    assert _faults("kept") < 100
+
+
+def test_by_itself_the_c_library_gives_it_back() -> None:
+    """Else `keep_freed` would be there for nothing."""
+    assert _faults("as it comes") > 10_000
