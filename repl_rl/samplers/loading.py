@@ -8,15 +8,32 @@ from repl_rl.rollout.sampler import API_VERSION
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
+from repl_rl.samplers.verifiers import VerifiersSampler
 from repl_rl.settings.named import Named, found, options_of
+from repl_rl.tasks.environments import VERIFIERS
 
 SHIPPED: dict[str, Callable[..., RolloutSampler]] = {
     "repl": ReplSampler,
     "fenced": FencedCodeSampler,
     "feedback": FeedbackSampler,
     "judge_tool": JudgeToolSampler,
+    VERIFIERS: VerifiersSampler,
 }
-"""The samplers that need no arguments. The others are given as `module:name`."""
+"""The samplers that need no arguments, and the one that comes with its tasks. The others are given as `module:name`."""
+
+
+def sampler_of(tasks: str, sampler: str) -> str:
+    """What plays `tasks` where `sampler` was chosen: an environment of `verifiers` brings its own, in place of `repl`.
+
+    Raises:
+        ConfigError: another was chosen for such an environment, or that one for other tasks.
+    """
+    kind, _, place = tasks.partition(":")
+    named = Named.read("sampler", sampler)
+    if (kind == VERIFIERS) != (named.name == VERIFIERS) and (kind != VERIFIERS or sampler != "repl"):
+        remedy = f"it plays --tasks {VERIFIERS}:NAME alone, and nothing else plays those; leave it out"
+        raise ConfigError("sampler", sampler, remedy)
+    return str(Named(VERIFIERS, {**named.options, "environment": place})) if kind == VERIFIERS else sampler
 
 
 def sampler_options(name: str) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from urllib.parse import parse_qsl
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.environments import VERIFIERS, installed
 from repl_rl.tasks.generate import families_of, generate
 from repl_rl.tasks.model import FollowUp, Split, Task, parse_split, split_of
 from repl_rl.tasks.rows import Row, rows
@@ -36,7 +37,8 @@ def load_tasks(
             - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
             - `math:` and then PATH or `dataset:NAME`: `problem`, and `answer` or a `solution` with a `\\boxed{}`,
               judge `math`;
-            - `math500:`, `aime:`, `humaneval:`, `mbpp:` and then PATH or `dataset:NAME`: see `repl_rl.tasks.suites`.
+            - `math500:`, `aime:`, `humaneval:`, `mbpp:` and then PATH or `dataset:NAME`: see `repl_rl.tasks.suites`;
+            - `verifiers:NAME`: an environment that is installed; `?field=value` after it sets a field of its config.
 
             A place may end in `?question=problem&judge=math`: which fields hold `id`, `question`, `answer` and
             `family` (`a.b` looks into a nested one), the judge of every row, a data set's `config` and `part`.
@@ -54,10 +56,14 @@ def load_tasks(
     kind, _, rest = source.partition(":")
     if kind == "builtin":
         return generate(families_of(source), side, count or _DEFAULT_COUNT, seed)
-    adapter, place = (_ADAPTERS[kind], rest) if kind in _ADAPTERS else (_plain, source)
-    # Read to the end, so that a complaint does not depend on how many tasks are wanted.
-    tasks = tuple(_distinct(_read(adapter, place)))
-    wanted = tuple(islice((t for t in tasks if side is Split.ALL or split_of(t.question) is side), count))
+    if kind == VERIFIERS:
+        wanted = tuple(installed(rest).drawn(side, count, _DEFAULT_COUNT))
+        tasks = wanted or tuple(installed(rest).drawn(Split.ALL, None, _DEFAULT_COUNT))
+    else:
+        adapter, place = (_ADAPTERS[kind], rest) if kind in _ADAPTERS else (_plain, source)
+        # Read to the end, so that a complaint does not depend on how many tasks are wanted.
+        tasks = tuple(_distinct(_read(adapter, place)))
+        wanted = tuple(islice((t for t in tasks if side is Split.ALL or split_of(t.question) is side), count))
     if not wanted:
         remedy = "give a file with at least one"
         if tasks:
