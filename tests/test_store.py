@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from repl_rl.credit.credited import Credited, LineCredit, ratios
 from repl_rl.errors import InvariantError, StoreError
 from repl_rl.record.trajectory import (
+    Alternative,
     Execution,
     Failure,
     FailureKind,
@@ -203,6 +204,18 @@ def test_credit_has_an_entry_a_line_and_a_log_probability_a_token() -> None:
     with pytest.raises(InvariantError, match=r"LineCredit\.advantage"):
         LineCredit(0, float("nan"))
     assert ratios(line(), LineCredit(0, 0, (-0.5, -0.5))) == (1.0, 1.0)
+
+
+def test_a_line_of_another_policy_than_its_trajectorys_says_so_and_the_others_do_not() -> None:
+    own, older = replace(line(), policy_step=5), replace(line(), policy_step=4)
+    other = Alternative((1,), (-0.5,), "y\n", LineEnd.NEWLINE, 1.0, 3)
+    t = replace(trajectory(Sampled((replace(older, alternatives=(other,)), own))), policy_step=5)
+    record = to_record(Credited(t))
+    first, second = record["segments"][0]["sampled"]
+    assert first["policy_step"] == 4
+    assert first["alternatives"][0]["policy_step"] == 3
+    assert "policy_step" not in second
+    assert from_record(json.loads(json.dumps(record))).trajectory == t
 
 
 def said(source: str, output: str, prompt: str = ">>> ") -> tuple[Sampled, Observed]:

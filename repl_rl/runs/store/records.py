@@ -69,7 +69,7 @@ def to_record(entry: Credited) -> TrajectoryRecord:
         id=trajectory.id,
         task_id=trajectory.task_id,
         prompt=(trajectory.prompt.text, list(trajectory.prompt.token_ids)),
-        segments=[_segment_record(segment) for segment in trajectory.segments],
+        segments=[_segment_record(segment, trajectory.policy_step) for segment in trajectory.segments],
         stop=trajectory.stop.value,
         seed=trajectory.seed,
         wall_s=trajectory.wall_s,
@@ -116,7 +116,7 @@ def _trajectory(record: TrajectoryRecord, folder: Path | None) -> Trajectory:
         id=record["id"],
         task_id=record["task_id"],
         prompt=Prompt(text, tuple(ids)),
-        segments=tuple(_segment(segment) for segment in record["segments"]),
+        segments=tuple(_segment(segment, record["policy_step"]) for segment in record["segments"]),
         stop=Stop(record["stop"]),
         policy_step=record["policy_step"],
         seed=record["seed"],
@@ -138,13 +138,13 @@ def _stored(digest: str, folder: Path | None) -> StoredWorkspace:
     return StoredWorkspace(digest, folder)
 
 
-def _segment_record(segment: Segment) -> SegmentRecord:
+def _segment_record(segment: Segment, policy_step: int) -> SegmentRecord:
     if isinstance(segment, Observed):
         return SegmentRecord(observed=segment.text, token_ids=list(segment.token_ids), cut=segment.cut)
-    return SegmentRecord(sampled=[_line_record(line) for line in segment.lines])
+    return SegmentRecord(sampled=[_line_record(line, policy_step) for line in segment.lines])
 
 
-def _line_record(line: Line) -> LineRecord:
+def _line_record(line: Line, policy_step: int) -> LineRecord:
     run = line.execution
     record = LineRecord(
         text=line.text,
@@ -159,18 +159,23 @@ def _line_record(line: Line) -> LineRecord:
         if run.calls:
             record["calls"] = [_call_record(call) for call in run.calls]
     if line.alternatives:
-        record["alternatives"] = [_alternative_record(other) for other in line.alternatives]
+        record["alternatives"] = [_alternative_record(other, policy_step) for other in line.alternatives]
+    if line.policy_step != policy_step:
+        record["policy_step"] = line.policy_step
     return record
 
 
-def _alternative_record(other: Alternative) -> AlternativeRecord:
-    return AlternativeRecord(
+def _alternative_record(other: Alternative, policy_step: int) -> AlternativeRecord:
+    record = AlternativeRecord(
         text=other.text,
         token_ids=list(other.token_ids),
         logprobs=list(other.logprobs),
         end=other.end.value,
         advantage=other.advantage,
     )
+    if other.policy_step != policy_step:
+        record["policy_step"] = other.policy_step
+    return record
 
 
 def _call_record(call: HostCall) -> CallRecord:
@@ -185,13 +190,13 @@ def _call_record(call: HostCall) -> CallRecord:
     )
 
 
-def _segment(record: SegmentRecord) -> Segment:
+def _segment(record: SegmentRecord, policy_step: int) -> Segment:
     if "sampled" not in record:
         return Observed(record["observed"], tuple(record["token_ids"]), record["cut"])
-    return Sampled(tuple(_line(line) for line in record["sampled"]))
+    return Sampled(tuple(_line(line, policy_step) for line in record["sampled"]))
 
 
-def _line(record: LineRecord) -> Line:
+def _line(record: LineRecord, policy_step: int) -> Line:
     run = record["execution"]
     calls = tuple(HostCall(**call) for call in record.get("calls", ()))
     return Line(
@@ -201,10 +206,11 @@ def _line(record: LineRecord) -> Line:
         end=LineEnd(record["end"]),
         execution=Execution(LineStatus(run[0]), run[1], run[2], tuple(record["ran"]), calls) if run else None,
         rewards=tuple(NamedReward(name, value) for name, value in record["rewards"]),
-        alternatives=tuple(_alternative(other) for other in record.get("alternatives", ())),
+        alternatives=tuple(_alternative(other, policy_step) for other in record.get("alternatives", ())),
+        policy_step=record.get("policy_step", policy_step),
     )
 
 
-def _alternative(record: AlternativeRecord) -> Alternative:
-    ids, logprobs = tuple(record["token_ids"]), tuple(record["logprobs"])
-    return Alternative(ids, logprobs, record["text"], LineEnd(record["end"]), record["advantage"])
+def _alternative(record: AlternativeRecord, policy_step: int) -> Alternative:
+    ids, logprobs, step = tuple(record["token_ids"]), tuple(record["logprobs"]), record.get("policy_step", policy_step)
+    return Alternative(ids, logprobs, record["text"], LineEnd(record["end"]), record["advantage"], step)

@@ -23,6 +23,8 @@ class AlternativeRecord(TypedDict):
     logprobs: list[float]
     end: str
     advantage: float | None
+    policy_step: NotRequired[int]
+    """As a line's."""
 
 
 class LineRecord(TypedDict):
@@ -38,6 +40,8 @@ class LineRecord(TypedDict):
     rewards: list[tuple[str, float]]
     alternatives: NotRequired[list[AlternativeRecord]]
     """What else was written at its place; there where a sampler asked for several lines."""
+    policy_step: NotRequired[int]
+    """Of the policy that wrote it; there where it is not its trajectory's."""
 
 
 class SegmentRecord(TypedDict, total=False):

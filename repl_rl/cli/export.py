@@ -1,0 +1,68 @@
+"""`repl-rl export SOURCE --out PLACE`: trajectories as a table for other trainers, and back."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from repl_rl.errors import ConfigError
+from repl_rl.machine.files import whole_file
+from repl_rl.machine.refused import writing
+from repl_rl.runs.store import Store, append
+from repl_rl.runs.store.table import PARQUET, is_table, open_table, write_table
+from repl_rl.settings.arguments import parse
+
+_OURS = ".jsonl.gz"
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Write trajectories as a table of the library `datasets`, or a table that was written so as trajectories again."""
+
+    source: Positional[Path]
+    """Run folder, trajectories folder or one of its files; or a table that this verb wrote."""
+    out: Path
+    """What to write: a table as one file if it ends in .parquet, else as a folder for datasets.load_from_disk; of a
+    table, a file of trajectories, which ends in .jsonl.gz."""
+    overwrite: bool = False
+    """Replace what is there."""
+
+    def __post_init__(self) -> None:
+        if self.out.exists() and not self.overwrite:
+            raise ConfigError("out", str(self.out), "it is there already; choose another, or give --overwrite")
+        if self.out.is_dir() == (self.out.suffix in (PARQUET, ".gz")) and self.out.exists():
+            raise ConfigError("out", str(self.out), "a file and a folder do not replace each other; choose another")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the verb. Returns the exit code."""
+    config = parse(ExportConfig, "export", argv)
+    back = is_table(config.source)
+    if back != config.out.name.endswith(_OURS):
+        told = f"a table becomes a file of trajectories; let it end in {_OURS}"
+        other = f"trajectories become a table; end it in {PARQUET}, or name a folder"
+        raise ConfigError("out", str(config.out), told if back else other)
+    with writing("out", config.out, then=", then give the command again"):
+        count = _import(config.source, config.out) if back else _export(config.source, config.out)
+    print(f"{config.out}: {count} trajectories")
+    return 0
+
+
+def _export(source: Path, out: Path) -> int:
+    store = Store(source)
+    if not store.ids:
+        raise ConfigError("trajectories", str(store.source), "there are none; give another folder or file")
+    count = write_table(store, out)
+    for each in store.damage:
+        print(f"repl-rl: not readable, and left out: {each}", file=sys.stderr)
+    return count
+
+
+def _import(source: Path, out: Path) -> int:
+    with open_table(source) as table, whole_file(out) as torn:
+        append(torn, table.entries)
+    for name in table.others:
+        print(f"repl-rl: column {name!r} is no part of a trajectory, and left out", file=sys.stderr)
+    return table.rows

@@ -1,0 +1,222 @@
+"""Trajectories as a table with a row each, as the library `datasets` keeps it, and back without loss.
+
+Columns are what other trainers read: ids, loss mask, log probabilities, rewards. The exact record stands beside them,
+as the store's line of JSON. It alone is read back, and columns that say otherwise are refused.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.errors import ReplRLError, StoreError
+from repl_rl.machine.files import whole_file
+from repl_rl.machine.folders import whole_folder
+from repl_rl.record.trajectory import Sampled, Trajectory, spread
+from repl_rl.runs.store.records import dump, parse
+from repl_rl.tasks import Workspace
+
+Cell = str | int | float | bool | list[str] | list[str | None] | list[int] | list[float] | list[bool] | None
+Row = Mapping[str, Cell]
+PARQUET = ".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column."""
+
+    kind: str
+    """Its type, as Arrow calls it, and the shape of its lists; without a shape it is no list."""
+    about: str
+    of: Callable[[Trajectory, Sequence[LineCredit]], Cell]
+    """How it comes of a trajectory and the credit of its lines."""
+
+
+COLUMNS: Mapping[str, Column] = {
+    "id": Column("string", "name of the trajectory", lambda t, _: t.id),
+    "task_id": Column("string", "its task; rows of one task and one policy step are a group", lambda t, _: t.task_id),
+    "policy_step": Column("int64", "optimizer steps that the policy had seen", lambda t, _: t.policy_step),
+    "prompt": Column("string", "caption of `prompt_ids`", lambda t, _: t.prompt.text),
+    "prompt_ids": Column("int64 (P,)", "what it starts from", lambda t, _: list(t.prompt.token_ids)),
+    "completion": Column("string", "caption of `completion_ids`", lambda t, _: _completion(t)),
+    "completion_ids": Column("int64 (T,)", "what follows", lambda t, _: list(t.completion_ids)),
+    "loss_mask": Column("bool (T,)", "true where the policy sampled the token", lambda t, _: list(t.loss_mask)),
+    "logprobs": Column(
+        "float64 (T,)", "of the sampling policy, nats; 0 where masked", lambda t, _: list(t.logprobs_T())
+    ),
+    "advantages": Column(
+        "float64 (T,)",
+        "what each token was trained with, 0 where masked; null: nothing was learned from it",
+        lambda t, credit_L: list(spread([c.advantage for c in credit_L], t)) if credit_L else None,
+    ),
+    "lines": Column(
+        "int64 (T,)",
+        "the line that the token belongs to, from 0; -1: it was observed",
+        lambda t, _: [int(number) for number in spread(range(len(t.lines)), t, -1)],
+    ),
+    "line_texts": Column("string (L,)", "what was written", lambda t, _: [line.text for line in t.lines]),
+    "line_statuses": Column(
+        "string (L,)",
+        "how the console took it; null: it was not run",
+        lambda t, _: [line.execution.status.value if line.execution else None for line in t.lines],
+    ),
+    "line_given": Column(
+        "float64 (L,)",
+        "sum of the rewards that the sampler gave it",
+        lambda t, _: [math.fsum(reward.value for reward in line.rewards) for line in t.lines],
+    ),
+    "line_rewards": Column(
+        "float64 (L,)",
+        "its reward as the estimator saw it; null: nothing was learned from it",
+        lambda _, credit_L: [c.reward for c in credit_L] or None,
+    ),
+    "outcome": Column("float64", "reward of the whole rollout; null: nobody graded it", lambda t, _: t.outcome),
+    "solved": Column("bool", "whether its answer is right", lambda t, _: t.solved),
+    "answer": Column("string", "what was submitted; null: nothing", lambda t, _: t.answer),
+    "stop": Column("string", "who decided that it was over", lambda t, _: t.stop.value),
+    "failure": Column(
+        "string",
+        "what failed on our side; null: nothing. Such a row is no sample",
+        lambda t, _: f"{t.failure.kind}: {t.failure.message}" if t.failure else None,
+    ),
+    "record": Column(
+        "string", "the exact record, JSON", lambda t, credit_L: dump(Credited(t, tuple(credit_L))).decode()
+    ),
+    "workspace": Column(
+        "string",
+        "what its console began with, JSON; null: nothing",
+        lambda t, _: t.workspace.content.decode() if t.workspace is not None else None,
+    ),
+}
+"""The columns, in order. Shapes: P tokens of the prompt, T tokens after it, L lines."""
+
+
+def row_of(entry: Credited) -> Row:
+    """A row. Texts are captions: what UTF-8 cannot say is replaced in them, and is whole in the record.
+
+    Raises:
+        StoreError: its workspace is not stored any more.
+    """
+    return {name: _sayable(column.of(entry.trajectory, entry.credit_L)) for name, column in COLUMNS.items()}
+
+
+def entry_of(row: Mapping[str, object], where: str) -> Credited:
+    """The inverse of `row_of`. Columns may be missing, but not `record`; others than ours are not looked at.
+
+    Raises:
+        StoreError: it has no record, or a column says otherwise than it; `where` begins the message.
+    """
+    record = row.get("record")
+    if not isinstance(record, str):
+        raise StoreError(f"{where}: it has no column 'record'; give a table that `repl-rl export` wrote")
+    entry = parse(record.encode(), where)
+    setup = row.get("workspace")
+    if isinstance(setup, str) and entry.trajectory.workspace is not None:
+        workspace = Workspace.read(setup.encode())
+        if workspace != entry.trajectory.workspace:
+            raise StoreError(f"{where}: its workspace is not the one of its record; export it again")
+        entry = replace(entry, trajectory=replace(entry.trajectory, workspace=workspace))
+    for name, said in row_of(entry).items():
+        if name in row and row[name] != said:
+            told = f"column {name!r} is {row[name]!r:.80}, its record says {said!r:.80}"
+            raise StoreError(f"{where}: {told}; rows may be left out, not changed")
+    return entry
+
+
+def write_table(entries: Iterable[Credited], out: Path) -> int:
+    """Write a Parquet file, or else a folder as `datasets.load_from_disk` reads it; it is there whole or not at all.
+
+    Rows go to the disk as they come, so memory holds a few of them.
+
+    Returns:
+        How many there are.
+    """
+    from datasets import Dataset, Features, List, Value  # takes seconds
+
+    kinds: dict[str, object] = {}
+    for name, column in COLUMNS.items():
+        kind, _, shape = column.kind.partition(" ")
+        kinds[name] = List(Value(kind)) if shape else Value(kind)
+
+    def rows() -> Iterator[Row]:
+        yield from map(row_of, entries)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # The library keeps what it made, by the code that made it: in a folder of our own, nothing stale is found.
+    with TemporaryDirectory(prefix=".unfinished-", dir=out.parent) as cache:
+        with _unwrapped():
+            table = Dataset.from_generator(rows, features=Features(kinds), cache_dir=cache)
+        if out.suffix == PARQUET:
+            with whole_file(out) as torn, torn.open("wb") as file:
+                table.to_parquet(file)
+        else:
+            with whole_folder(out, replace=True) as made:
+                table.save_to_disk(str(made))
+        return int(table.num_rows)
+
+
+def is_table(source: Path) -> bool:
+    """Whether `source` is what `write_table` writes, and no run or file of trajectories."""
+    return source.suffix == PARQUET or (source / "state.json").is_file() or (source / "dataset_dict.json").is_file()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that is open."""
+
+    entries: Iterator[Credited]
+    """Its trajectories, read row by row. Reading raises as `entry_of`."""
+    rows: int
+    others: tuple[str, ...]
+    """Names of columns that are not ours."""
+
+
+@contextmanager
+def open_table(source: Path) -> Iterator[Table]:
+    """A table that `write_table` wrote, for the length of a `with`.
+
+    Raises:
+        StoreError: it cannot be read, or has parts.
+    """
+    from datasets import Dataset, load_from_disk  # takes seconds
+
+    with TemporaryDirectory(prefix="repl-rl-") as cache:
+        try:
+            if source.suffix == PARQUET:
+                table = Dataset.from_parquet(str(source), cache_dir=cache)
+            else:
+                table = load_from_disk(str(source))
+        except Exception as error:  # the library raises errors of many kinds, none with a common root
+            raise StoreError(f"{source} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
+        if isinstance(table, Mapping):
+            raise StoreError(f"{source} has the parts {', '.join(table)}; give the folder of one of them")
+        entries = (entry_of(row, f"{source}, row {number}") for number, row in enumerate(table, 1))
+        yield Table(entries, int(table.num_rows), tuple(name for name in table.column_names if name not in COLUMNS))
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Have our own errors, and the system's, out of those that the library puts around them."""
+    try:
+        yield
+    except Exception as error:
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, ReplRLError | OSError):
+            found = found.__cause__ or found.__context__
+        raise (error if found is None else found) from error
+
+
+def _completion(t: Trajectory) -> str:
+    parts = (segment.lines if isinstance(segment, Sampled) else (segment,) for segment in t.segments)
+    return "".join(part.text for segment in parts for part in segment)
+
+
+def _sayable(value: Cell) -> Cell:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list) and any(isinstance(each, str) for each in value):
+        return [each.encode(errors="replace").decode() if isinstance(each, str) else None for each in value]
+    return value

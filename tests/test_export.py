@@ -1,0 +1,206 @@
+"""`repl-rl export`: a table has what other trainers read, and trajectories come back out of it as they were."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, DatasetDict, load_from_disk
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from repl_rl.cli import main
+from repl_rl.credit.credited import Credited, LineCredit
+from repl_rl.errors import StoreError
+from repl_rl.record.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
+from repl_rl.runs.store import Store, write_step
+from repl_rl.runs.store.table import COLUMNS, entry_of, row_of
+from repl_rl.tasks import Workspace
+from tests.documents import PAGES, blocks
+from tests.runs import calling, credit, rollout, run_folder
+from tests.test_store import HOSTILE, full
+from tests.test_trajectory import trajectories, trajectory
+
+PLACES = ("out.parquet", "folder")
+
+
+def shapes() -> list[Credited]:
+    """Trajectories of every kind that a store may hold."""
+    failed = replace(trajectory(), id="failed", stop=Stop.FAULT, failure=Failure(FailureKind.SANDBOX_FAULT, HOSTILE))
+    given = replace(rollout(1, "given", 1), id="given", workspace=Workspace(values={"limit": 40}))
+    empty = replace(trajectory(), id="nothing was sampled")
+    learned = rollout(2, "learned", 0)
+    return [
+        Credited(full("\ud800")),
+        *map(Credited, (failed, given, empty, calling(learned))),
+        Credited(learned, credit(learned)),
+    ]
+
+
+@given(trajectories(), st.booleans())
+def test_a_trajectory_comes_back_equal_out_of_its_row(t: Trajectory, credited: bool) -> None:
+    credit_L = tuple(LineCredit(0.1, -0.2, tuple(p / 3 for p in one.logprobs)) for one in t.lines if credited)
+    entry = Credited(t, credit_L)
+    assert entry_of(row_of(entry), "row") == entry
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(trajectories(), min_size=1, max_size=4), st.sampled_from(PLACES))
+def test_whatever_is_exported_comes_back_equal_from_the_disk(
+    tmp_path: Path, found: list[Trajectory], place: str
+) -> None:
+    named = [replace(t, id=str(number)) for number, t in enumerate(found)]
+    write_step(tmp_path / "trajectories", 1, named)
+    out, back = tmp_path / place, tmp_path / "back" / "1.jsonl.gz"
+    assert main(["export", str(tmp_path), "--out", str(out), "--overwrite"]) == 0
+    assert main(["export", str(out), "--out", str(back), "--overwrite"]) == 0
+    assert [entry.trajectory for entry in Store(back)] == named
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_failures_calls_credit_workspaces_and_odd_text_come_back_too(tmp_path: Path, place: str) -> None:
+    run, out, back = tmp_path / "run", tmp_path / place, tmp_path / "back" / "1.jsonl.gz"
+    entries = shapes()
+    write_step(run / "trajectories", 1, [e.trajectory for e in entries], [e.credit_L for e in entries])
+    assert main(["export", str(run), "--out", str(out)]) == 0
+    assert main(["export", str(out), "--out", str(back)]) == 0
+    assert list(Store(back)) == entries
+    began = next(e.trajectory.workspace for e in Store(back) if e.trajectory.id == "given")
+    assert began is not None
+    assert began.content == Workspace(values={"limit": 40}).content
+
+
+def rows(place: Path) -> Dataset:
+    return Dataset.from_parquet(str(place)) if place.suffix == ".parquet" else load_from_disk(str(place))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_another_trainer_finds_every_token_with_its_mask_log_probability_and_advantage(
+    tmp_path: Path, place: str
+) -> None:
+    run, out = run_folder(tmp_path / "run"), tmp_path / place
+    assert main(["export", str(run), "--out", str(out)]) == 0
+    entries = list(Store(run))
+    assert len(rows(out)) == len(entries)
+    for row, entry in zip(rows(out), entries, strict=True):
+        t = entry.trajectory
+        assert (row["id"], row["outcome"], row["prompt_ids"]) == (t.id, t.outcome, list(t.prompt.token_ids))
+        told = [row[name] for name in ("completion_ids", "loss_mask", "logprobs", "advantages", "lines")]
+        at = 0
+        for token, mask, logprob, advantage, line in zip(*told, strict=True):
+            assert token == t.completion_ids[at]
+            if mask:
+                one, number = t.lines[line], at - row["lines"].index(line)
+                assert (token, logprob) == (one.token_ids[number], one.logprobs[number])
+                assert advantage == entry.credit_L[line].advantage
+                assert row["line_statuses"][line] == (one.execution.status if one.execution else None)
+            else:
+                assert (line, logprob, advantage) == (-1, 0.0, 0.0)
+            at += 1
+        assert at == len(t.completion_ids)
+        assert sum(row["loss_mask"]) == sum(len(s.token_ids) for s in t.segments if isinstance(s, Sampled))
+
+
+def test_rows_may_be_chosen_and_columns_of_ones_own_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out, back = run_folder(tmp_path / "run"), tmp_path / "one.parquet", tmp_path / "two.jsonl.gz"
+    assert main(["export", str(run), "--out", str(tmp_path / "table")]) == 0
+    table = rows(tmp_path / "table").filter(lambda row: row["solved"]).remove_columns(["prompt", "advantages"])
+    table.add_column("mine", [1] * len(table)).to_parquet(out)
+    assert main(["export", str(out), "--out", str(back)]) == 0
+    assert [e for e in Store(run) if e.trajectory.solved] == list(Store(back))
+    assert "column 'mine' is no part of a trajectory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name in COLUMNS if name not in ("record", "workspace")])
+def test_a_changed_column_is_refused_and_never_passed_over(name: str) -> None:
+    row = {**row_of(Credited(full())), name: ["other"]}
+    with pytest.raises(StoreError, match=rf"row 3: column '{name}' is \['other'\], its record says .*not changed"):
+        entry_of(row, "table, row 3")
+
+
+def _other_workspace(row: dict[str, object]) -> None:
+    row["workspace"] = Workspace(values={"limit": 41}).content.decode()
+
+
+def _no_workspace(row: dict[str, object]) -> None:
+    del row["workspace"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [(_other_workspace, "workspace is not the one"), (_no_workspace, "was not stored with its trajectory")],
+)
+def test_a_row_without_its_workspace_or_with_another_is_refused(
+    damage: Callable[[dict[str, object]], None], told: str
+) -> None:
+    row: dict[str, object] = dict(row_of(shapes()[2]))
+    damage(row)
+    with pytest.raises(StoreError, match=told):
+        entry_of(row, "row 1")
+
+
+def _parts(folder: Path) -> Path:
+    DatasetDict({"train": Dataset.from_dict({"a": [1]})}).save_to_disk(str(folder / "parts"))
+    return folder / "parts"
+
+
+def _foreign(folder: Path) -> Path:
+    Dataset.from_dict({"text": ["a"]}).to_parquet(folder / "foreign.parquet")
+    return folder / "foreign.parquet"
+
+
+def _broken(folder: Path) -> Path:
+    (folder / "broken.parquet").write_bytes(b"PAR1")
+    return folder / "broken.parquet"
+
+
+def _no_run(folder: Path) -> Path:
+    return folder / "nowhere"
+
+
+def _empty(folder: Path) -> Path:
+    (folder / "empty" / "trajectories").mkdir(parents=True)
+    return folder / "empty"
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "told"),
+    [
+        (_parts, "back.jsonl.gz", "has the parts train; give the folder of one of them"),
+        (_foreign, "back.jsonl.gz", "row 1: it has no column 'record'"),
+        (_broken, "back.jsonl.gz", "cannot be read as a table"),
+        (_no_run, "out.parquet", "no trajectories at"),
+        (_empty, "out.parquet", "there are none"),
+        (_foreign, "out.parquet", "let it end in .jsonl.gz"),
+        (run_folder, "out.jsonl.gz", "trajectories become a table"),
+        (run_folder, ".", "it is there already"),
+    ],
+)
+def test_what_cannot_be_exported_is_told_and_nothing_is_left_behind(
+    source: Callable[[Path], Path], out: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = source(tmp_path / "given") if source is run_folder else source(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["export", str(given), "--out", str(tmp_path / out)]) == 2
+    assert told in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_python_of_the_page_reads_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = list(Store(run_folder(tmp_path / "run")))
+    assert main(["export", "run", "--out", "runs/table"]) == 0
+    (source,) = blocks("python", "docs/export.md")
+    exec(source, {})
+    t = entries[0].trajectory
+    assert f"{t.id} {t.outcome} {t.sampled_tokens} tokens of the policy's own" in capsys.readouterr().out
+
+
+def test_the_page_has_the_columns_of_the_code() -> None:
+    table = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", PAGES["docs/export.md"], re.MULTILINE)
+    assert table == [(name, column.kind, column.about) for name, column in COLUMNS.items()]
