@@ -1,29 +1,24 @@
 """`runs/<name>/`: what a training run leaves behind."""
 
-import fcntl
 import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.machine.alone import alone
 from repl_rl.machine.files import Json, write_whole
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.report import write_report
 from repl_rl.runs.store import write_step, write_tokens
+from repl_rl.runs.told import CONFIG, METRICS, SUMMARY, summary_of, whole_lines
 
 _log = logging.getLogger(__name__)
-
-
-def whole_lines(file: Path) -> Iterator[str]:
-    """The lines of a file that ends where its writer was stopped: without a last one that has no end."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    yield from text[: text.rfind("\n") + 1].split("\n")[:-1]
 
 
 class RunFolder:
@@ -57,7 +52,7 @@ class RunFolder:
             if self.path.exists():
                 shutil.rmtree(self.path)
             self.path.mkdir(parents=True)
-            write_whole(self.path / "config.toml", config_toml)
+            write_whole(self.path / CONFIG, config_toml)
             self.checkpoints.mkdir()
 
     @property
@@ -66,9 +61,12 @@ class RunFolder:
         return self.path.is_dir() and any(self.path.iterdir())
 
     def finished(self, steps: int) -> bool:
-        """True when the run ended well, after as many steps."""
-        file = self.path / "summary.json"
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        """True when the run ended well, after as many steps.
+
+        Raises:
+            StoreError: its summary cannot be read.
+        """
+        said = summary_of(self.path) or {}
         return said.get("status") == "finished" and said.get("steps") == steps
 
     def reopen(self, config_toml: str, step: int, policy_step: int) -> None:
@@ -77,20 +75,20 @@ class RunFolder:
         Raises:
             ConfigError: it cannot be written to.
         """
-        rows = map(json.loads, whole_lines(self.path / "metrics.jsonl"))
+        rows = map(json.loads, whole_lines(self.path / METRICS))
         self.rows = [row for row in rows if row["step"] <= step]
         with self.writing():
             self._cut(config_toml, step, policy_step)
 
     def _cut(self, config_toml: str, step: int, policy_step: int) -> None:
-        write_whole(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in self.rows))
+        write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))
         for file in (self.path / "trajectories").glob("[0-9]*.jsonl.gz"):
             if int(file.name.partition(".")[0]) > step:
                 file.unlink()
         for folder in self.checkpoints.glob("checkpoint-[0-9]*"):
             if int(folder.name.rpartition("-")[2]) > policy_step:
                 shutil.rmtree(folder)
-        write_whole(self.path / "config.toml", config_toml)
+        write_whole(self.path / CONFIG, config_toml)
 
     @property
     def checkpoints(self) -> Path:
@@ -117,7 +115,7 @@ class RunFolder:
         row = {"step": step, **metrics}
         with self.writing():
             write_step(self.path / "trajectories", step, trajectories, credit)
-            with (self.path / "metrics.jsonl").open("a") as file:
+            with (self.path / METRICS).open("a") as file:
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -139,7 +137,7 @@ class RunFolder:
             ConfigError: it cannot be written.
         """
         with self.writing():
-            write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+            write_whole(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
     def writing(self) -> AbstractContextManager[None]:
         """Have what cannot be written in the block told as one line, with a remedy.
@@ -156,16 +154,13 @@ class RunFolder:
         Raises:
             ConfigError: another process has it.
         """
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(alone(self.path))
             except BlockingIOError as error:
                 remedy = "another process is at work on that run; wait for its end, or choose another --name"
                 raise ConfigError("run folder", str(self.path), remedy) from error
             yield
-        finally:
-            os.close(descriptor)
 
     def report(self) -> None:
         """Write `report.html`. What prevents it is a warning: it must not hide why a run stopped."""

@@ -1,5 +1,6 @@
 """The offline report of a run: one HTML file that needs nothing but itself."""
 
+from repl_rl.runs.report.compared import Differing, compared, told_apart, write_comparison
 from repl_rl.runs.report.data import MAX_TRAJECTORIES, entries_payload, payload
 from repl_rl.runs.report.page import PLAYER_SCRIPTS, page, player_page, read, scripts, write_report
 from repl_rl.runs.report.rollouts import legible, pack, whole
@@ -8,7 +9,9 @@ from repl_rl.runs.report.server import ReportServer
 __all__ = [
     "MAX_TRAJECTORIES",
     "PLAYER_SCRIPTS",
+    "Differing",
     "ReportServer",
+    "compared",
     "entries_payload",
     "legible",
     "pack",
@@ -17,6 +20,8 @@ __all__ = [
     "player_page",
     "read",
     "scripts",
+    "told_apart",
     "whole",
+    "write_comparison",
     "write_report",
 ]

@@ -1,17 +1,16 @@
 """What a run folder has to say, as one JSON value for the page."""
 
-import json
 import platform
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from repl_rl.credit.credited import Credited
-from repl_rl.errors import StoreError
 from repl_rl.machine.files import Json
 from repl_rl.machine.versions import STACK, versions
 from repl_rl.runs.report.rollouts import all_lines, captions, detail, legible, pack, row, step_figures
 from repl_rl.runs.store import Store
+from repl_rl.runs.told import CONFIG, refuse_foreign, rows_of, summary_of
 
 MAX_TRAJECTORIES = 20_000
 """Trajectories in one page. Of a longer run, whole steps are left out evenly, and the page says so."""
@@ -24,22 +23,28 @@ def payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
     """Everything that the page shows of the run folder `run`; what is missing there is left out.
 
     Raises:
-        StoreError: `run` is no run folder.
+        StoreError: `run` is no run folder, or a file of it cannot be read.
     """
-    if not (run / "config.toml").is_file() and not (run / "trajectories").is_dir():
-        raise StoreError(f"{str(run)!r} is no run folder; give one with config.toml and trajectories/")
-    rows = _rows(run / "metrics.jsonl")
+    refuse_foreign(run)
     notes: list[str] = []
     page = _trajectories(run, limit, notes)
+    if (said := summary_of(run)) is None:
+        notes.append("there is no summary.json yet: the run goes on, or was killed")
     return {
         "name": run.resolve().name,
-        "summary": _json(run / "summary.json", notes),
-        "config": legible((run / "config.toml").read_text()) if (run / "config.toml").is_file() else "",
+        "summary": said or {},
+        "config": legible((run / CONFIG).read_text()) if (run / CONFIG).is_file() else "",
         "versions": _versions(),
-        "metrics": {name: [row.get(name) for row in rows] for name in sorted({name for row in rows for name in row})},
+        "metrics": columns(run),
         "notes": notes,
         **page,
     }
+
+
+def columns(run: Path) -> dict[str, Json]:
+    """Each figure of `metrics.jsonl` by its name, a value a step; None where a step has none."""
+    found = rows_of(run)
+    return {name: [row.get(name) for row in found] for name in sorted({name for row in found for name in row})}
 
 
 def _trajectories(run: Path, limit: int, notes: list[str]) -> dict[str, Json]:
@@ -92,27 +97,6 @@ def _chunk(entries: Sequence[Credited], rows: list[Json], prompts: dict[str, int
         rows.append(row(entry, prompts))
         ids.update(i for line in all_lines(entry.trajectory) for i in line.token_ids)
     return pack([detail(entry) for entry in entries])
-
-
-def _rows(path: Path) -> list[dict[str, Json]]:
-    """The rows of `metrics.jsonl`; a last row that was cut short is left out."""
-    rows: list[dict[str, Json]] = []
-    for text in path.read_text().split("\n") if path.is_file() else []:
-        try:
-            found = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            rows.append(found)
-    return rows
-
-
-def _json(path: Path, notes: list[str]) -> Json:
-    if not path.is_file():
-        notes.append("there is no summary.json yet: the run goes on, or was killed")
-        return {}
-    found: Json = json.loads(path.read_text())
-    return found
 
 
 def _versions() -> dict[str, Json]:

@@ -13,7 +13,8 @@ from repl_rl.runs.report.rollouts import pack
 _FILES = Path(__file__).parent / "page"
 PLAYER_SCRIPTS = ("dom.js", "heat.js", "trajectory.js", "diff.js", "rows.js")
 """Scripts that the notebook player shares with the page, in order."""
-PAGE_SCRIPTS = (*PLAYER_SCRIPTS, "chart.js", "curves.js", "browser.js", "main.js")
+PAGE_SCRIPTS = (*PLAYER_SCRIPTS, "chart.js", "curves.js", "browser.js", "theme.js", "main.js")
+COMPARISON_SCRIPTS = ("dom.js", "rows.js", "chart.js", "curves.js", "theme.js", "compare.js")
 
 
 _START_PLAYER = """
@@ -39,6 +40,11 @@ def player_page(data: Mapping[str, Json]) -> str:
     """The player of `entries_payload` as one HTML document, for places without a kernel."""
     script = f"{scripts((*PLAYER_SCRIPTS, 'player.js'))}\n(() => {{{_START_PLAYER}}})();"
     return _document("trajectories", data, script, False)
+
+
+def comparison_page(data: Mapping[str, Json]) -> str:
+    """Two runs side by side as one HTML document: of what `compared` gives."""
+    return _document(str(data["name"]), data, scripts(COMPARISON_SCRIPTS), False)
 
 
 def _document(title: str, data: Mapping[str, Json], script: str, follow: bool) -> str:

@@ -25,17 +25,12 @@ function duration(s) {
 
 function overview(data) {
   const m = data.metrics, xs = m.step || [];
-  const s = data.summary, last = s.stopped_at_step ?? xs[xs.length - 1] ?? 0;
-  const evaluated = (name) => [
-    ...(s[name + "_first"] === undefined ? [] : [[0, s[name + "_first"]]]),
-    ...xs.map((x, i) => [x, (m["eval/" + name] || [])[i]]).filter(([x, y]) => typeof y === "number" && x !== last),
-    ...(s[name + "_last"] === undefined ? [] : [[last, s[name + "_last"]]]),
-  ];
+  const s = data.summary;
   const of = (name, label) => ({ name: label || name, values: m[name] });
   const steps = data.steps.map((step) => step.step);
   const charts = [
-    chart("Solve rate", xs, [of("solve_rate", "training rollouts"), { name: "held-out tasks", points: evaluated("solve_rate") },
-      { name: "greedy", points: evaluated("greedy") }],
+    chart("Solve rate", xs, [of("solve_rate", "training rollouts"), { name: "held-out tasks", points: evaluated(data, "solve_rate") },
+      { name: "greedy", points: evaluated(data, "greedy") }],
       { max: 1, format: share }),
     chart("Lines in error, by class", steps, classSeries(data.steps), { stacked: true, format: share }),
     chart("Reward of a rollout, by source", steps, rewardSeries(data.steps),
@@ -45,6 +40,9 @@ function overview(data) {
     chart("Tokens a step", xs, [of("sampled_tokens", "sampled"), of("observed_tokens", "observed")], { stacked: true }),
     chart("Seconds a step", xs, [of("rollout_s", "rollouts"), of("update_s", "update"), of("sync_s", "weight sync")],
       { stacked: true }),
+    chart("Idle, share of a step", xs, [of("trainer_idle", "the trainer waits"), of("sampler_idle", "nothing is sampled")],
+      { format: share, max: 1 }),
+    chart("Age of what is learned from, steps", xs, [of("staleness_mean", "mean"), of("staleness_max", "oldest")]),
     chart("Farming indicators", xs, [of("void_line_rate", "void lines"), of("print_rate", "print"),
       of("print_spam_rate", "print the same"), of("try_rate", "try"), of("repeat_rate", "repeated"),
       of("line_tokens_drift", "line length drift")],
@@ -65,6 +63,16 @@ function overview(data) {
       of("timeout_rate", "timeouts"), of("sandbox_fault_rate", "our faults")], { format: share, max: 1 }),
   ];
   return el("section", {}, keyFigures(data), familyTable(s), el("div", { class: "charts" }, charts));
+}
+
+/* Points [step, value] of the evaluations on held-out tasks: before, during and after the training. */
+function evaluated(data, name) {
+  const s = data.summary, m = data.metrics, xs = m.step || [], last = s.stopped_at_step ?? xs[xs.length - 1] ?? 0;
+  return [
+    ...(s[name + "_first"] === undefined ? [] : [[0, s[name + "_first"]]]),
+    ...xs.map((x, i) => [x, (m["eval/" + name] || [])[i]]).filter(([x, y]) => typeof y === "number" && x !== last),
+    ...(s[name + "_last"] === undefined ? [] : [[last, s[name + "_last"]]]),
+  ];
 }
 
 /* A chart for each kind of figure that has names of its own; six names each, and the sum of the rest. */

@@ -47,16 +47,9 @@ function head(data, tabs) {
   return el("header", { class: "top" },
     el("div", { class: "name" }, el("h1", {}, visible(data.name)), el("span", { class: "chip " + status }, status),
       el("span", { class: "quiet" }, plain(facts))),
-    el("nav", { role: "tablist" }, tabs, el("button", { class: "theme", title: "light or dark", "aria-label": "light or dark",
-      onclick: toggleTheme }, "◐")),
+    el("nav", { role: "tablist" }, tabs, themeButton()),
     (s.error ? [el("p", { class: "note bad" }, visible(s.error))] : []),
     data.notes.map((note) => el("p", { class: "note" }, visible(note))));
-}
-
-function toggleTheme() {
-  const dark = getComputedStyle(document.documentElement).colorScheme === "dark" ||
-    (document.documentElement.dataset.theme === undefined && matchMedia("(prefers-color-scheme: dark)").matches);
-  document.documentElement.dataset.theme = dark ? "light" : "dark";
 }
 
 function runView(data) {

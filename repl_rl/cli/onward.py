@@ -1,0 +1,111 @@
+"""What one would do next, as commands that run as they are printed."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from repl_rl.cli.terminal import terminal
+from repl_rl.runs.listed import Listed, Status, runs_in
+from repl_rl.runs.store.text import printable
+from repl_rl.runs.told import RUNS
+
+SERVING = ("fastapi", "uvicorn", "prometheus_client")
+"""What `repl-rl serve` needs beside the package's own requirements."""
+USUAL = {"engine": "vllm", "sandbox": "local"}
+"""What a command takes where nothing is said; a run's own is said where it is another."""
+_FINAL = ("gateway", "nodes")
+"""Sandboxes whose consoles take no line after an answer, so that no server can use them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command, and what it is for."""
+
+    command: str
+    about: str
+
+
+def after(run: Path, settings: Mapping[str, object]) -> list[Step]:
+    """What one would do with a finished run: look at it, run it again, ask what it trained."""
+    folder = shlex.quote(str(run))
+    steps = [
+        Step(f"repl-rl view {folder}", "the report: curves, every rollout"),
+        Step(f"repl-rl replay {folder}", "a rollout, line by line in a fresh console"),
+    ]
+    if missing(SERVING):
+        return [*steps, Step(f"repl-rl replay {folder} --branch 4", "let the trained policy go on four times")]
+    chosen = {name: str(settings.get(name, usual)) for name, usual in USUAL.items()}
+    own = [f" --{name} {shlex.quote(kind)}" for name, kind in chosen.items() if kind not in (USUAL[name], *_FINAL)]
+    return [*steps, Step(f"repl-rl serve --run {folder}{''.join(own)}", "ask it, in a browser or by OpenAI's API")]
+
+
+def missing(packages: Sequence[str]) -> list[str]:
+    """Those of the packages that are not installed."""
+    return [package for package in packages if find_spec(package) is None]
+
+
+def again(run: Listed) -> Step:
+    """What goes on with a run that stopped."""
+    settings, launcher = run.settings, "repl-rl"
+    if (processes := run.figure("processes") or 1) > 1:
+        launcher = f"torchrun --nproc-per-node {processes:.0f} -m repl_rl.cli"
+    command = f"{launcher} train --config {shlex.quote(str(run.path / 'config.toml'))} --resume"
+    if settings.get("overwrite"):
+        command += " --no-overwrite"
+    if Path(str(settings.get("out")), str(settings.get("name"))).resolve() != run.path.resolve():  # it was moved
+        command += f" --out {shlex.quote(str(run.path.parent))} --name {shlex.quote(run.path.name)}"
+    return Step(command, "go on where it stopped")
+
+
+def welcome() -> None:
+    """Say what to do next in this folder."""
+    console = terminal()
+    runs = [run for run in (runs_in(RUNS) if RUNS.is_dir() else []) if run.is_run]
+    newest = next((run for run in runs if run.status is Status.RUNNING), runs[0] if runs else None)
+    if newest is None:
+        console.print(
+            "repl-rl trains a policy to reason in a live Python console. There is no run yet.", soft_wrap=True
+        )
+        train = "repl-rl train" + (" --engine transformers" if missing(["vllm"]) else "")
+        steps = [Step(train, "train the bundled policy, minutes on two cores")]
+        steps += [Step("repl-rl doctor", "what works on this machine, and what helps where it does not")]
+    else:
+        console.print(Text(_about(newest)), soft_wrap=True)
+        steps = _next(newest)
+        steps += [Step("repl-rl runs", f"all runs here ({len(runs)})")] if len(runs) > 1 else []
+    tell(console, [*steps, Step("repl-rl --help", "every verb")])
+
+
+def _about(run: Listed) -> str:
+    far = f"step {run.step}" + (f" of {run.steps}" if run.steps else "")
+    first, last = run.figure("solve_rate_first"), run.figure("solve_rate_last")
+    if run.status is Status.RUNNING:
+        told = f"is at {far}"
+    elif run.stopped:
+        told = f"was {run.status} after {far}" if run.status is not Status.FAILED else f"failed after {far}: {run.why}"
+    else:
+        told = "is finished" + ("" if first is None or last is None else f": {last:.1%} solved, {first:.1%} before")
+    return printable(f"{run.path} {told}.")
+
+
+def _next(run: Listed) -> list[Step]:
+    folder = shlex.quote(str(run.path))
+    if run.status is Status.RUNNING:
+        return [Step(f"repl-rl view {folder} --serve", "follow it")]
+    if run.stopped:
+        looked_at = Step(f"repl-rl view {folder}", "what it has so far")
+        return [again(run), looked_at] if "name" in run.settings else [looked_at]
+    return after(run.path, run.settings)
+
+
+def tell(console: Console, steps: Sequence[Step]) -> None:
+    """Print commands, each with what it is for. None is wrapped: it can be copied."""
+    width = max(len(step.command) for step in steps)
+    for step in steps:
+        line = Text(f"  {step.command:<{width}}  ", style="bold")
+        console.print(line.append(step.about, style="not bold dim"), soft_wrap=True)

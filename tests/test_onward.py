@@ -1,0 +1,146 @@
+"""The first minutes: what `repl-rl` says to do next. That it runs as it is printed: `test_printed_commands.py`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from repl_rl.cli import VERBS, main
+from repl_rl.cli.onward import Step, after, again, tell
+from repl_rl.machine.alone import alone
+from repl_rl.runs.listed import listed
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def begun(name: str, more: str = "", /, **summary: object) -> Path:
+    run = Path("runs", name)
+    run.mkdir(parents=True)
+    run.joinpath("config.toml").write_text(f'name = "{name}"\nout = "runs"\n{more}\n[trainer]\nsteps = 9\n')
+    run.joinpath("metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    if summary:
+        run.joinpath("summary.json").write_text(json.dumps(summary))
+    return run
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, list[str]]:
+    """What the program says alone: its first line, and the commands that it names."""
+    assert main([]) == 0
+    head, *rest = capsys.readouterr().out.splitlines()
+    if rest[0].startswith("  "):
+        return head, named(rest)
+    return "", named([head, *rest])
+
+
+def named(lines: list[str]) -> list[str]:
+    return [line.strip().partition("   ")[0].partition("  ")[0] for line in lines if line.startswith("  ")]
+
+
+def test_where_there_is_no_run_it_says_how_to_train_one(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head, commands = said(capsys)
+    assert "no run yet" in head
+    assert [command.split()[1] for command in commands] == ["train", "doctor", "--help"]
+    assert not [*desk.iterdir()]
+
+
+def test_a_finished_run_is_to_be_looked_at_replayed_and_served(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun("mine", status="finished", steps=2, solve_rate_first=0.2, solve_rate_last=0.9)
+    assert said(capsys) == (
+        "runs/mine is finished: 90.0% solved, 20.0% before.",
+        ["repl-rl view runs/mine", "repl-rl replay runs/mine", "repl-rl serve --run runs/mine", "repl-rl --help"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("summary", "told"),
+    [
+        ({"status": "interrupted", "error": "Terminated: 15"}, "runs/mine was interrupted after step 2 of 9."),
+        (
+            {"status": "failed", "error": "EngineDied: gone\x1b[2J"},
+            "runs/mine failed after step 2 of 9: EngineDied: go",
+        ),
+        ({}, "runs/mine was killed after step 2 of 9."),
+    ],
+)
+def test_a_run_that_stopped_is_to_be_gone_on_with(
+    desk: Path, capsys: pytest.CaptureFixture[str], summary: dict[str, object], told: str
+) -> None:
+    begun("mine", **summary)
+    head, commands = said(capsys)
+    assert head.startswith(told)
+    assert "\x1b" not in head
+    assert commands == [
+        "repl-rl train --config runs/mine/config.toml --resume", "repl-rl view runs/mine", "repl-rl --help",
+    ]  # fmt: skip
+
+
+def test_a_run_that_is_under_way_is_to_be_followed(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun("newer", status="finished")
+    with alone(begun("mine")):
+        head, commands = said(capsys)
+    assert head == "runs/mine is at step 2 of 9."
+    assert commands == ["repl-rl view runs/mine --serve", "repl-rl runs", "repl-rl --help"]
+
+
+def test_what_is_broken_or_no_run_is_passed_over(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun("torn").joinpath("summary.json").write_text("{")
+    Path("runs", "notes").mkdir()
+    head, commands = said(capsys)
+    assert "no run yet" in head
+    assert commands
+
+
+def test_a_run_of_python_is_not_said_to_be_gone_on_with_by_a_command(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun("mine").joinpath("config.toml").write_text("[trainer]\nsteps = 9\n")
+    assert said(capsys)[1] == ["repl-rl view runs/mine", "repl-rl --help"]
+
+
+def test_a_run_is_gone_on_with_where_it_lies_now_by_as_many_processes_as_began_it(desk: Path) -> None:
+    run = begun("mine", "overwrite = true", status="interrupted", processes=2)
+    moved = run.rename("a folder")
+    assert again(listed(moved)).command == (
+        "torchrun --nproc-per-node 2 -m repl_rl.cli train --config 'a folder/config.toml' --resume --no-overwrite "
+        "--out . --name 'a folder'"
+    )
+
+
+def test_a_server_is_told_of_the_runs_engine_and_sandbox_where_they_are_not_the_usual_ones(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def third(**settings: object) -> str:
+        return after(Path("runs/it's"), settings)[2].command
+
+    assert third(engine="vllm", sandbox="local") == "repl-rl serve --run 'runs/it'\"'\"'s'"
+    assert third(engine="transformers", sandbox="docker").endswith(" --engine transformers --sandbox docker")
+    assert "--sandbox" not in third(sandbox="gateway")
+    monkeypatch.setattr("repl_rl.cli.onward.find_spec", lambda name: None)
+    assert third() == "repl-rl replay 'runs/it'\"'\"'s' --branch 4"
+
+
+def test_what_to_do_next_is_said_at_once(desk: Path) -> None:
+    code = (
+        "import sys; from repl_rl.cli import main; main([]); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+
+
+def test_help_names_every_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(VERBS)
+
+
+def test_a_command_is_never_wrapped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    tell(Console(), [Step("repl-rl view " + "x" * 80, "look"), Step("repl-rl [b]", "[i]")])
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in shown] == [["repl-rl", "view"], ["repl-rl", "[b]"]]
