@@ -34,7 +34,8 @@ def trained_alternatives(trajectory: Trajectory) -> Iterator[Row]:
         for line in segment.lines if isinstance(segment, Sampled) else ():
             for place, other in enumerate(line.alternatives):
                 if other.advantage is not None:
-                    written = Line(other.token_ids, other.logprobs, other.text, other.end)
+                    ids, step = other.token_ids, other.policy_step
+                    written = Line(ids, other.logprobs, other.text, other.end, policy_step=step)
                     prompt = Prompt(trajectory.prompt.text, tuple(before))
                     row = _of_one_line(trajectory, f"{trajectory.id}~{number}.{place}", prompt, written)
                     yield row, (other.advantage,)

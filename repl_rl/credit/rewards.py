@@ -22,8 +22,9 @@ from repl_rl.settings.named import imported
 class RewardTable:
     """What a line earns for each `LineStatus`; reward units, finite.
 
-    Two have no entry and are worth nothing: `sandbox_fault` is ours, and `incomplete` says nothing yet. What came of
-    its cell is known at the cell's last line, whose status is paid.
+    Three have no entry and are worth nothing: `sandbox_fault` is ours; `incomplete` says nothing yet, what came of its
+    cell is known at the cell's last line, whose status is paid; and what a rollout that `exited` is worth is said by
+    `StopPolicy`.
     """
 
     syntax_error: float = -0.1
@@ -38,8 +39,6 @@ class RewardTable:
     """The cell printed more than it may."""
     killed: float = -0.1
     """The cell killed its console."""
-    exited: float = 0.0
-    """The cell called `exit()`."""
     ok: float = 0.0
     """The cell ran."""
     answered: float = 0.0
@@ -64,7 +63,7 @@ class RewardTable:
 
     def of(self, status: LineStatus) -> float:
         """The reward of one line with this status; 0 for those without an entry."""
-        if status in (LineStatus.SANDBOX_FAULT, LineStatus.INCOMPLETE):
+        if status in (LineStatus.SANDBOX_FAULT, LineStatus.INCOMPLETE, LineStatus.EXITED):
             return 0.0
         return float(getattr(self, status.value))
 

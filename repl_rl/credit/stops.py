@@ -58,3 +58,19 @@ class StopPolicy:
             "stop_masked_rate": sum(stop.value in self.mask for stop in stops) / count,
             "stop_penalised_rate": sum(stop.value in self.penalise for stop in stops) / count,
         }
+
+
+def ends_of(trajectories: Sequence[Trajectory]) -> list[tuple[bool, int]]:
+    """Whether each rollout that is learned from was cut, and its sampled tokens."""
+    return [(t.stop in CUT, t.sampled_tokens) for t in trajectories if t.trainable]
+
+
+def told_of_ends(ends: Sequence[tuple[bool, int]]) -> dict[str, float]:
+    """The share of rollouts that were cut, and the lengths of the others, by TRL's names."""
+    whole = [length for cut, length in ends if not cut] or [0]
+    return {
+        "clipped_ratio": sum(cut for cut, _ in ends) / max(len(ends), 1),
+        "mean_terminated_length": sum(whole) / len(whole),
+        "min_terminated_length": float(min(whole)),
+        "max_terminated_length": float(max(whole)),
+    }

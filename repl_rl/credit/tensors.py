@@ -61,6 +61,12 @@ def line_numbers(trajectories: Sequence[Trajectory], width: int) -> Tensor:
     return _padded(rows, trajectories, width, -1, torch.int64)
 
 
+def policy_steps(trajectories: Sequence[Trajectory], width: int) -> Tensor:
+    """The policy step that wrote each token: int64, shape (B, T); -1 at observations and padding."""
+    rows = [spread([line.policy_step for line in t.lines], t, observed=-1) for t in trajectories]
+    return _padded(rows, trajectories, width, -1, torch.int64)
+
+
 def _padded(
     rows: Sequence[Sequence[float]], trajectories: Sequence[Trajectory], width: int, fill: float, dtype: torch.dtype
 ) -> Tensor:

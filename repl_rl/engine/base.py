@@ -39,6 +39,8 @@ class Chunk:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     end: ChunkEnd
+    policy_step: int
+    """Optimizer steps behind the weights that all of it was sampled from."""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):

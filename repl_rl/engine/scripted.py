@@ -39,6 +39,8 @@ class ScriptedSession:
     context_tokens: int
     logprob: float
     gate: Gate
+    policy_step: Callable[[], int]
+    """Of the weights that are loaded."""
     forbidden_ids: frozenset[int] = frozenset()
     sampled: int = 0
     closed: bool = False
@@ -74,7 +76,7 @@ class ScriptedSession:
                 end = ending(token_id, len(self.ids) - start, most, stop_ids, watch)
                 if end is not None:
                     drawn = tuple(self.ids[start:])
-                    return Chunk(drawn, (self.logprob,) * len(drawn), end)
+                    return Chunk(drawn, (self.logprob,) * len(drawn), end, self.policy_step())
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`."""
@@ -140,7 +142,9 @@ class ScriptedEngine:
     @asynccontextmanager
     async def _session(self, ids: list[int], sampling: Sampling) -> AsyncIterator[EngineSession]:
         source = self._source(ids, sampling)
-        session = ScriptedSession(ids, source, self.context_tokens, self.logprob, self.gate, self.forbidden_ids)
+        session = ScriptedSession(
+            ids, source, self.context_tokens, self.logprob, self.gate, lambda: self.policy_step, self.forbidden_ids
+        )
         self.open_sessions += 1
         try:
             yield session

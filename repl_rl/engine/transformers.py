@@ -177,7 +177,7 @@ class TransformersSession:
         start = self._start = len(ids)
         job = Job(self._row, most, stop_ids, watch, asyncio.get_running_loop().create_future())
         end = await self._engine.run(job)
-        return Chunk(tuple(ids[start:]), tuple(job.logprobs), end)
+        return Chunk(tuple(ids[start:]), tuple(job.logprobs), end, self._engine.policy_step)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`. Draws of a seeded session that were taken back are not drawn again."""

@@ -64,7 +64,7 @@ class VllmEngine:
         """Its blocks of keys and values. How many sessions are open at once depends on the lengths they reach."""
         self._llm = llm
         self._folder = opening.folder
-        self._shared = Shared(context_tokens, options.drive, Parameters(), Gate())
+        self._shared = Shared(context_tokens, options.drive, Parameters(), Gate(), lambda: self.policy_step)
         self._open: set[VllmSession] = set()
         self._nap = Nap(llm, options.sleep)
         growth = Growth(context_tokens, opening.growth_tokens)
@@ -125,7 +125,7 @@ class VllmEngine:
     async def _load(self, folder: Path) -> None:
         try:
             await self._nap.end()
-            for session in self._open:
+            for session in tuple(self._open):  # others may be opened meanwhile; those have nothing in vLLM yet
                 await session.hang_up()
             await answered(self._llm, self._llm.collective_rpc("policy_reload", args=(str(folder),)))
             dropped = await answered(self._llm, self._llm.reset_prefix_cache())

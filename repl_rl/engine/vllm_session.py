@@ -11,7 +11,7 @@ Both give the same ids under greedy decoding. Facts about vLLM 0.32 that shape t
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm.engine.protocol import StreamingInput
@@ -104,10 +104,10 @@ class Draft:
                 "the session was aborted or does not fit its cache"
             )
 
-    def chunk(self) -> Chunk:
+    def chunk(self, policy_step: int) -> Chunk:
         """The finished chunk."""
         assert self.end is not None
-        return Chunk(tuple(self.token_ids), tuple(self.logprobs), self.end)
+        return Chunk(tuple(self.token_ids), tuple(self.logprobs), self.end, policy_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,8 @@ class Shared:
     drive: Drive
     parameters: Parameters
     gate: Gate
+    policy_step: Callable[[], int]
+    """Of the weights that are loaded; they stay while a call is inside the gate."""
     slice_ids: int = 256
     """Ids that a session samples before it asks for more blocks (>= 1): what it reserves and may not need."""
 
@@ -178,7 +180,7 @@ class VllmSession:
                 await self.close()
             elif streamed:
                 await self._pause(draft)
-        return draft.chunk()
+        return draft.chunk(self._shared.policy_step())
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`. The prefix cache keeps what was computed before, in whole blocks."""

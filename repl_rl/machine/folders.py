@@ -1,12 +1,13 @@
 """Folders of one process, and folders that are there whole or not at all."""
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from repl_rl.machine.alone import alone
 
 
 @contextmanager
@@ -19,11 +20,11 @@ def private_folder(root: Path, prefix: str) -> Iterator[Path]:
     for left in root.glob(f"{prefix}*"):
         pid = left.name.removeprefix(prefix).partition("-")[0]
         if pid.isdigit() and not _alive(int(pid)):
-            with suppress(OSError), _locked(left):
+            with suppress(OSError), alone(left):
                 shutil.rmtree(left, ignore_errors=True)
     with (
         tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=root) as folder,
-        _locked(Path(folder)),
+        alone(Path(folder)),
     ):
         yield Path(folder)
 
@@ -54,21 +55,6 @@ def whole_folder(final: Path, replace: bool = False) -> Iterator[Path]:
             for parent in missing:
                 parent.rmdir()
         raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which ends with this process, however it ends.
-
-    Raises:
-        OSError: another process holds it, or the folder is another user's.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _alive(pid: int) -> bool:

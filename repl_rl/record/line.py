@@ -35,6 +35,12 @@ def refuse_unless_duration(field: str, value: float) -> None:
         refuse(field, value, "give a finite number of seconds, 0 or more")
 
 
+def refuse_unless_step(field: str, value: int) -> None:
+    """Refuse what counts no optimizer steps."""
+    if value < 0:
+        refuse(field, value, "count optimizer steps from 0")
+
+
 class LineStatus(StrEnum):
     """How the console took a line. The list is closed."""
 
@@ -154,8 +160,11 @@ class Alternative:
     end: LineEnd
     advantage: float | None = None
     """What its tokens are trained with, as its sampler said; None: they are not."""
+    policy_step: int = 0
+    """Optimizer steps behind the policy that wrote it."""
 
     def __post_init__(self) -> None:
+        refuse_unless_step("Alternative.policy_step", self.policy_step)
         _refuse_unless_sampled("Alternative", self.token_ids, self.logprobs, self.text, self.end)
         if self.advantage is not None and not math.isfinite(self.advantage):
             refuse("Alternative.advantage", self.advantage, "an advantage is a finite number, or None")
@@ -175,8 +184,11 @@ class Line:
     rewards: tuple[NamedReward, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     """What else was written here, in order, where a sampler asked for several lines and chose this one."""
+    policy_step: int = 0
+    """Optimizer steps behind the policy that wrote it: weights can change between two lines of a rollout."""
 
     def __post_init__(self) -> None:
+        refuse_unless_step("Line.policy_step", self.policy_step)
         _refuse_unless_sampled("Line", self.token_ids, self.logprobs, self.text, self.end)
         refuse_unless_tuple("Line.rewards", self.rewards)
         refuse_unless_tuple("Line.alternatives", self.alternatives)

@@ -4,6 +4,7 @@ Pure: it knows no engine, no console and no event loop. Segments are derived fro
 cannot be mixed up, whatever a sampler does.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,12 @@ class Origin:
     prompt: Prompt
     seed: int
     policy_step: int
+    """Optimizer steps behind the policy that it is for; each line names the one that wrote it."""
+
+
+def seed_of(name: str) -> int:
+    """The seed (31 bits) of the rollout of that name: the same in every process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
 
 
 Heard = Callable[[Line | Observed], None]

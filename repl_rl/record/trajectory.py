@@ -28,6 +28,7 @@ from repl_rl.record.line import (
     refuse,
     refuse_unless_duration,
     refuse_unless_ids,
+    refuse_unless_step,
     refuse_unless_sum,
     refuse_unless_tuple,
 )  # fmt: skip
@@ -123,7 +124,8 @@ class Trajectory:
     segments: tuple[Segment, ...]
     stop: Stop
     policy_step: int
-    """Optimizer steps that the sampling policy had seen; 0 is the starting policy."""
+    """Optimizer steps behind the policy that it is for: that learns from it, or is evaluated; 0 is the starting policy.
+    Each line names the one that wrote it."""
     seed: int
     wall_s: float
     outcome: float | None = None
@@ -150,8 +152,7 @@ class Trajectory:
         self._check_lines()
         if not self.id:
             refuse("Trajectory.id", self.id, "name it: it is stored and found by its id")
-        if self.policy_step < 0:
-            refuse("Trajectory.policy_step", self.policy_step, "count optimizer steps from 0")
+        refuse_unless_step("Trajectory.policy_step", self.policy_step)
         if (self.failure is not None) != (self.stop is Stop.FAULT):
             refuse("Trajectory.failure", self.failure, f"a failure goes with stop='fault', stop is {self.stop!s}")
         for child in self.children:

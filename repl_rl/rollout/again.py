@@ -4,11 +4,12 @@ Nothing of a broken attempt is kept: a session of a dead engine, or the console 
 nobody can give back.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
-from repl_rl.errors import BrokenDown, ConfigError, EngineDied, ReplRLError, SandboxLost
+from repl_rl.errors import BrokenDown, ConfigError, EngineDied, ReplRLError, SandboxFault, SandboxLost
 from repl_rl.record.record import Origin, Record
 from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
 
@@ -94,6 +95,19 @@ async def again(
             batch.lost.append(attempt.lost[0])
             return trajectory
         broken.rollouts_replayed += 1
+
+
+async def settling(grading: Awaitable[Trajectory], trajectory: Trajectory, notes: Notes) -> Trajectory:
+    """What `grading` makes of a rollout that has ended; a console that fails in it drops the rollout."""
+    try:
+        return await grading
+    except asyncio.CancelledError:
+        notes.cut.append(len(trajectory.completion_ids))
+        raise
+    except SandboxFault as fault:
+        if isinstance(fault, SandboxLost):
+            notes.lost.append(fault)
+        return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
 
 
 def too_long(origin: Origin, context_tokens: int, notes: Notes) -> Trajectory:

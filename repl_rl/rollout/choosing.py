@@ -39,7 +39,7 @@ async def chosen(choose: Choose, lines: Sequence[Line]) -> tuple[int, Line]:
     if len(advantages) != len(lines):
         raise ConfigError("episode.choose(), advantages", len(advantages), f"give one for each of {len(lines)} lines")
     others = tuple(
-        Alternative(line.token_ids, line.logprobs, line.text, line.end, advantage)
+        Alternative(line.token_ids, line.logprobs, line.text, line.end, advantage, line.policy_step)
         for number, (line, advantage) in enumerate(zip(lines, advantages, strict=True))
         if number != choice.at
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
-from repl_rl.engine.base import ChunkEnd, Sampling
+from repl_rl.engine.base import Sampling
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import LineEnd, Prompt, Sampled, Stop, Trajectory
 from repl_rl.rollout.host import HostFunction, HostLimits, host_function, own_function, refuse_twins, split_names
@@ -16,7 +16,6 @@ from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.settings.named import Named
 from repl_rl.tasks import Task
 
-_ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.LENGTH: LineEnd.LENGTH}
 _STOPS = {LineEnd.EOS: Stop.EOS, LineEnd.LENGTH: Stop.LINE_TOO_LONG}
 
 
@@ -77,7 +76,7 @@ async def _queried(stage: Stage, model: Model, text: str, max_tokens: int) -> Tr
     started = time.monotonic()
     async with engine.session(prompt.token_ids, Sampling(stage.temperature, seed, nested=True)) as session:
         chunk = await session.sample([], max_tokens=min(max_tokens, left), stop_ids=stop_ids)
-    line = renderer.line(chunk.token_ids, chunk.logprobs, _ENDS[chunk.end])
+    line = renderer.line(chunk)
     return Trajectory(
         id=f"{origin.id}/query-{stage.number}",
         task_id=origin.task.id,

@@ -16,6 +16,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from repl_rl.engine.base import Chunk, ChunkEnd
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt
 from repl_rl.rollout.chat_template import ChatTemplate
@@ -32,6 +33,8 @@ written with others. `carry`: such a token ends the line like any other that hol
 begins the next line. `refuse`: the audit is an error.
 """
 
+_ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
+"""What a chunk's end is to its line, unless its last id is an end token."""
 _ANCHOR = "a"
 _OBSERVED_CHARS = 65_536
 _SETTLED_IDS = 16
@@ -210,11 +213,12 @@ class Renderer:
         head, tail = ids[: max_tokens // 2], ids[len(ids) - (max_tokens - max_tokens // 2) :]
         return Observed(self.decode(head) + marker + self.decode(tail), (*head, *self.encode(marker), *tail), cut=True)
 
-    def line(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...], end: LineEnd) -> Line:
-        """What the policy sampled, as a line; `end` is what stopped it, unless its last id is an end token."""
-        if token_ids[-1] in self.eos_ids:
-            return Line(token_ids, logprobs, self.decode(token_ids[:-1]), LineEnd.EOS)
-        return Line(token_ids, logprobs, self.decode(token_ids), end)
+    def line(self, chunk: Chunk) -> Line:
+        """What the policy sampled, as a line."""
+        ids, step = chunk.token_ids, chunk.policy_step
+        if ids[-1] in self.eos_ids:
+            return Line(ids, chunk.logprobs, self.decode(ids[:-1]), LineEnd.EOS, policy_step=step)
+        return Line(ids, chunk.logprobs, self.decode(ids), _ENDS[chunk.end], policy_step=step)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of `text` alone: no special token is added, none is recognised."""

@@ -1,7 +1,6 @@
 """Runs many rollouts at once: every rollout its own coroutine, no batch barrier."""
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -9,12 +8,13 @@ from functools import partial
 
 from repl_rl.engine.ahead import Tally, ahead
 from repl_rl.engine.base import Engine, Lasting, Pressure, Sampling, Seated
-from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, SandboxFault, SandboxLost, UserCodeError
+from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, UserCodeError
 from repl_rl.judges import GroupJudge, judged_together, settled
 from repl_rl.record.outcome import Claims
-from repl_rl.record.record import UNFOLLOWED, Followed, Origin
+from repl_rl.record.record import UNFOLLOWED, Followed, Origin, seed_of
 from repl_rl.record.trajectory import Failure, Prompt, Stop, Trajectory
-from repl_rl.rollout.again import Broken, Notes, Part, again, too_long, weigh
+from repl_rl.rollout.again import Broken, Notes, Part, again, settling, too_long, weigh
+from repl_rl.rollout.early import Early
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.facts import Facts, Pressed, counted
 from repl_rl.rollout.hooks import Hooks
@@ -90,8 +90,12 @@ class Rollouts:
         """What broke under rollouts since the run began, and how many were played again for it."""
         return self.broken.with_deaths(self.engine.deaths if isinstance(self.engine, Lasting) else 0)
 
-    async def collect(self, tasks: Sequence[Task], temperature: float = 1.0) -> list[Trajectory]:
+    async def collect(
+        self, tasks: Sequence[Task], temperature: float = 1.0, early: Early | None = None
+    ) -> list[Trajectory]:
         """One trajectory a task, in order. A task that is named g times gives a group of g rollouts.
+
+        `early`: they are those of a step to come, of which some may have ended. None: of the policy of now.
 
         A rollout that failed on our side or in the sampler, or whose prompt fills the context, is in the list too,
         with `stop == "fault"`. One under which a `Lasting` engine died, or whose console was lost, is played again from
@@ -104,14 +108,15 @@ class Rollouts:
             BrokenDown: the engine died again and again, or every rollout has lost its console as often.
             EngineError, InvariantError: all rollouts are cancelled.
         """
-        part = await self.part(tasks, temperature)
+        part = await self.part(tasks, temperature, early)
         weigh(part, self.sandbox.name)
         return await self.together(tasks, part)
 
-    async def part(self, tasks: Sequence[Task], temperature: float = 1.0) -> Part:
+    async def part(self, tasks: Sequence[Task], temperature: float = 1.0, early: Early | None = None) -> Part:
         """As `collect`, but what went wrong is told and not weighed, and no group judge has looked at it."""
-        running, notes, played_again = await self._all(tasks, temperature)
-        played = [running[index].result() for index in range(len(tasks))]
+        ended = dict(early.finished) if early is not None else {}
+        running, notes, played_again = await self._all(tasks, temperature, early=early)
+        played = [ended[index] if index in ended else running[index].result() for index in range(len(tasks))]
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
         return Part(tuple(played), notes, played_again)
@@ -146,24 +151,28 @@ class Rollouts:
         return replace(raced, groups=tuple(map(tuple, judged)))
 
     async def _all(
-        self, tasks: Sequence[Task], temperature: float, referee: Referee | None = None
+        self, tasks: Sequence[Task], temperature: float, referee: Referee | None = None, early: Early | None = None
     ) -> tuple[Mapping[int, "asyncio.Task[Trajectory]"], Notes, int]:
-        """The rollouts, ended, by their place; what was noted, and how many were played again."""
+        """The rollouts, ended, by their place, but for those that had ended before; what was noted, and how many were
+        played again."""
         before = self.pressure
-        places = asyncio.Semaphore(self.concurrency)
+        batch = early or Early(self.engine.policy_step, asyncio.Semaphore(self.concurrency))
         counts: dict[str, int] = {}
         origins = []
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
-            origins.append(self._origin(task, index, temperature))
+            origins.append(self._origin(task, index, temperature, batch.policy_step))
         notes, played_again = Notes(), self.broken.rollouts_replayed
         failures: Sequence[Exception] = ()
         try:
             async with asyncio.TaskGroup() as rollouts:
                 running = {
-                    index: rollouts.create_task(self._one(origins[index], temperature, places, notes))
+                    index: rollouts.create_task(self._one(origins[index], temperature, batch.places, notes))
                     for index in self.lengths.longest_first(tasks)
+                    if index not in batch.finished
                 }
+                for index, rollout in running.items():
+                    rollout.add_done_callback(partial(batch.note, index))
                 if referee is not None:
                     await referee.decide(running)
         except ExceptionGroup as group:
@@ -179,11 +188,9 @@ class Rollouts:
         preempted = None if self.pressure is None else self.pressed.latest.preempted
         return counted(self.sampler, self.limits, bool(self.host), trajectories, preempted, self.faults)
 
-    def _origin(self, task: Task, index: int, temperature: float) -> Origin:
-        step = self.engine.policy_step
+    def _origin(self, task: Task, index: int, temperature: float, step: int) -> Origin:
         number = f"{self.replica}.{index}" if self.replica else str(index)
-        key = f"{self.seed}/{step}/{task.id}/{number}".encode()
-        seed = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
+        seed = seed_of(f"{self.seed}/{step}/{task.id}/{number}")
         kind = {1.0: "", 0.0: "greedy"}.get(temperature, f"t{temperature:g}")
         id = "-".join(filter(None, (str(step), task.id, number, kind, self.purpose)))
         return Origin(id, task, self.prompt(task), seed, step)
@@ -208,8 +215,7 @@ class Rollouts:
 
     def begin(self, task: Task, id: str, asked_by: Origin, depth: int) -> Origin:
         """See `Player.begin`."""
-        seed = int.from_bytes(hashlib.blake2b(f"{asked_by.seed}/{id}".encode(), digest_size=4).digest(), "big") >> 1
-        return Origin(id, task, self.prompt(task, depth), seed, asked_by.policy_step)
+        return Origin(id, task, self.prompt(task, depth), seed_of(f"{asked_by.seed}/{id}"), asked_by.policy_step)
 
     async def _one(self, origin: Origin, temperature: float, places: asyncio.Semaphore, notes: Notes) -> Trajectory:
         """A whole rollout, played again where something of ours broke under it."""
@@ -248,7 +254,7 @@ class Rollouts:
             async with places:
                 trajectory, claims = await self._sampled(origin, temperature, depth, notes, hooks, followed)
             if depth == 0 and followed is None and trajectory.failure is None:
-                trajectory = await self._graded(origin.task, trajectory, claims, notes)
+                trajectory = await settling(settled(origin.task, trajectory, claims, self.sandbox), trajectory, notes)
         except BaseException as error:
             await hooks.farewell(origin.id, error)
             raise
@@ -257,17 +263,6 @@ class Rollouts:
             return trajectory
         notes.errors.append(failed)
         return replace(trajectory.ungraded(), stop=Stop.FAULT, failure=Failure.of(failed))
-
-    async def _graded(self, task: Task, trajectory: Trajectory, claims: Claims, notes: Notes) -> Trajectory:
-        try:
-            return await settled(task, trajectory, claims, self.sandbox)
-        except asyncio.CancelledError:
-            notes.cut.append(len(trajectory.completion_ids))
-            raise
-        except SandboxFault as fault:
-            if isinstance(fault, SandboxLost):
-                notes.lost.append(fault)
-            return replace(trajectory, stop=Stop.FAULT, failure=Failure.of(fault))
 
     async def _sampled(
         self, origin: Origin, temperature: float, depth: int, notes: Notes, hooks: Hooks, followed: Followed | None

@@ -6,14 +6,16 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Generic, TypeVar
 
 from repl_rl.engine.base import Resting
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.early import Busy, Early
 from repl_rl.rollout.facts import Facts, Figures
+from repl_rl.rollout.probe import probed
 from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
 from repl_rl.tasks import Task
@@ -28,6 +30,34 @@ Alter = Callable[[Rollouts], Rollouts]
 """Makes other rollouts of those that are open, such as with other consoles. It is pickled by its name."""
 
 
+class UnderWay(Generic[T]):
+    """A coroutine that runs in the event loop of another thread."""
+
+    def __init__(self, coroutine: Coroutine[None, None, T], loop: asyncio.AbstractEventLoop) -> None:
+        self._finished = threading.Event()
+        self._future: Future[T] = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), loop)
+
+    async def _tracked(self, coroutine: Coroutine[None, None, T]) -> T:
+        try:
+            return await coroutine
+        finally:
+            self._finished.set()
+
+    def wait(self) -> T:
+        """Its result. An interrupt while this waits cancels it first, as what it raises ends it."""
+        try:
+            return self._future.result()
+        except BaseException:
+            # An interrupt reached this thread, or the coroutine failed: in the first case let it release what it holds.
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Cancel it, where it has not ended, and let it release what it holds."""
+        if self._future.cancel():
+            self._finished.wait(_RELEASE_S)
+
+
 class LoopThread:
     """An event loop in a daemon thread. `run` blocks; an interrupt while it blocks cancels the coroutine first."""
 
@@ -37,22 +67,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[None, None, T]) -> T:
-        finished = threading.Event()
+        return self.begin(coroutine).wait()
 
-        async def tracked() -> T:
-            try:
-                return await coroutine
-            finally:
-                finished.set()
-
-        future: Future[T] = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            # An interrupt reached this thread, or the coroutine failed: in the first case let it release what it holds.
-            future.cancel()
-            finished.wait(_RELEASE_S)
-            raise
+    def begin(self, coroutine: Coroutine[None, None, T]) -> UnderWay[T]:
+        """Run it beside whatever else runs; somebody waits for it later, or ends it."""
+        return UnderWay(coroutine, self._loop)
 
     def start(self, coroutine: Coroutine[None, None, T]) -> Future[T]:
         """Run it beside whatever else runs; it ends by itself."""
@@ -79,11 +98,14 @@ class RolloutThread:
         self.tasks = tasks
         """By id."""
         self._stack = AsyncExitStack()
+        self._early: dict[int, tuple[Early, UnderWay[list[Trajectory]]]] = {}
+        self._busy = Busy()
 
     def __enter__(self) -> "RolloutThread":
         self._thread = LoopThread()
         try:
             self.rollouts = self._thread.run(self._stack.enter_async_context(self._opener()))
+            self._places = asyncio.Semaphore(self.rollouts.concurrency)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -93,6 +115,8 @@ class RolloutThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            for _, rollouts in self._early.values():
+                rollouts.end()
             self._thread.run(self._stack.aclose())
         finally:
             self._thread.close()
@@ -113,10 +137,53 @@ class RolloutThread:
         return Figures(self.rollouts.tally, self.rollouts.faults, self.rollouts.pressure)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        """One trajectory a task id, in order; the engine must hold the weights of `policy_step`."""
+        """One trajectory a task id, in order; the engine must hold the weights of `policy_step`. Those that began
+        before are waited for."""
+        if policy_step in self._early:
+            _, rollouts = self._early.pop(policy_step)
+            return rollouts.wait()
         trajectories = self._thread.run(self.rollouts.collect([self.tasks[i] for i in task_ids]))
         self._rest()
         return trajectories
+
+    def begin(
+        self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory] = MappingProxyType({})
+    ) -> None:
+        """Begin the rollouts that `collect` is asked for at `policy_step`, and return at once.
+
+        Those that are begun together share the places of the world's `concurrency`, in the order in which they begin.
+
+        Args:
+            task_ids: one a rollout; an id repeated is a group.
+            policy_step: of the policy that will learn from them; `load_weights` may come in between, and is taken over
+                between two lines of a rollout.
+            finished: those that a run which is gone on with has played, by their number.
+        """
+        tasks = [self.tasks[i] for i in task_ids]
+        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record names it alone
+        early = Early(policy_step, self._places, whole)
+        self._early[policy_step] = early, self._thread.begin(self._played(tasks, early))
+
+    async def _played(self, tasks: Sequence[Task], early: Early) -> list[Trajectory]:
+        self._busy.begin()
+        try:
+            return await self.rollouts.collect(tasks, early=early)
+        finally:
+            self._busy.end()
+
+    def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
+        """Those of a step to come that have ended well, by their number in it."""
+        early, _ = self._early[policy_step]
+        return dict(early.finished)  # a copy in one go: the other thread adds to it
+
+    @property
+    def busy_s(self) -> float:
+        """How long rollouts that were begun were under way, wall clock."""
+        return self._busy.elapsed_s
+
+    def probe(self, task_id: str) -> Trajectory:
+        """The first line that the policy of now writes on a task, for nobody to learn from; see `probed`."""
+        return self._thread.run(probed(self.rollouts, self.tasks[task_id]))
 
     def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
         """The first `keep` of these groups of task ids that are done: see `Rollouts.race`; else as `collect`."""

@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from repl_rl.engine.ahead import AheadSession, Guess
-from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Watch
+from repl_rl.engine.base import Chunk, EngineSession, Watch
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import prompt
-from repl_rl.record.trajectory import Line, LineEnd
+from repl_rl.record.trajectory import Line
 from repl_rl.rollout.renderer import Renderer
 
-_ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
 Watching = Callable[[], Watch | None]
 """Makes the watch of one call: it remembers what it has seen."""
 
@@ -50,7 +49,7 @@ class Writer:
         chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
         self._sampling, self._pending = None, []
         self._sampled(len(chunk.token_ids))
-        return self._line(chunk)
+        return self._renderer.line(chunk)
 
     async def several(self, count: int, wanted: int, stop_ids: frozenset[int], watching: Watching) -> Sequence[Line]:
         """`count` (>= 1) times what the policy writes next, each from the same ids; `take` one of them next.
@@ -66,7 +65,7 @@ class Writer:
                 await self._engine.undo(self._newest)
             asked = self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watching())
             self._newest = asyncio.create_task(asked)
-            self._found.append(self._line(await self._newest))
+            self._found.append(self._renderer.line(await self._newest))
         return tuple(self._found)
 
     async def take(self, at: int) -> None:
@@ -93,9 +92,6 @@ class Writer:
             raise ConfigError("max_tokens", wanted, "give at least 1")
         self._sampling = len(self._engine.ids)
         return min(wanted, self.room)
-
-    def _line(self, chunk: Chunk) -> Line:
-        return self._renderer.line(chunk.token_ids, chunk.logprobs, _ENDS[chunk.end])
 
     @property
     def seen(self) -> Sequence[int]:

@@ -55,35 +55,6 @@ LOSSES: Mapping[str, Callable[..., Arguments]] = {
 """TRL losses that survive advantages of shape (B, T). `luspo` and `vespo` weigh whole sequences, so they do not."""
 
 
-IMPORTANCE_CAP = 2.0
-"""Largest ratio of trainer to sampler that is kept as it is: TRL's value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Apart:
-    """What is done about sampler and trainer being apart."""
-
-    cap: float
-    """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
-    tolerance: float | None
-    """Largest gap of one log probability that is no error, nats; None: what the number format makes usual."""
-
-
-def capped(
-    *,
-    cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
-    tolerance: Annotated[float | None, Above(0)] = None,
-) -> Apart:
-    """The corrections, which differ in whose ratio it is and in what happens above `cap`."""
-    return Apart(cap, tolerance)
-
-
-IMPORTANCES: Mapping[str, Callable[..., Apart]] = {
-    f"{whose}_{how}": capped for whose in ("token", "line", "sequence") for how in ("truncate", "mask")
-}
-"""Of a token, of a line's tokens or of all of a rollout's; cut to the cap, or masked."""
-
-
 @dataclass(frozen=True, slots=True)
 class Refill:
     """Other groups are played in the place of those that teach nothing, so many times in a step at most."""
@@ -184,17 +155,11 @@ def loss(text: str) -> Arguments:
     return {"loss_type": Named.read("trainer.loss", text).name, **_arguments("trainer.loss", text, LOSSES)}
 
 
-def importance(text: str) -> tuple[str, Apart]:
-    """`trainer.importance`: its name and its options. Raises as `loss`."""
-    named = _known("trainer.importance", text, IMPORTANCES)
-    return named.name, named.bound("trainer.importance", IMPORTANCES[named.name])()
-
-
 def groups(text: str) -> Plan | None:
     """`trainer.groups`. "": None. Raises as `loss`."""
     if not text:
         return None
-    named = _known("trainer.groups", text, PLANS)
+    named = known("trainer.groups", text, PLANS)
     return named.bound("trainer.groups", PLANS[named.name])()
 
 
@@ -254,11 +219,12 @@ def schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> Arg
 
 
 def _arguments(thing: str, text: str, table: Mapping[str, Callable[..., Arguments]]) -> Arguments:
-    named = _known(thing, text, table)
+    named = known(thing, text, table)
     return named.bound(thing, table[named.name])()
 
 
-def _known(thing: str, text: str, table: Mapping[str, object]) -> Named:
+def known(thing: str, text: str, table: Mapping[str, object]) -> Named:
+    """What `text` names of `table`, with its options. Raises as `loss`."""
     named = Named.read(thing, text)
     if named.name not in table:
         raise ConfigError(thing, named.name, f"choose one of {', '.join(table)}")

@@ -15,6 +15,7 @@ from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.trainer import choices
+from repl_rl.trainer.apart import corrections, importance, refuse_stale
 from repl_rl.trainer.lora import require_peft
 from repl_rl.trainer.sinks import require_sinks
 
@@ -67,11 +68,15 @@ class TrainerConfig:
     "": none."""
     importance: str = "token_truncate"
     """What is done about sampler and trainer being apart: "token_truncate(cap=2.0)" cuts the ratio of each token to
-    cap, "token_mask" leaves its token out; "line_..." and "sequence_..." take the geometric mean of a line's or a
-    rollout's tokens. With "token_truncate(tolerance=1e-3)", a log probability further off, nats, stops the run; the
-    default is 1e-3 in float32, 1.0 in bfloat16, whose own rounding moves single tokens by tenths of a nat."""
+    cap, "token_mask" leaves its token out, "token_band(low=0.5, cap=2.0)" below low too; "line_..." and "sequence_..."
+    take the geometric mean of a line's or a rollout's tokens. With "token_truncate(tolerance=1e-3)", a log probability
+    further off, nats, that the policy of now wrote stops the run; the default is 1e-3 in float32, 1.0 in bfloat16,
+    whose own rounding moves single tokens by tenths of a nat."""
     observation_weight: Annotated[float, AtLeast(0)] = 0.0
     """Weight, >= 0, of a loss that predicts what the console prints: its mean over observed tokens, nats; 0: none."""
+    ahead: Annotated[int, AtLeast(0)] = 0
+    """Steps whose rollouts go on while the policy is updated, >= 0; 0: rollouts and update take turns. New weights are
+    taken over between two lines, so a line is at most so many steps older than the policy that learns from it."""
     groups: str = ""
     """Which groups a step is made of: "refill(most=2)" plays others in the place of those whose outcomes are all
     equal, so many times at most; "overprovision(extra=2)" plays so many more on each process, and cuts those that are
@@ -118,18 +123,19 @@ class TrainerConfig:
         if self.lora_rank:
             require_peft(self.lora_rank)
         require_sinks(self.report_to)
+        refuse_stale(self.ahead, self.importance, self.groups)
         self._chosen()
         self.share(1)  # what one process cannot share, several cannot
 
     @property
     def importance_cap(self) -> float:
         """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
-        return choices.importance(self.importance)[1].cap
+        return importance(self.importance)[1].cap
 
     @property
     def tolerance(self) -> float:
         """Largest allowed gap of one log probability between sampler and trainer, nats."""
-        _, apart = choices.importance(self.importance)
+        _, apart = importance(self.importance)
         if apart.tolerance is not None:
             return apart.tolerance
         return 1e-3 if self.dtype == "float32" else 1.0
@@ -195,11 +201,8 @@ class TrainerConfig:
             ConfigError: there is no such choice or option.
         """
         warmup = self.warmup_steps * self.optimizer_steps_per_step
-        corrected, apart = choices.importance(self.importance)
         return {
-            # Ratios of lines and sequences take the place of TRL's ratios of tokens later.
-            "vllm_importance_sampling_mode": corrected if corrected.startswith("token") else "token_truncate",
-            "vllm_importance_sampling_clip_max": apart.cap,
+            **corrections(self.importance),
             **choices.loss(self.loss),
             **choices.kl(self.kl),
             **choices.optimizer(self.optimizer),

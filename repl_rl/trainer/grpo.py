@@ -5,7 +5,7 @@ What is TRL's stays TRL's: the loop, the loss, the importance-sampling correctio
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repl_rl.credit.children import filled, with_children
-from repl_rl.credit.credited import LineCredit
 from repl_rl.credit.figures import earned_metrics, length_metrics
-from repl_rl.credit.group import Credit, Earned, earned_by, group_advantages, line_credit
-from repl_rl.credit.stops import CUT
+from repl_rl.credit.group import Credit, Earned, earned_by, group_advantages
+from repl_rl.credit.stops import ends_of, told_of_ends
 from repl_rl.credit.tensors import columns, line_numbers, widen
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError
@@ -27,13 +26,16 @@ from repl_rl.record.group import Group
 from repl_rl.record.series import mean_parts
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum
-from repl_rl.trainer import choices
+from repl_rl.trainer import apart, choices
+from repl_rl.trainer.ahead import GroupsAhead
 from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_few, refuse_unfit
-from repl_rl.trainer.correction import cut, measure, raw_ratios
+from repl_rl.trainer.correction import Ages, ages_of, corrected
 from repl_rl.trainer.fast import Batch, FastPass
 from repl_rl.trainer.groups import Groups
 from repl_rl.trainer.kept import KeptTrainer
+from repl_rl.trainer.lead import Lead
 from repl_rl.trainer.observations import Observations
+from repl_rl.trainer.probing import probed
 from repl_rl.trainer.reference import frozen
 from repl_rl.trainer.sharing import Sharing
 from repl_rl.trainer.source import RolloutSource
@@ -52,11 +54,12 @@ class ReplGRPOTrainer(KeptTrainer):
     tasks chooses those of each step in TRL's place. With `args.beta`, the reference is `model` as it is given, without
     its adapters if it has some. With an `observation_weight` above 0 the loss has as many times the mean negative log
     probability of what the console printed: see `observations`. `plan` says which groups are played: see `Groups`. With
-    `sharing`, the fast pass scores what rollouts begin with alike once.
+    `sharing`, the fast pass scores what rollouts begin with alike once. The rollouts of `ahead` later steps go on while
+    the policy is updated: see `GroupsAhead`; then `plan` is None.
 
     Raises:
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
-            tasks than a step takes, or `model` cannot forbid an id.
+            tasks than a step takes, `model` cannot forbid an id, or `source` cannot play ahead.
     """
 
     step_state: StepState
@@ -86,6 +89,7 @@ class ReplGRPOTrainer(KeptTrainer):
         observation_weight: float = 0.0,
         plan: choices.Plan | None = None,
         sharing: Sharing | None = None,
+        ahead: int = 0,
     ) -> None:
         refuse_unfit(args, fast)
         refuse_few(task_ids, args)
@@ -104,10 +108,14 @@ class ReplGRPOTrainer(KeptTrainer):
         self.source = source
         self.credit = credit
         self.tolerance = tolerance
-        self.importance, _ = choices.importance(importance)
+        self.importance, _ = apart.importance(importance)
         self.curriculum = curriculum
-        size, seed = args.num_generations, args.seed
+        self.ahead = ahead
+        size, seed, steps = args.num_generations, args.seed, self.optimizer_steps
         self.groups = Groups(source, task_ids, size, self.accelerator, plan, curriculum, credit.stops, seed)
+        if ahead:
+            lead, coming = Lead(ahead, args.max_steps // steps), self._upcoming
+            self.groups = GroupsAhead(source, size, self.accelerator, lead, steps, coming, curriculum)
         self.observation_weight = observation_weight
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
@@ -121,10 +129,15 @@ class ReplGRPOTrainer(KeptTrainer):
         self._fast = FastPass(bare, self.ref_model, autocast, sharing=self.sharing) if fast else None
         # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.
         self.use_vllm = True
-        self.vllm_generation = Sync(self, source, weights)
+        self.vllm_generation = Sync(self, source, weights, by_turns=ahead > 0)
         self._last_loaded_step = -1
         self.rollout_s = 0.0
         """Wall clock of all rollouts so far."""
+
+    def _upcoming(self) -> Iterator[list[str]]:
+        """Task ids of this process's rollouts, of the step at hand and of each that follows."""
+        for rows in self.order.upcoming(self.steps_done):
+            yield [self.train_dataset[row]["prompt"] for row in rows]
 
     def sync(self) -> None:
         """Give the rollout source the weights of now; it does not get them again before they change."""
@@ -190,24 +203,12 @@ class ReplGRPOTrainer(KeptTrainer):
         parts: int = self.args.steps_per_generation
         return -(-max(counts) // parts) * parts
 
-    def line_credit(self) -> list[tuple[LineCredit, ...]]:
-        """What each line of this process's rollouts was worth in the step at hand."""
-        learned = self.step_state.learned
-        rows = zip(learned, self.step_state.credit, self.scored.logprobs[: len(learned)].tolist(), strict=True)
-        return [line_credit(t, *credit, logprobs[: len(t.completion_ids)]) for t, credit, logprobs in rows]
-
     def _generate(self, prompts: list[str]) -> tuple[object, ...]:
         """As TRL's; its metrics of cut completions then tell the recorded stops, where TRL guesses from the last id."""
         result: tuple[object, ...] = super()._generate(prompts)
         metrics = self._metrics["train" if self.model.training else "eval"]
-        ends = gather_object(
-            [(t.stop in CUT, float(t.sampled_tokens)) for t in self.step_state.trajectories if t.trainable]
-        )
-        whole = [length for cut, length in ends if not cut] or [0.0]
-        metrics["completions/clipped_ratio"][-1] = sum(cut for cut, _ in ends) / max(len(ends), 1)
-        metrics["completions/mean_terminated_length"][-1] = sum(whole) / len(whole)
-        metrics["completions/min_terminated_length"][-1] = min(whole)
-        metrics["completions/max_terminated_length"][-1] = max(whole)
+        for name, value in told_of_ends(gather_object(ends_of(self.step_state.trajectories))).items():
+            metrics[f"completions/{name}"][-1] = value
         return result
 
     def _generate_and_score_completions(self, inputs: list[dict[str, object]]) -> dict[str, Tensor]:
@@ -218,27 +219,29 @@ class ReplGRPOTrainer(KeptTrainer):
         """
         self._unscored = True
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
-        self.scored = self._corrected(batch)
+        self.scored = self._scored(batch)
         self.scored.gap.check(self.tolerance, self.state.global_step)
         batch["advantages"] = self.step_state.advantages
         batch["rows"] = torch.arange(len(self.step_state.rows), device=batch["advantages"].device)
         return batch
 
-    def _corrected(self, batch: dict[str, Tensor]) -> Scored:
-        """Measure the gap, and put ratios of lines or sequences in the place of TRL's ratios of tokens if asked to."""
-        trained = batch["old_per_token_logps"].float()
-        lines = line_numbers(self.step_state.rows, batch["completion_ids"].size(1)).to(trained.device)
-        delta = (trained - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
-        level, _, how = self.importance.partition("_")
-        raw = raw_ratios(delta, lines, level)
-        if level != "token":
-            batch["importance_sampling_ratio"] = cut(raw, how, self.vllm_importance_sampling_clip_max)
-        gap = measure(delta, lines, raw, batch["importance_sampling_ratio"], self.accelerator)
-        taught = self.step_state.observations
+    def _scored(self, batch: dict[str, Tensor]) -> Scored:
+        """What the trainer makes of the rollouts of a step, whose ratios are those that are asked for from now on.
+
+        Raises:
+            WeightSyncError: a line was written by another policy than those that may have.
+        """
+        rows, step = self.step_state.rows, self.state.global_step
+        width, cap = batch["completion_ids"].size(1), self.vllm_importance_sampling_clip_max
+        ages = ages_of(rows, width, step, self.ahead * self.optimizer_steps)
+        gap = corrected(batch, rows, ages, self.importance, cap, self.accelerator)
         told = self.sharing.metrics(self.accelerator) if self.sharing is not None else {}
         if self.observation_weight:
-            told |= taught.metrics(self._logprobs, self.accelerator)
-        return Scored(gap, trained.cpu(), told)
+            told |= self.step_state.observations.metrics(self._logprobs, self.accelerator)
+        if self.ahead:
+            told |= Ages.of(ages, self.optimizer_steps).metrics()
+            gap = gap if gap.tokens else probed(self, gap, self.source, self.step_state.learned, step)
+        return Scored(gap, batch["old_per_token_logps"].float().cpu(), told)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """As TRL's, and what the console teaches; while it runs, `_rows` says which rows of the step it is about."""

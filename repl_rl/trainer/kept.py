@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from repl_rl.machine.refused import writing
 from repl_rl.trainer.config import GRPOTrainer
 from repl_rl.trainer.keeper import Keeper
+from repl_rl.trainer.order import Order
 from repl_rl.trainer.sharded import check_sharded, shard
 
 
@@ -36,25 +35,24 @@ class Moves(TrainerCallback):
         self._keeper.moving()
 
 
-class Ordering(Protocol):
-    """TRL's sampler of tasks."""
-
-    generator: torch.Generator
-
-
 class KeptTrainer(GRPOTrainer):
     """TRL's trainer, whose steps are saved by a keeper where it has one, and which goes on with what one took up."""
 
     keeper: Keeper | None = None
-    order: Ordering
+    order: Order
     """What orders the tasks. Its generator goes on from epoch to epoch."""
 
     @property
     def steps_done(self) -> int:
         """Batches of rollouts that were learned from; each took a fixed number of optimizer steps."""
-        passes = self.args.steps_per_generation * self.num_iterations
-        done: int = self.state.global_step // max(1, passes // self.args.gradient_accumulation_steps)
+        done: int = self.state.global_step // self.optimizer_steps
         return done
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Those that a batch of rollouts takes."""
+        passes: int = self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps
+        return max(1, passes)
 
     def keep(self, keeper: Keeper, parts: Mapping[str, object], tell: Callable[[str], None]) -> None:
         """Be saved by `keeper` from now on, with those of `parts` that remember something, and go on where it is.
@@ -88,8 +86,8 @@ class KeptTrainer(GRPOTrainer):
         check_sharded(self.model)
         return prepared
 
-    def _get_train_sampler(self, dataset: object = None) -> Ordering:
-        self.order = super()._get_train_sampler(dataset)
+    def _get_train_sampler(self, dataset: object = None) -> Order:
+        self.order = Order.of(super()._get_train_sampler(dataset))
         return self.order
 
     def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:

@@ -79,7 +79,8 @@ def fit(
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
     policy = learning(policy, config, seed)
-    with weights_folder(size_of(policy), tell) as weights, spare_folder(weights, tell) as spare:
+    room = size_of(policy) * (2 if config.ahead else 1)  # by turns in two folders
+    with weights_folder(room, tell) as weights, spare_folder(weights, tell) as spare:
         sharing = Sharing(tell) if config.shared_prefixes == "auto" else None
         trainer = _trainer(policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum, sharing)
         trainer.vllm_generation.spare = spare
@@ -121,6 +122,7 @@ def _trainer(
         observation_weight=config.observation_weight,
         plan=choices.groups(config.groups),
         sharing=sharing,
+        ahead=config.ahead,
     )
 
 

@@ -97,6 +97,8 @@ class Sampling:
     cache: int | None = None
     """Bytes of vLLM's cache. None: what `SHARE` leaves."""
     sleep: bool = False
+    beside: bool = False
+    """It samples while the weights are updated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,7 @@ def _sampler(case: Case) -> Sequence[Part]:
         return (
             _held("transformers", "weights", weights),
             _held("transformers", "keys and values", arena),
-            Part("transformers", "one step", one, 0, loading),
+            Part("transformers", "one step", one, one if given.beside else 0, loading),
         )
     work = max(BATCHED, given.sessions) * step + chosen
     rest = weights + work + VLLM_OWN

@@ -122,17 +122,17 @@ def _as_long(case: Case, longest: int) -> Case:
 def case_of(world: World, config: TrainerConfig, context: int, longest: int, local: bool, gpu: Gpu) -> Case:
     """A run in numbers. `context` and `longest`: tokens that the model takes, and that a rollout can have."""
     engine = ENGINES.chosen(world.engine)
-    sampling = _sampling(engine, world, context, longest) if local else None
+    sampling = _sampling(engine, world, context, longest, config.ahead > 0) if local else None
     return Case(shape_of(outline(world.model_folder).model), update_of(config, longest), sampling, gpu)
 
 
-def _sampling(engine: EngineKind, world: World, context: int, longest: int) -> Sampling | None:
+def _sampling(engine: EngineKind, world: World, context: int, longest: int, beside: bool) -> Sampling | None:
     itemsize = _BYTES[world.dtype]
     if isinstance(engine, Vllm):
         cache = None if engine.kv_cache_gib is None else engine.kv_cache_gib * GIB
         return Sampling("vllm", world.concurrency, context, itemsize, cache, engine.sleep)
     if isinstance(engine, Transformers):
-        return Sampling("transformers", world.concurrency, longest, itemsize)
+        return Sampling("transformers", world.concurrency, longest, itemsize, beside=beside)
     return None  # of somebody else's engine nothing is known
 
 

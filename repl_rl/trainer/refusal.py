@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from repl_rl.engine import ENGINES, EngineKind
+from repl_rl.engine import ENGINES, EngineKind, Vllm
 from repl_rl.engine.forbidden import refuse_unforbiddable
 from repl_rl.engine.logits import Logits
 from repl_rl.engine.names import outline
 from repl_rl.errors import ConfigError
 from repl_rl.machine.launched import processes
+from repl_rl.rollout import chosen_fleet
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.loop import credit_of
 from repl_rl.trainer.sharded import refuse_unsharded
@@ -17,13 +18,14 @@ from repl_rl.trainer.weights import room_for
 from repl_rl.world import World
 
 
-def refuse_run(world: World, config: TrainerConfig, tasks: int) -> None:
+def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "local") -> None:
     """Refuse a run that could not be trained.
 
     Args:
         world: the policy and what it acts in.
         config: settings of the update.
         tasks: how many there are to draw from.
+        fleet: where rollouts are played.
 
     Raises:
         ConfigError: there are too few tasks; sampler, prompt and policy do not fit each other; a setting of the update
@@ -33,6 +35,7 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int) -> None:
     if tasks < needed:
         remedy = f"a step takes {needed} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
+    _refuse_apart(world, config, fleet)
     config.check_machine()
     config.share(processes())
     refuse_unsharded(processes(), config.lora_rank)
@@ -42,6 +45,20 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int) -> None:
     credit_of(config)
     _, renderer = world.fitting()
     refuse_model(world.model_folder, ENGINES.chosen(world.engine), config, lambda: renderer.forbidden_ids)
+
+
+def _refuse_apart(world: World, config: TrainerConfig, fleet: str) -> None:
+    """Refuse rollouts ahead of the update where sampler and trainer cannot be at work at the same time."""
+    engine = ENGINES.chosen(world.engine)
+    without = None
+    if chosen_fleet(fleet) is not None:
+        without = "nodes of a fleet play one step at a time; play in this process (--fleet local)"
+    elif processes() > 1:
+        without = f"{processes()} processes play one step at a time; train in one"
+    elif isinstance(engine, Vllm) and engine.sleep:
+        without = "vLLM cannot sleep while it samples; leave vllm.sleep out"
+    if config.ahead and without:
+        raise ConfigError("trainer.ahead", config.ahead, f"{without}, or leave it at 0")
 
 
 def refuse_model(
@@ -72,4 +89,4 @@ def refuse_model(
     except ConfigError:
         if forbidden_ids():
             raise
-    room_for(config.loaded_dtype.itemsize * sum(map(math.prod, found.trained.values())))
+    room_for(config.loaded_dtype.itemsize * sum(map(math.prod, found.trained.values())) * (2 if config.ahead else 1))

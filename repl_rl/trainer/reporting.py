@@ -14,7 +14,8 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.evaluations import Evaluator
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.sinks import PREFIX, Sinks
-from repl_rl.trainer.source import Counting, OnStep, StepRecord
+from repl_rl.trainer.source import AheadSource, Counting, OnStep, StepRecord
+from repl_rl.trainer.step import line_credits
 
 
 class Reporter(TrainerCallback):
@@ -28,6 +29,7 @@ class Reporter(TrainerCallback):
         self.on_step = on_step
         self.sinks = sinks
         self._mark = (0.0, 0.0, 0.0)
+        self._busy_s = 0.0
         self._first_line_tokens = 0.0
         self._series = Series()
 
@@ -80,7 +82,7 @@ class Reporter(TrainerCallback):
         wall_s, rollout_s, sync_s = (now - then for now, then in zip(clocks, self._mark, strict=True))
         # Each process has its part of the step; the record tells of the whole.
         trajectories: list[Trajectory] = gather_object(list(self.trainer.step_state.trajectories))
-        credit: list[tuple[LineCredit, ...]] = gather_object(self.trainer.line_credit())
+        credit: list[tuple[LineCredit, ...]] = gather_object(line_credits(self.trainer.step_state, self.trainer.scored))
         metrics = {
             "loss": logs["loss"],
             "grad_norm": logs["grad_norm"],
@@ -93,6 +95,7 @@ class Reporter(TrainerCallback):
             "rollout_s": rollout_s,
             "sync_s": sync_s,
             "update_s": wall_s - rollout_s - sync_s,
+            **self._idle(wall_s, rollout_s + sync_s),
             **self._told(trajectories),
         }
         if self.evaluator is not None:
@@ -106,6 +109,19 @@ class Reporter(TrainerCallback):
         # latter was given are, since the next step does not give them again.
         now_s, _, synced_s = self._clocks()
         self._mark = now_s - (synced_s - clocks[2]), *clocks[1:]
+        self._busy_s = self._sampled_s()
+
+    def _sampled_s(self) -> float:
+        """How long rollouts that run ahead were under way."""
+        source = self.trainer.source
+        return source.busy_s if self.trainer.ahead and isinstance(source, AheadSource) else 0.0
+
+    def _idle(self, wall_s: float, waited_s: float) -> dict[str, float]:
+        """Shares of the step in which the trainer waited, and in which nothing was sampled, where both can be."""
+        if not self.trainer.ahead:
+            return {}
+        sampled = (self._sampled_s() - self._busy_s) / wall_s
+        return {"trainer_idle": waited_s / wall_s, "sampler_idle": min(max(1 - sampled, 0.0), 1.0)}
 
     def _told(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What is told of a step's rollouts, those of all processes."""

@@ -68,7 +68,7 @@ def train(
     """
     chosen, main = config or TrainerConfig(), rank() == 0
     tasks = world.drawn(Split.TRAIN, train_tasks)
-    refuse_run(world, chosen, len(tasks))
+    refuse_run(world, chosen, len(tasks), fleet)
     plan_run(world, chosen, tasks, local=chosen_fleet(fleet) is None)
     world.try_workspaces(tasks)
     settings = dump(world) + dump(chosen, "trainer")

@@ -56,6 +56,29 @@ class RacingSource(RolloutSource, Protocol):
         """The `keep` of these groups of task ids that are done first; the others are cut. Else as `collect`."""
 
 
+@runtime_checkable
+class AheadSource(RolloutSource, Protocol):
+    """One that plays rollouts of later steps while the policy is updated: what `ahead` needs.
+
+    `load_weights` is then called while rollouts are under way: calls of the engine end first, and each line names the
+    weights that wrote it.
+    """
+
+    def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
+        """Begin the rollouts that `collect` is asked for at `policy_step`, and return at once. `finished` are those
+        that a run which is gone on with has played, by their number."""
+
+    def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
+        """Those of a step to come that have ended well, by their number in it."""
+
+    def probe(self, task_id: str) -> Trajectory:
+        """A line that the policy of now writes on a task, for nobody to learn from."""
+
+    @property
+    def busy_s(self) -> float:
+        """How long rollouts that were begun were under way, wall clock."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What one step did, with all its updates. For people and files: nothing in training reads it."""
@@ -85,6 +108,6 @@ def check_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], 
     for t in trajectories:
         if t.policy_step != step:
             raise WeightSyncError(
-                f"rollout {t.id} was sampled at policy step {t.policy_step} while the trainer is at {step}; the "
+                f"rollout {t.id} is for policy step {t.policy_step} while the trainer is at {step}; the "
                 "rollout source did not take the last weights"
             )

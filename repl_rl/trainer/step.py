@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from repl_rl.credit.credited import LineCredit
+from repl_rl.credit.group import line_credit
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.correction import Gap
 from repl_rl.trainer.observations import Observations
@@ -42,6 +44,12 @@ class Scored:
     """Of each token, nats, float32 on the CPU, shape (B, T)."""
     metrics: dict[str, float]
     """How well it predicts the console, where it learns that."""
+
+
+def line_credits(state: StepState, scored: Scored) -> list[tuple[LineCredit, ...]]:
+    """What each line of this process's rollouts was worth in the step."""
+    rows = zip(state.learned, state.credit, scored.logprobs[: len(state.learned)].tolist(), strict=True)
+    return [line_credit(t, *credit, logprobs[: len(t.completion_ids)]) for t, credit, logprobs in rows]
 
 
 def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:

@@ -45,10 +45,13 @@ class Spare:
 class Sync:
     """Stands where TRL expects its vLLM: TRL calls `sync_weights` whenever it would refresh its own engine."""
 
-    def __init__(self, trainer: GRPOTrainer, source: RolloutSource, folder: Path) -> None:
+    def __init__(self, trainer: GRPOTrainer, source: RolloutSource, folder: Path, by_turns: bool = False) -> None:
+        """`by_turns`: through two folders in `folder`, by turns. While an engine samples, one that died is opened again
+        with the weights that it had, whatever is being written."""
         self.trainer = trainer
         self.source = source
         self.folder = folder
+        self._by_turns, self._turn = by_turns, 0
         self.spare: Spare | None = None
         """Taken once; None: there is no other way, or it is taken."""
         self.elapsed_s = 0.0
@@ -59,26 +62,33 @@ class Sync:
         start = time.perf_counter()
         accelerator = self.trainer.accelerator
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
+        self._turn += 1
         if accelerator.is_main_process:
             self._save(accelerator.unwrap_model(self.trainer.model_wrapped), state)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # what the update has left in PyTorch's hands is no room for a vLLM that wakes
         # Also the barrier that keeps the others from reading before it is written.
-        (folder,) = broadcast_object_list([str(self.folder)])
+        (folder,) = broadcast_object_list([str(self._place)])
         self.source.load_weights(Path(folder), self.trainer.state.global_step)
         self.elapsed_s += time.perf_counter() - start
 
+    @property
+    def _place(self) -> Path:
+        return self.folder / str(self._turn % 2) if self._by_turns else self.folder
+
     def _save(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> None:
+        self._place.mkdir(exist_ok=True)
         try:
-            save_weights(model, state, self.folder)
+            save_weights(model, state, self._place)
         except EngineError as error:
             if self.spare is None:
                 raise
-            (self.folder / WEIGHTS).unlink(missing_ok=True)  # what was torn takes room from others
+            (self._place / WEIGHTS).unlink(missing_ok=True)  # what was torn takes room from others
             spare, self.spare = self.spare, None
             self.folder = spare.opened()
             spare.tell(f"weights take {self.folder.parent} on their way to the engine from now on: {error}")
-            save_weights(model, state, self.folder)
+            self._place.mkdir(exist_ok=True)
+            save_weights(model, state, self._place)
 
 
 def size_of(model: PreTrainedModel) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -153,7 +154,7 @@ def test_a_chunk_longer_than_what_is_reserved_goes_on_in_slices(tight_host: Host
     tight = vllm_of(tight_host)
     shared = tight._shared
     for watched in ([], [16], [17], [50]):
-        tight._shared = shared.__class__(shared.context_tokens, shared.drive, shared.parameters, shared.gate, 16)
+        tight._shared = replace(shared, slice_ids=16)
         try:
             sliced = tight_host.run(whole(tight, watched))
         finally:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -104,6 +105,15 @@ class SampledSource:
         return trajectory_of(prompt, skeleton, logprobs, number, policy_step, fault=number in self.faulty)
 
 
+def at_step(t: Trajectory, policy_step: int) -> Trajectory:
+    """The same, as the policy of that step wrote it."""
+    segments = tuple(
+        Sampled(tuple(replace(line, policy_step=policy_step) for line in s.lines)) if isinstance(s, Sampled) else s
+        for s in t.segments
+    )
+    return replace(t, policy_step=policy_step, segments=segments)
+
+
 class ReplayedSource:
     """Gives recorded trajectories again, step by step; a step takes `optimizer_steps`."""
 
@@ -155,7 +165,8 @@ def trajectory_of(
         status = LineStatus.EXCEPTION if sampled[0] > 2 * VOCAB // 3 else LineStatus.OK
         logprobs = tuple(min(p, 0.0) for p in logprobs_T[at : at + len(sampled)])
         end = LineEnd.NEWLINE if observed is not None else LineEnd.EOS
-        segments.append(Sampled((Line(sampled, logprobs, "x\n", end, Execution(status, 0.0)),)))
+        line = Line(sampled, logprobs, "x\n", end, Execution(status, 0.0), policy_step=policy_step)
+        segments.append(Sampled((line,)))
         if observed is not None:
             segments.append(Observed("y" if observed else "", observed))
         at += len(sampled) + len(observed or ())

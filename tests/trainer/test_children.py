@@ -12,6 +12,7 @@ import torch
 
 from repl_rl.errors import WeightSyncError
 from repl_rl.record.trajectory import Alternative, HostCall, Sampled, Trajectory, spread
+from repl_rl.trainer.step import line_credits
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, TASKS, make, run
 
@@ -73,7 +74,8 @@ def test_a_trained_child_is_a_row_with_the_advantage_of_the_line_that_called_and
         sampled = [p for line in child.lines for p in line.logprobs]
         scored = trainer.scored.logprobs[number, : len(child.completion_ids)][torch.tensor(child.loss_mask)]
         assert scored.tolist() == pytest.approx(sampled, abs=1e-3)
-    assert [len(credit) for credit in trainer.line_credit()] == [len(t.lines) for t in played]
+    credit_L = line_credits(trainer.step_state, trainer.scored)
+    assert [len(credit) for credit in credit_L] == [len(t.lines) for t in played]
 
 
 def test_the_fast_path_and_trls_own_pass_give_children_the_same_gradients(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_an_alternative_with_an_advantage_is_a_row_from_the_same_ids_and_one_wit
     first, others = rollouts[0].segments[0], [t.lines[0] for t in rollouts[1:3]]
     assert isinstance(first, Sampled)
     alternatives = tuple(
-        Alternative(line.token_ids, line.logprobs, line.text, line.end, advantage)
+        Alternative(line.token_ids, line.logprobs, line.text, line.end, advantage, line.policy_step)
         for line, advantage in zip(others, (0.75, None), strict=True)
     )
     head = Sampled((replace(first.lines[0], alternatives=alternatives), *first.lines[1:]))

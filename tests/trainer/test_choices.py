@@ -151,7 +151,7 @@ def test_a_cap_and_a_tolerance_that_older_runs_recorded_are_options_now() -> Non
 def test_a_reward_that_nobody_can_choose_any_more_is_left_out_of_what_older_runs_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    said = {"trainer": {"steps": 2, "rewards": {"ok": 0.1, "incomplete": 0.2}}}
+    said = {"trainer": {"steps": 2, "rewards": {"ok": 0.1, "incomplete": 0.2, "exited": 0.0}}}
     assert modern(said) == {"trainer": {"steps": 2, "rewards": {"ok": 0.1}}}
-    assert said["trainer"] == {"steps": 2, "rewards": {"ok": 0.1, "incomplete": 0.2}}
+    assert said["trainer"] == {"steps": 2, "rewards": {"ok": 0.1, "incomplete": 0.2, "exited": 0.0}}
     assert "trainer.rewards.incomplete = 0.2 was recorded" in caplog.text

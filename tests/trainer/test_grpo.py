@@ -22,7 +22,7 @@ from repl_rl.credit.tensors import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory, spread
 from repl_rl.trainer import ReplGRPOTrainer, RolloutSource, TrainerConfig, credit_of
-from repl_rl.trainer.choices import IMPORTANCES
+from repl_rl.trainer.apart import IMPORTANCES
 from tests.trainer.policies import (
     PAD,
     ReplayedSource,
@@ -355,11 +355,11 @@ def test_a_rollout_of_another_policy_step_or_task_is_refused(tmp_path: Path) -> 
     model = tiny_model()
     batch = [trajectory_of(prompt_of("task 0"), [((9, 2), ())], [-1.0, -1.0], i, policy_step=4) for i in range(2)]
     config = replace(SMALL, prompts_per_step=1, group_size=2)
-    with pytest.raises(WeightSyncError, match="sampled at policy step 4 while the trainer is at 0"):
+    with pytest.raises(WeightSyncError, match="is for policy step 4 while the trainer is at 0"):
         run(make(model, ReplayedSource([batch]), config, tmp_path, ["task 0"]))
     old = [trajectory_of(prompt_of("task 0"), [((9, 2), ())], [-1.0, -1.0], i) for i in range(2)]
     loose = replace(config, importance="token_truncate(tolerance=99.0)")
-    with pytest.raises(WeightSyncError, match="sampled at policy step 0 while the trainer is at 1"):
+    with pytest.raises(WeightSyncError, match="is for policy step 0 while the trainer is at 1"):
         run(make(model, ReplayedSource([old, old]), loose, tmp_path, ["task 0"]))
     with pytest.raises(InvariantError, match="gave tasks"):
         run(make(model, ReplayedSource([batch[:1]]), config, tmp_path, ["task 0"]))
@@ -434,8 +434,24 @@ def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: str,
         trainer.model.train()
         ratio = trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"]
         used.append(ratio.expand(2, 3).flatten().tolist())
-    assert used[0] == pytest.approx([0.0 if importance.endswith("mask") else 3.0] * 6, rel=1e-3)
+    assert used[0] == pytest.approx([0.0 if importance.endswith(("mask", "band")) else 3.0] * 6, rel=1e-3)
     assert used[1] == pytest.approx([4.0] * 6, rel=1e-3)
+
+
+def test_a_band_leaves_out_what_is_far_on_either_side(tmp_path: Path) -> None:
+    start, prompt = tiny_model(), prompt_of("task 0")
+    skeleton: Skeleton = [((9, 5, 2), None)]
+    moved = [math.log(2), 0.0, -math.log(4)]  # ratios of 1/2, 1 and 4
+    logprobs = [p + by for p, by in zip(logprobs_of(start, prompt, skeleton), moved, strict=True)]
+    batch = [trajectory_of(prompt, skeleton, logprobs, number) for number in range(2)]
+    used: list[list[float]] = []
+    for importance in ("token_band(low=0.6, tolerance=9.0)", "token_band(low=0.4, cap=5.0, tolerance=9.0)"):
+        config = replace(SMALL, prompts_per_step=1, group_size=2, importance=importance)
+        trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path / str(len(used)))
+        trainer.model.train()
+        used.append(trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"][0].tolist())
+    assert used[0] == pytest.approx([0.0, 1.0, 0.0], rel=1e-3)
+    assert used[1] == pytest.approx([0.5, 1.0, 4.0], rel=1e-3)
 
 
 @pytest.mark.parametrize("importance", ["line_truncate", "sequence_truncate"])

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer import TrainerConfig, fit
 from repl_rl.trainer.lora import adapted
-from tests.trainer.policies import VOCAB, ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
+from tests.trainer.policies import VOCAB, ReplayedSource, SampledSource, at_step, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS, make, run
 
 BETA = 0.5
@@ -116,7 +116,7 @@ def test_rollouts_without_an_advantage_are_held_to_the_reference_too(tmp_path: P
 def test_a_policy_that_has_nothing_to_learn_is_drawn_back_to_where_it_began(tmp_path: Path) -> None:
     model = tiny_model()
     played = SampledSource(copy.deepcopy(model), faulty=frozenset({0, 1})).collect(["task 0"] * 3, 0)
-    again = ReplayedSource([[replace(t, policy_step=step) for t in played] for step in range(4)])
+    again = ReplayedSource([[at_step(t, step) for t in played] for step in range(4)])
     config = replace(
         SMALL, steps=4, prompts_per_step=1, kl="k3(beta=1.0)", optimizer="sgd", learning_rate=0.01,
         schedule="constant", importance="token_truncate(tolerance=99.0)",

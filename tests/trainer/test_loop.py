@@ -64,15 +64,16 @@ def test_checkpoints_are_loadable_and_come_every_so_many_steps_and_at_the_end(tm
 
 def test_an_error_of_the_caller_ends_training_and_leaves_no_weights_behind(tmp_path: Path) -> None:
     model = tiny_model()
-    before = set(SHARED.glob("repl_rl-weights-*"))
+    ours = f"repl_rl-weights-{os.getpid()}-*"  # another process may train meanwhile
+    before = set(SHARED.glob(ours))
 
     def fail(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-        assert set(SHARED.glob("repl_rl-weights-*")) - before
+        assert set(SHARED.glob(ours)) - before
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fit(model, tiny_tokenizer(), TASKS, SampledSource(copy.deepcopy(model)), SMALL, tmp_path, fail)
-    assert set(SHARED.glob("repl_rl-weights-*")) <= before
+    assert set(SHARED.glob(ours)) <= before
 
 
 def test_weights_that_a_killed_process_left_are_swept_and_those_of_a_living_one_are_not() -> None:

@@ -18,7 +18,7 @@ from repl_rl.credit.stops import StopPolicy
 from repl_rl.record.printed import printed
 from repl_rl.record.trajectory import Line, LineEnd, Observed, Sampled, Segment, Stop, Trajectory
 from repl_rl.trainer import ReplGRPOTrainer, StepRecord, TrainerConfig, fit
-from tests.trainer.policies import VOCAB, ReplayedSource, SampledSource, prompt_of, tiny_model, tiny_tokenizer
+from tests.trainer.policies import VOCAB, ReplayedSource, SampledSource, at_step, prompt_of, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import group_of, make, run
 
 WEIGHT = 0.4
@@ -189,7 +189,7 @@ def test_a_step_without_an_observed_token_has_the_loss_of_the_rollouts_alone(tmp
 def test_the_record_of_a_step_tells_how_well_the_console_is_predicted_and_it_gets_better(tmp_path: Path) -> None:
     model = tiny_model()
     played = SampledSource(copy.deepcopy(model)).collect(["task 0"] * 4, 0)
-    source = ReplayedSource([[replace(t, policy_step=step) for t in played] for step in range(12)])
+    source = ReplayedSource([[at_step(t, step) for t in played] for step in range(12)])
     told: list[float] = []
 
     def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:

@@ -1,0 +1,23 @@
+"""A line that is written only to be looked at: what the engine's weights say, where no rollout tells."""
+
+from repl_rl.engine.base import Sampling
+from repl_rl.record.record import Origin, Record
+from repl_rl.record.trajectory import Stop, Trajectory
+from repl_rl.rollout.runner import Rollouts
+from repl_rl.tasks import Task
+
+
+async def probed(rollouts: Rollouts, task: Task) -> Trajectory:
+    """The first line that the policy of now writes on `task`. No console runs it, and it waits for no place.
+
+    Raises:
+        EngineError: as the engine's session; the prompt fills the context.
+    """
+    engine, renderer = rollouts.engine, rollouts.renderer
+    origin = Origin(f"{engine.policy_step}-{task.id}-probe", task, rollouts.prompt(task), 0, engine.policy_step)
+    prompt, most = origin.prompt.token_ids, rollouts.limits.max_line_tokens
+    async with engine.session(prompt, Sampling(seed=origin.seed, nested=True)) as session:
+        chunk = await session.sample((), max_tokens=most, stop_ids=renderer.stop_ids)
+    record = Record(origin)
+    record.sampled(renderer.line(chunk))
+    return record.trajectory(Stop.FINISHED, 0.0, None, None)

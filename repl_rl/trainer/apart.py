@@ -1,0 +1,95 @@
+"""What is done about sampler and trainer being apart, by name: the correction, and what goes with rollouts ahead.
+
+token_truncate                            token_truncate(cap=2.0, tolerance=1e-3)
+token_band(low=0.5, cap=2.0)              line_mask
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from repl_rl.errors import ConfigError
+from repl_rl.settings.bounds import Above, AtLeast
+from repl_rl.trainer.choices import Arguments, known
+
+IMPORTANCE_CAP = 2.0
+"""Largest ratio of trainer to sampler that is kept as it is: TRL's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """What is done about sampler and trainer being apart."""
+
+    cap: float
+    """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
+    tolerance: float | None
+    """Largest gap of one log probability that is no error, nats; None: what the number format makes usual."""
+    low: float | None = None
+    """Smallest ratio that is kept as it is, in (0, 1); None: all below `cap` are."""
+
+
+def capped(
+    *,
+    cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
+    tolerance: Annotated[float | None, Above(0)] = None,
+) -> Apart:
+    """The corrections, which differ in whose ratio it is and in what happens above `cap`."""
+    return Apart(cap, tolerance)
+
+
+def banded(
+    *,
+    low: Annotated[float, Above(0, below=1)] = 0.5,
+    cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
+    tolerance: Annotated[float | None, Above(0)] = None,
+) -> Apart:
+    """The band: a token whose ratio is outside of [low, cap] is left out, as in IcePop (arXiv 2510.18855)."""
+    return Apart(cap, tolerance, low)
+
+
+IMPORTANCES: Mapping[str, Callable[..., Apart]] = {
+    **{f"{whose}_{how}": capped for whose in ("token", "line", "sequence") for how in ("truncate", "mask")},
+    "token_band": banded,
+}
+"""Of a token, of a line's tokens or of all of a rollout's; cut to the cap, or masked, above it or on both sides."""
+
+
+def importance(text: str) -> tuple[str, Apart]:
+    """`trainer.importance`: its name and its options.
+
+    Raises:
+        ConfigError: there is no such correction or option, or a value is out of bounds.
+    """
+    named = known("trainer.importance", text, IMPORTANCES)
+    return named.name, named.bound("trainer.importance", IMPORTANCES[named.name])()
+
+
+def corrections(text: str) -> Arguments:
+    """`trainer.importance` as TRL is told it; ratios of lines and sequences take the place of its own later. Raises as
+    `importance`."""
+    name, apart = importance(text)
+    return {
+        "vllm_importance_sampling_mode": "token_mask" if name in ("token_mask", "token_band") else "token_truncate",
+        "vllm_importance_sampling_clip_max": apart.cap,
+        "vllm_importance_sampling_clip_min": apart.low,
+    }
+
+
+def refuse_stale(steps: int, corrected: str, plan: str) -> None:
+    """Refuse what does not go with rollouts that run `steps` ahead of the update.
+
+    Args:
+        steps: `trainer.ahead`.
+        corrected: `trainer.importance`.
+        plan: `trainer.groups`.
+
+    Raises:
+        ConfigError: groups are played again or cut; or lines that are several steps old are corrected as a whole.
+    """
+    if steps and plan:
+        remedy = "which groups a step is made of is said before they are played; leave one of both out"
+        raise ConfigError("trainer.groups with trainer.ahead", plan, remedy)
+    name, _ = importance(corrected)
+    if steps > 1 and not name.startswith("token"):
+        why = "a mean over a line or a rollout leaves the ratio of a surprising token near 1: hardly a correction"
+        raise ConfigError("trainer.importance with trainer.ahead above 1", corrected, f"{why}; choose token_truncate")

@@ -1,0 +1,183 @@
+"""Rollouts that begin before the step that learns from them: weights change between their lines; nothing is left."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import UserCodeError
+from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
+from repl_rl.rollout.early import Early
+from repl_rl.rollout.episode import Episode
+from repl_rl.tasks import Task, Workspace
+from tests.worlds import TASK, world
+
+LINES = ["x = 3\n", "x\n", "submit_final_answer(x)\n"]
+OTHER = Task("t2", "What is 1 + 2?", "3")
+TASKS = {task.id: task for task in (TASK, OTHER)}
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let the event loop turn until that is so."""
+    while not true():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+class Waiting(ReplSampler):
+    """The console sampler, whose rollouts wait after their first line until they are let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began: list[str] = []
+        self.written, self.on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def rollout(self, episode: Episode) -> None:
+        self.began.append(episode.id)
+        async for line in episode.lines():
+            await episode.push(line)
+            if not self.on.is_set():
+                self.written.release()
+                await self.on.wait()
+
+    async def wrote(self, rollouts: int) -> None:
+        for _ in range(rollouts):
+            await self.written.acquire()
+
+    async def go_on(self) -> None:
+        self.on.set()
+
+
+def opened(sampler: ReplSampler, lines: Sequence[str] = LINES, concurrency: int = 64) -> RolloutThread:
+    played: Rollouts = replace(world(lines, sampler), concurrency=concurrency)
+    return RolloutThread(lambda: nullcontext(played), TASKS)
+
+
+def test_weights_that_come_in_between_are_those_of_the_lines_after_them() -> None:
+    sampler = Waiting()
+    with opened(sampler) as source:
+        source.begin(["t1", "t1"], 3)
+        source.run(sampler.wrote(2))
+        source.load_weights(Path("weights"), 2)
+        source.run(sampler.go_on())
+        played = source.collect(["t1", "t1"], 3)
+    assert [[line.policy_step for line in t.lines] for t in played] == [[0, 2, 2]] * 2
+    assert [t.policy_step for t in played] == [3, 3]
+
+
+def test_ids_and_seeds_are_those_of_the_step_that_learns_whatever_weights_it_begins_with() -> None:
+    with opened(ReplSampler()) as early, opened(ReplSampler()) as late:
+        early.begin(["t1", "t2", "t1"], 7)
+        late.load_weights(Path("weights"), 7)
+        told = [[(t.id, t.seed, t.completion_ids) for t in s.collect(["t1", "t2", "t1"], 7)] for s in (early, late)]
+    assert told[0] == told[1]
+    assert [id for id, _, _ in told[0]] == ["7-t1-0", "7-t2-0", "7-t1-1"]
+
+
+def test_steps_that_began_first_get_their_places_first() -> None:
+    sampler = Waiting()
+    with opened(sampler, concurrency=2) as source:
+        for step in (1, 2):
+            source.begin(["t1", "t1", "t1"], step)
+        source.run(sampler.go_on())
+        for step in (1, 2):
+            source.collect(["t1", "t1", "t1"], step)
+    assert sorted(sampler.began[:3]) == [f"1-t1-{n}" for n in range(3)]
+
+
+def test_what_has_ended_is_told_and_is_not_played_again() -> None:
+    with opened(ReplSampler()) as source:
+        source.begin(["t1", "t2"], 1)
+        whole = source.collect(["t1", "t2"], 1)
+    sampler, workspace = Waiting(), Workspace({"x": 1})
+    with opened(sampler) as source:
+        source.tasks = {**TASKS, "t2": replace(OTHER, workspace=workspace)}
+        source.begin(["t1", "t2"], 1, {1: whole[1]})
+        source.run(sampler.go_on())
+        played = source.collect(["t1", "t2"], 1)
+    assert sampler.began == ["1-t1-0"]
+    assert played[1] == replace(whole[1], workspace=workspace), "a record has the workspace's name alone"
+
+
+def test_those_that_ended_well_are_known_while_the_others_go_on() -> None:
+    class Halting(Waiting):
+        async def rollout(self, episode: Episode) -> None:
+            if episode.id.endswith("0"):
+                await super().rollout(episode)
+            else:
+                await ReplSampler.rollout(self, episode)
+            if episode.id.endswith("2"):
+                raise RuntimeError("no")
+
+    sampler = Halting()
+    with opened(sampler) as source:
+        source.begin(["t1"] * 4, 1)
+        source.run(sampler.wrote(1))
+        early, _ = source._early[1]
+        source.run(until(lambda: len(early.finished) == 2))
+        assert sorted(source.finished(1)) == [1, 3], "who failed is played again"
+        source.run(sampler.go_on())
+        assert [t.failure is None for t in source.collect(["t1"] * 4, 1)] == [True, True, False, True]
+
+
+def test_nothing_is_left_under_way_at_the_end() -> None:
+    sampler = Waiting()
+    with opened(sampler) as source:
+        for step in (1, 2):
+            source.begin(["t1", "t1"], step)
+        source.run(sampler.wrote(4))
+        engine = source.rollouts.engine
+        assert engine.open_sessions == 4  # type: ignore[attr-defined]
+    assert engine.open_sessions == 0  # type: ignore[attr-defined]
+
+
+def test_an_error_of_a_step_to_come_is_raised_when_it_is_asked_for() -> None:
+    class Broken(ReplSampler):
+        async def rollout(self, episode: Episode) -> None:
+            raise RuntimeError("no")
+
+    with opened(Broken()) as source:
+        source.begin(["t1", "t1"], 1)
+        with pytest.raises(UserCodeError, match="no"):
+            source.collect(["t1", "t1"], 1)
+
+
+def test_a_probe_is_a_line_of_the_policy_of_now_that_no_console_runs() -> None:
+    sampler = Waiting()
+    with opened(sampler, concurrency=1) as source:
+        source.begin(["t1"], 4)
+        source.run(sampler.wrote(1))
+        source.load_weights(Path("weights"), 2)
+        probe = source.probe("t1")
+    (line,) = probe.lines
+    assert (line.text, line.policy_step, line.execution) == ("x = 3\n", 2, None)
+    assert probe.prompt.text.startswith("What is 6 * 7?")
+
+
+def test_the_time_in_which_something_is_under_way_is_counted_once() -> None:
+    sampler = Waiting()
+    with opened(sampler) as source:
+        assert source.busy_s == 0.0
+        for step in (1, 2):
+            source.begin(["t1"], step)
+        source.run(sampler.wrote(2))
+        first = source.busy_s
+        assert source.busy_s > first > 0.0
+        source.run(sampler.go_on())
+        for step in (1, 2):
+            source.collect(["t1"], step)
+        assert source.busy_s == source.busy_s
+
+
+def test_a_rollout_that_was_cancelled_has_not_ended_well() -> None:
+    async def cancelled() -> Early:
+        early = Early(1, asyncio.Semaphore(1))
+        rollout = asyncio.create_task(asyncio.Event().wait())
+        rollout.cancel()
+        await asyncio.wait({rollout})
+        early.note(0, rollout)  # type: ignore[arg-type]
+        return early
+
+    assert asyncio.run(cancelled()).finished == {}

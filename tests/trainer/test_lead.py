@@ -1,0 +1,125 @@
+"""How far rollouts run ahead: a model of sampler and trainer in simulated time, driven by the schedule alone."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repl_rl.errors import InvariantError
+from repl_rl.trainer.lead import Lead
+
+GROUPS, SIZE = 4, 3
+"""Groups of a step, rollouts of a group."""
+Length = Callable[[int, int], float]
+"""How long a rollout takes, by its step and its number in it; seconds."""
+
+
+@dataclass
+class Run:
+    """What came of a run in simulated time."""
+
+    began: dict[int, int]
+    """The weights that each step began with."""
+    learned: list[tuple[int, ...]]
+    """The groups of each step, in the order in which they were learned from."""
+    staleness: list[int]
+    """Of each step's oldest rollout, in steps, when it was learned from."""
+    wall_s: float
+    idle_s: float
+    """The trainer waited for rollouts."""
+
+
+def simulated(ahead: int, steps: int, length: Length, update_s: float, places: int | None = None) -> Run:
+    """A run whose sampler takes rollouts in the order in which they begin, `places` at once; None: all."""
+    lead, run = Lead(ahead, steps), Run({}, [], [], 0.0, 0.0)
+    now, ended_s = 0.0, dict[int, float]()
+    free = [0.0] * places if places is not None else None
+    for step in range(steps):
+        for later in lead.reached(step):
+            run.began[later] = step
+            for number in range(GROUPS * SIZE):
+                start = now if free is None else max(now, heappop(free))
+                end = start + length(later, number)
+                if free is not None:
+                    heappush(free, end)
+                    heapify(free)
+                ended_s[later] = max(ended_s.get(later, 0.0), end)
+        run.idle_s += max(ended_s[step] - now, 0.0)
+        now = max(now, ended_s[step]) + update_s
+        run.learned.append(tuple(step * GROUPS + group for group in range(GROUPS)))
+        run.staleness.append(step - run.began[step])
+    run.wall_s = now
+    return run
+
+
+def tailed(seed: int, spread: float = 1.0) -> Length:
+    """Lengths of heavy tails with a mean of one second."""
+
+    def length(step: int, number: int) -> float:
+        return random.Random(f"{seed}/{step}/{number}").lognormvariate(-spread * spread / 2, spread)
+
+    return length
+
+
+RUNS = {"seed": st.integers(0, 1 << 16), "steps": st.integers(1, 40), "update_s": st.floats(0.01, 9.0)}
+
+
+@given(ahead=st.integers(0, 8), places=st.none() | st.integers(1, 24), **RUNS)
+def test_no_rollout_is_older_than_the_lead_and_the_bound_is_reached(
+    ahead: int, places: int | None, seed: int, steps: int, update_s: float
+) -> None:
+    run = simulated(ahead, steps, tailed(seed), update_s, places)
+    assert run.staleness == [min(step, ahead) for step in range(steps)]
+    assert list(run.began) == list(range(steps)), "steps begin in order, each once"
+    assert run.learned == [tuple(range(step * GROUPS, (step + 1) * GROUPS)) for step in range(steps)]
+
+
+def test_a_thousand_steps_with_heavy_tails_keep_the_bound() -> None:
+    assert max(simulated(4, 1000, tailed(0, 2.0), 1.0, 24).staleness) == 4
+
+
+@given(**RUNS)
+def test_nothing_ahead_is_rollouts_and_updates_by_turns(seed: int, steps: int, update_s: float) -> None:
+    length = tailed(seed)
+    run = simulated(0, steps, length, update_s)
+    turns = sum(max(length(step, n) for n in range(GROUPS * SIZE)) + update_s for step in range(steps))
+    assert math.isclose(run.wall_s, turns)
+
+
+@given(ahead=st.integers(0, 6), **RUNS)
+def test_a_longer_lead_never_takes_longer(ahead: int, seed: int, steps: int, update_s: float) -> None:
+    one, more = (simulated(k, steps, tailed(seed), update_s) for k in (ahead, ahead + 1))
+    assert more.wall_s <= one.wall_s + 1e-9
+    assert more.idle_s <= one.idle_s + 1e-9
+    assert one.wall_s >= steps * update_s
+
+
+def test_one_step_ahead_hides_what_takes_equally_long() -> None:
+    """Rollouts of one second each, updates of one second: two seconds a step become one."""
+    synchronous, ahead = (simulated(k, 100, lambda step, number: 1.0, 1.0) for k in (0, 1))
+    assert synchronous.wall_s == pytest.approx(200.0)
+    assert ahead.wall_s == pytest.approx(101.0)
+
+
+@given(ahead=st.integers(0, 8), at=st.integers(0, 30), left=st.integers(1, 30))
+def test_a_run_that_is_gone_on_with_begins_what_the_undisturbed_one_has_under_way(
+    ahead: int, at: int, left: int
+) -> None:
+    undisturbed, resumed = Lead(ahead, at + left), Lead(ahead, at + left)
+    begun = {step for weights in range(at + 1) for step in undisturbed.reached(weights)}
+    assert set(resumed.reached(at)) == {step for step in begun if step >= at}
+    for weights in range(at + 1, at + left):
+        assert list(resumed.reached(weights)) == list(undisturbed.reached(weights))
+
+
+@pytest.mark.parametrize("weights", [0, 2, 5])
+def test_weights_that_do_not_come_one_by_one_are_refused(weights: int) -> None:
+    lead = Lead(2, 10)
+    lead.reached(0)
+    with pytest.raises(InvariantError, match=f"weights {weights} follow weights 0"):
+        lead.reached(weights)
