@@ -1,6 +1,7 @@
-"""`repl-rl bench sandbox | update | rollout | credit | echo | faults | fleet`.
+"""`repl-rl bench sandbox | update | rollout | credit | echo | faults | fleet | serve`.
 
-What is measured is measured beside the usual way, in the same run; `faults` says what a run survives.
+What is measured is measured beside the usual way, in the same run; `faults` says what a run survives, `serve` what a
+server bears.
 """
 
 import json
@@ -16,6 +17,7 @@ from repl_rl.lab.credit.settings import Settings
 from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.faults import FaultsConfig, run_faults
 from repl_rl.lab.fleet import FleetConfig, run_fleet
+from repl_rl.lab.load import LoadConfig, run_load
 from repl_rl.lab.prefixes import bench_prefixes
 from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
@@ -97,7 +99,12 @@ class FleetBenchConfig(FleetConfig, BenchConfig):
     """What does a fleet cost its owner? Nodes of a Ray cluster on this machine whose engine sleeps."""
 
 
-WHAT = ("sandbox", "update", "rollout", "credit", "echo", "faults", "fleet")
+@dataclass(frozen=True)
+class ServeBenchConfig(LoadConfig, BenchConfig):
+    """What does a server bear? Conversations that ask without a pause, clients that go away, and a crowd."""
+
+
+WHAT = ("sandbox", "update", "rollout", "credit", "echo", "faults", "fleet", "serve")
 """What can be measured."""
 
 
@@ -125,6 +132,10 @@ def _bench_faults(config: FaultsBenchConfig) -> object:
 
 def _bench_fleet(config: FleetBenchConfig) -> object:
     return run_fleet(config, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _bench_serve(config: ServeBenchConfig) -> object:
+    return run_load(config, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _writable(config: Config) -> Config:
@@ -159,6 +170,9 @@ def main(argv: Sequence[str]) -> int:
     elif what == "fleet":
         config = _writable(parse(FleetBenchConfig, "bench fleet", rest))
         figures = _bench_fleet(config)
+    elif what == "serve":
+        config = _writable(parse(ServeBenchConfig, "bench serve", rest))
+        figures = _bench_serve(config)
     elif what in ("-h", "--help"):
         print(f"usage: repl-rl bench {'|'.join(WHAT)} [options]    (--help after either lists them)")
         return 0

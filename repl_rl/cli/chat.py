@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from repl_rl.cli.serve.telling import Ran, Teller
+from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import PS1, PS2
 from repl_rl.record.record import Followed
@@ -169,7 +170,7 @@ class There:
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(ChatConfig, "chat", argv)
-    console = Console(highlight=False)
+    console = terminal()
     with _partner(config) as partner:
         while question := _question(console):
             screen = Screen(console)
@@ -231,7 +232,7 @@ def _there(config: ChatConfig) -> Iterator[Partner]:
 def _question(console: Console) -> str:
     """What is typed next; "": nothing more."""
     try:
-        return console.input("[bold cyan]?[/] ").strip()
+        return console.input(Text.assemble(("?", "bold cyan"), " ")).strip()
     except EOFError:
         return ""
 

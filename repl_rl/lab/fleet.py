@@ -156,6 +156,7 @@ def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetCon
         began_s, cpu_s = time.perf_counter(), time.process_time()
         played = source.collect([id for id in tasks for _ in range(GROUP)], 1)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+        lost = len(source.crew.lost)
     lengths_s = [length_s(id, GROUP, config.rollout_s) for id in tasks]
     best_s = ideal_s([GROUP] * groups, lengths_s, nodes, config.in_flight)
     return {
@@ -169,6 +170,7 @@ def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetCon
         "owner_cpu_ms_a_rollout": 1000 * cpu_s / len(played),
         "weights_mb": config.weights_mb,
         "weights_s": weights_s,
+        "nodes_lost": lost,
     }
 
 

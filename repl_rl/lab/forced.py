@@ -165,6 +165,7 @@ class TimedEngine:
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         """As `Engine.load_weights`."""
         await self._inner.load_weights(folder, policy_step)
+        self.policy_step = policy_step
 
 
 class Leased:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -13,6 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from repl_rl.cli.serve.desk import Bounds
 from repl_rl.cli.serve.keys import Keys
+from repl_rl.cli.serve.refusal import PATIENCE_S
 from repl_rl.cli.serve.running import Serving, listening
 from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout import ReplSampler, Rollouts
@@ -26,6 +28,8 @@ from tests.worlds import RENDERER, world
 
 MODEL = "scripted"
 LIMIT_S = 20.0
+SENT_BYTES = 8192
+"""That the system holds for a reader who takes nothing."""
 BOUNDS = Bounds(at_once=2, waiting=2, conversations=4, idle_s=600.0)
 ANSWERS: Mapping[str, Sequence[str]] = {
     "Six?": ["x = 6\n", "x\n", "submit_final_answer(x)\n"],
@@ -34,20 +38,25 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "Fail?": ["1/0\n", "print('>>> ')\n", "submit_final_answer('it did')\n"],
     "Never?": ["pass\n"] * 50,
     "Leave?": ["exit()\n"],
+    "Flood?": ["print('a' * 9000)\n"] * 50,
     "Steer?": ["print('\\x1b[2J[bold]')\n", "submit_final_answer('\\x1b[0m')\n"],
     "<b>Hostile</b>?": ["print('</script><img src=x onerror=alert(1)>')\n", "submit_final_answer('<i>no</i>')\n"],
 }
 """What the policy writes when it is asked; it starts anew at each question."""
 
 
-def policy(ids: Sequence[int]) -> Sequence[int]:
-    """The next line of the answer to the newest question."""
-    text = RENDERER.decode(ids)
-    at, question = max((text.rfind(question), question) for question in ANSWERS)
-    since = text[at + len(question) :]
-    lines = ANSWERS[question]
-    done = sum(since.count(f">>> {line}") for line in dict.fromkeys(lines))
-    return RENDERER.written(lines[min(done, len(lines) - 1)])
+def writing(answers: Mapping[str, Sequence[str]]) -> Callable[[Sequence[int]], Sequence[int]]:
+    """A policy that writes the next line of the answer to the newest question."""
+
+    def policy(ids: Sequence[int]) -> Sequence[int]:
+        text = RENDERER.decode(ids)
+        at, question = max((text.rfind(question), question) for question in answers)
+        since = text[at + len(question) :]
+        lines = answers[question]
+        done = sum(since.count(f">>> {line}") for line in dict.fromkeys(lines))
+        return RENDERER.written(lines[min(done, len(lines) - 1)])
+
+    return policy
 
 
 class Counting(InProcessSandbox):
@@ -106,11 +115,12 @@ class Server:
         return httpx.post(f"{self.address}/v1/{path}", content=json.dumps(said), headers=headers, timeout=LIMIT_S)
 
     def figure(self, name: str) -> float:
-        """One of /metrics."""
+        """One of /metrics; of those with a label, 0 before there is one."""
         key = {"Authorization": f"Bearer {self.keys[0]}"} if self.keys else {}
         text = httpx.get(f"{self.address}/metrics", headers=key).text
-        (line,) = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
-        return float(line.rpartition(" ")[2])
+        found = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        assert len(found) == 1 or (not found and "{" in name)
+        return float(found[0].rpartition(" ")[2]) if found else 0.0
 
     def wait(self, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         """Until it is true."""
@@ -147,22 +157,32 @@ def stream(client: OpenAI, text: str, **repl: object) -> Stream[ChatCompletionCh
     )
 
 
-def scripted(sampler: ReplSampler | None = None, limits: RolloutLimits | None = None) -> Rollouts:
+def scripted(
+    sampler: ReplSampler | None = None,
+    limits: RolloutLimits | None = None,
+    answers: Mapping[str, Sequence[str]] = ANSWERS,
+) -> Rollouts:
     """Rollouts of the policy above, in consoles that are counted."""
-    engine = ScriptedEngine.asking(policy, forbidden_ids=RENDERER.forbidden_ids)
+    engine = ScriptedEngine.asking(writing(answers), forbidden_ids=RENDERER.forbidden_ids)
     return replace(world([], sampler, limits), engine=engine, sandbox=Counting())
 
 
 @contextmanager
 def opened(
-    opener: Opener, bounds: Bounds = BOUNDS, keys: Sequence[str] = (), drain_s: float = 0.0, name: str = MODEL
+    opener: Opener,
+    bounds: Bounds = BOUNDS,
+    keys: Sequence[str] = (),
+    drain_s: float = 0.0,
+    name: str = MODEL,
+    patience_s: int = PATIENCE_S,
 ) -> Iterator[Server]:
     """A server of whatever rollouts."""
-    found = listening("127.0.0.1", 0)
+    found = listening("127.0.0.1", 0, patience_s)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_BYTES)  # of its connections, too
     address = f"http://127.0.0.1:{found.getsockname()[1]}"
     ready = threading.Event()
     with closing(LoopThread()) as thread:
-        serving = Serving(opener, found, name, bounds, Keys(keys), drain_s)
+        serving = Serving(opener, found, name, bounds, Keys(keys), drain_s, patience_s)
         running = thread.start(serving.run(ready.set))
         server = Server(address, thread, keys, stop=lambda: thread.soon(serving.stop))
         try:
@@ -178,7 +198,11 @@ def opened(
 
 @contextmanager
 def served(
-    rollouts: Rollouts | None = None, bounds: Bounds = BOUNDS, keys: Sequence[str] = (), drain_s: float = 0.0
+    rollouts: Rollouts | None = None,
+    bounds: Bounds = BOUNDS,
+    keys: Sequence[str] = (),
+    drain_s: float = 0.0,
+    patience_s: int = PATIENCE_S,
 ) -> Iterator[Server]:
     """A server of the scripted policy; afterwards nothing of it may be left."""
     played = rollouts or scripted()
@@ -190,7 +214,7 @@ def served(
     async def opener() -> AsyncIterator[Rollouts]:
         yield played
 
-    with opened(opener, bounds, keys, drain_s) as server:
+    with opened(opener, bounds, keys, drain_s, patience_s=patience_s) as server:
         server.engine, server.sandbox = engine, sandbox
         yield server
     assert engine.open_sessions == 0

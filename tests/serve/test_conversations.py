@@ -1,14 +1,18 @@
 """A console that lives as long as its conversation: whose it is, how it is gone on with, and when it ends."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import openai
 import pytest
 
 from repl_rl.cli.serve.desk import Bounds
+from repl_rl.rollout import Rollouts
 from repl_rl.samplers.feedback import FeedbackSampler
+from repl_rl.sandbox import open_sandbox
 from tests.processes import wait_for
-from tests.serve.served import BOUNDS, MODEL, Stuck, ask, ours, question, scripted, served, stream
+from tests.serve.served import BOUNDS, MODEL, Stuck, ask, opened, ours, question, scripted, served, stream
 from tests.serve.test_refusals import KEYS, error
 from tests.worlds import RENDERER
 
@@ -47,6 +51,53 @@ def server_delete(address: str, id: str, key: str = "") -> int:
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return httpx.delete(f"{address}/v1/conversations/{id}", headers=headers).status_code
+
+
+SEEKS = {
+    "Hide?": [
+        "secret = 'of the first'\n",
+        "_ = open('/tmp/secret', 'w').write(secret)\n",
+        "import os, socket\n",
+        "door = socket.socket(socket.AF_UNIX); door.bind('\\0secret'); door.listen()\n",
+        "submit_final_answer(secret)\n",
+    ],
+    "Seek?": [
+        "import os, socket\n",
+        "names = 'secret' in globals() or os.path.exists('/tmp/secret')\n",
+        "others = [p for p in os.listdir('/proc') if p.isdigit() and int(p) > os.getpid()]\n",
+        "socket.socket(socket.AF_UNIX).connect('\\0secret')\n",
+        "socket.create_connection(('127.0.0.1', PORT), 5)\n",
+        "os.kill(-1, 9)\n",
+        "submit_final_answer((names, others))\n",
+    ],
+    "Still there?": ["submit_final_answer(secret)\n"],
+}
+"""What one conversation leaves in its console, and how another looks for it, for the console and for the server."""
+
+
+@pytest.mark.heavy
+def test_a_conversation_reaches_neither_anothers_console_nor_the_server() -> None:
+    """In the sandbox."""
+    answers = {asked: list(lines) for asked, lines in SEEKS.items()}
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Rollouts]:
+        async with open_sandbox("local", warm=2) as sandbox:
+            yield replace(scripted(answers=answers), sandbox=sandbox)
+
+    with opened(opener) as server:
+        answers["Seek?"] = [line.replace("PORT", server.address.rpartition(":")[2]) for line in SEEKS["Seek?"]]
+        hidden = ours(ask(server.client(), "Hide?", keep=True))
+        assert isinstance(hidden["lines"], list)
+        assert [line["status"] for line in hidden["lines"]] == ["ok"] * 4 + ["answered"], hidden
+        sought = ours(ask(server.client(), "Seek?", keep=True))
+        lines = sought["lines"]
+        assert isinstance(lines, list)
+        assert [line["status"] for line in lines[3:5]] == ["exception", "exception"], lines
+        assert sought["answer"] == "(False, [])"
+        assert (
+            ours(ask(server.client(), "Still there?", conversation=hidden["conversation"]))["answer"] == "of the first"
+        )
 
 
 def test_a_conversation_is_ended_by_whoever_has_it_and_its_console_with_it() -> None:

@@ -34,6 +34,7 @@ def desk(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("command", SERVERS)
 def test_every_server_of_every_page_answers(command: str, desk: Path) -> None:
     if "docker" in command and not _docker_runs():
@@ -49,8 +50,9 @@ def test_every_server_of_every_page_answers(command: str, desk: Path) -> None:
         assert (httpx.get(f"{address}/models").status_code == 401) == keyed
 
 
+@pytest.mark.heavy
 def test_the_pages_python_and_its_curl_ask_a_server(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (source,) = blocks("python", "docs/serve.md")
+    source, _ = blocks("python", "docs/serve.md")
     (curl,) = [block for block in blocks("sh", "docs/serve.md") if block.startswith("curl")]
     with program(desk) as (_, address):
         exec(source.replace("http://127.0.0.1:8000/v1", address), {"__name__": "page"})
@@ -63,6 +65,7 @@ def test_the_pages_python_and_its_curl_ask_a_server(desk: Path, capsys: pytest.C
         assert '"object": "text_completion"' in done.stdout.replace('":"', '": "')
 
 
+@pytest.mark.heavy
 def test_the_pages_chat_asks_a_server(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +77,7 @@ def test_the_pages_chat_asks_a_server(
 
 
 def test_the_patience_that_the_page_tells_is_the_servers() -> None:
-    assert {10.0: "ten seconds"}[PATIENCE_S] in PAGE
+    assert {10: "ten seconds"}[PATIENCE_S] in PAGE
 
 
 def test_the_page_names_every_field_of_ours_and_what_it_refuses() -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -57,16 +57,22 @@ def freed(server: Server, since_s: float) -> None:
     assert time.monotonic() - since_s < FREED_S
 
 
+def request(asked: Mapping[str, object]) -> bytes:
+    """A turn that is asked for, as it is on the wire."""
+    body = json.dumps(asked).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 def sent(server: Server, **more: object) -> socket.socket:
     """A connection on which a turn was asked for."""
-    body = json.dumps(question("Six?", **more)).encode()
-    host = urlsplit(server.address).netloc
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    connection = socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])))
-    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    connection = socket.create_connection(("127.0.0.1", urlsplit(server.address).port or 0))
+    connection.sendall(request(question("Six?", **more)))
     return connection
 
 
+@pytest.mark.heavy
+@pytest.mark.alone
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"repl": {"keep": True}}])
 def test_a_client_that_goes_away_frees_engine_and_console_within_a_second(more: dict[str, object]) -> None:
     stuck = Stuck()
@@ -81,6 +87,8 @@ def test_a_client_that_goes_away_frees_engine_and_console_within_a_second(more: 
         assert server.figure("repl_rl_turns_abandoned_total") == 1
 
 
+@pytest.mark.heavy
+@pytest.mark.alone
 def test_a_client_that_is_reset_is_gone_too() -> None:
     stuck = Stuck()
     with served(scripted(stuck)) as server:
@@ -158,6 +166,8 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.heavy
+@pytest.mark.alone
 def test_a_client_that_goes_away_takes_the_process_of_its_console_along() -> None:
     """In the sandbox, in the middle of a line."""
     line = RENDERER.written("print(sum(range(10**12)))\n")
@@ -254,13 +264,15 @@ def program(desk: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], 
         process.communicate()
 
 
+@pytest.mark.heavy
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("engine", "number"),
     [
         ("transformers", signal.SIGTERM),
         ("transformers", signal.SIGINT),
         ("transformers", signal.SIGUSR1),
-        pytest.param("vllm", signal.SIGTERM, marks=[pytest.mark.heavy, pytest.mark.alone]),
+        ("vllm", signal.SIGTERM),
     ],
 )
 def test_a_signal_ends_the_program_with_its_code_and_nothing_is_left(

@@ -8,7 +8,6 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from repl_rl.engine import Transformers
 from repl_rl.rollout import RolloutThread
 from repl_rl.tasks import Split
 from repl_rl.world import World
@@ -191,10 +190,18 @@ def test_health_and_figures_are_told(server: Server) -> None:
     assert server.figure("repl_rl_running") == 0
 
 
-def test_a_served_rollout_is_the_greedy_one_of_an_evaluation_id_by_id() -> None:
+@pytest.mark.parametrize(
+    ("engine", "count"),
+    [
+        ("transformers", 6),
+        pytest.param("transformers", 100, marks=pytest.mark.heavy),
+        pytest.param("vllm", 100, marks=pytest.mark.heavy),
+    ],
+)
+def test_a_served_rollout_is_the_greedy_one_of_an_evaluation_id_by_id(engine: str, count: int) -> None:
     """The bundled policy, in consoles of the sandbox: what `repl-rl eval` plays, and what clients are answered."""
-    world = World(engine=Transformers(), concurrency=2)
-    tasks = world.drawn(Split.HELD_OUT, 6)
+    world = World(engine=engine, concurrency=2)
+    tasks = world.drawn(Split.HELD_OUT, count)
     with RolloutThread(world.rollouts, {task.id: task for task in tasks}) as source:
         evaluated = source.sample(tasks, 0.0)
     with opened(world.rollouts) as server:
@@ -204,4 +211,5 @@ def test_a_served_rollout_is_the_greedy_one_of_an_evaluation_id_by_id() -> None:
             assert tuple(answer["completion_token_ids"]) == played.completion_ids
             assert tuple(answer["sampled"]) == played.loss_mask
             assert (answer["answer"], answer["stop"]) == (played.answer, str(played.stop))
+    assert len(evaluated) == count
     assert any(len(played.lines) > 1 for played in evaluated)

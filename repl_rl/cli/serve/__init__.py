@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+from repl_rl.cli.onward import SERVING, missing
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.thread import LoopThread
 from repl_rl.sandbox import SANDBOXES
@@ -19,7 +19,6 @@ _OF_TASKS = ("tasks", "judge", "group_judge")
 _OF_A_RUN = ("model", "prompt", "chat", "sampler", "host_functions", "preload", "overshoot", "context_tokens", "dtype")
 _BUDGETS = ("rollout", "limits")
 """What a stored run decides, too."""
-_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 
 @dataclass(frozen=True)
@@ -92,15 +91,16 @@ class ServeConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(ServeConfig, "serve", argv)
-    missing = [package for package in _PACKAGES if find_spec(package) is None]
-    if missing:
-        raise ConfigError("package", missing[0], "it is not installed; install it with `pip install 'repl_rl[serve]'`")
+    if lacking := missing(SERVING):
+        raise ConfigError("package", lacking[0], "it is not installed; install it with `pip install 'repl_rl[serve]'`")
     # imported here: not everybody who imports this package has them
+    from repl_rl.cli.serve.connection import open_many
     from repl_rl.cli.serve.desk import Bounds
     from repl_rl.cli.serve.keys import VARIABLE, read_keys
     from repl_rl.cli.serve.running import Serving, is_loopback, listening
 
     world, keys = config.world, read_keys(config.keys)
+    open_many()
     found = listening(config.host, config.port)
     host, port = found.getsockname()[:2]
     if not keys and not is_loopback(host):

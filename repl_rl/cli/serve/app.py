@@ -1,6 +1,7 @@
 """The server's addresses: who may ask, how much, and what answers."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Collection
 from urllib.parse import urlsplit
 
@@ -158,7 +159,9 @@ def _host(address: str) -> str:
 
 
 def _refused(refusal: Refusal) -> Response:
-    return JSONResponse(refusal.body, refusal.status, headers=dict(refusal.headers))
+    """In ASCII: a request that is named in it may hold half of a surrogate pair."""
+    headers = dict(refusal.headers)
+    return Response(json.dumps(refusal.body), refusal.status, headers, media_type="application/json")
 
 
 async def _body(request: Request, patience_s: float) -> bytes:

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from repl_rl.cli.serve.refusal import Refusal
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+_FIRST = Field(fail_fast=True)
+"""A list is read as far as its first mistake: to find them all in a body of the longest takes the server's time from
+all others."""
 _MOST_SEED = (1 << 63) - 1
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
@@ -62,7 +65,7 @@ class Message(BaseModel):
     model_config = _STRICT
 
     role: Literal["user", "assistant"]
-    content: str | list[Part] | None
+    content: str | Annotated[list[Part], _FIRST] | None
 
     @property
     def text(self) -> str:
@@ -89,7 +92,7 @@ class Asked(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=_MOST_SEED)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: str | Annotated[list[str], _FIRST, Field(max_length=4)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     repl: Repl = Repl()
@@ -115,7 +118,7 @@ class ChatAsked(Asked):
     """A request of /v1/chat/completions."""
 
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], _FIRST, Field(min_length=1)]
 
     @property
     def most_tokens(self) -> int | None:
@@ -131,7 +134,7 @@ class ChatAsked(Asked):
 class TextAsked(Asked):
     """A request of /v1/completions: the policy goes on from these very ids, or from those of this text."""
 
-    prompt: str | list[Annotated[int, Field(ge=0)]]
+    prompt: str | Annotated[list[Annotated[int, Field(ge=0)]], _FIRST]
 
 
 A = TypeVar("A", bound=Asked)
@@ -166,12 +169,11 @@ def _asking(kind: type[Asked], said: Mapping[str, object]) -> dict[str, object]:
     """
     asking = {name: value for name, value in said.items() if value is not None}
     for name in sorted(asking.keys() - kind.model_fields.keys()):
-        value = asking.pop(name)
+        value, shown = asking.pop(name), f"{name:.80}"
         if value not in NEUTRAL.get(name, ()):
             known = "it is not honoured here" if name in NEUTRAL else "it is not known here"
-            raise Refusal(
-                400, f"{name} is {value!r:.80}: {known}; leave it out", param=name, code="unsupported_parameter"
-            )
+            message = f"{shown} is {value!r:.80}: {known}; leave it out"
+            raise Refusal(400, message, param=shown, code="unsupported_parameter")
     return asking
 
 
@@ -208,7 +210,7 @@ def _writable(text: str) -> bool:
 def _refuse(error: ValidationError) -> NoReturn:
     """Say the first thing that is wrong."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(map(str, first["loc"]))
+    place = f"{'.'.join(map(str, first['loc'])):.80}"
     remedy = ""
     if place.startswith("messages") and place.endswith("role"):
         remedy = "; the policy has the prompt that it was trained with: put what it is to know into the user's message"

@@ -71,6 +71,7 @@ class Desk:
         self._give_up = give_up
         self.conversations = Conversations(rollouts, bounds.conversations, bounds.idle_s)
         self._places = Places(bounds.at_once, bounds.waiting)
+        self._longest = max(map(len, rollouts.renderer.tokenizer.get_vocab()))
         self._playing: set[asyncio.Task[object]] = set()
         figures.watch("running", lambda: self._places.running)
         figures.watch("waiting", lambda: self._places.waiting)
@@ -178,6 +179,7 @@ class Desk:
         question = asked.question if isinstance(asked, ChatAsked) else "?"
         task = Task(f"turn-{secrets.token_hex(8)}", question, "")
         try:
+            self._refuse_long(asked.prompt if isinstance(asked, TextAsked) else question)
             if isinstance(asked, TextAsked):
                 raw = _raw(rollouts, asked.prompt)
                 prompt = conversation.after(raw) if conversation.token_ids else raw
@@ -185,11 +187,21 @@ class Desk:
                 prompt = prompt_in(conversation, rollouts, task)
         except ConfigError as error:
             raise Refusal(400, str(error), param="messages") from error
-        most = rollouts.engine.context_tokens
-        if len(prompt.token_ids) >= most:
-            message = f"the prompt has {len(prompt.token_ids)} tokens and the context {most}; ask less"
-            raise Refusal(400, message, param="messages", code="context_length_exceeded")
+        if len(prompt.token_ids) >= rollouts.engine.context_tokens:
+            raise self._too_long(f"{len(prompt.token_ids)} tokens")
         return prompt, task
+
+    def _refuse_long(self, given: str | list[int]) -> None:
+        """Refuse what cannot fit whatever its ids are: to find those of a long text holds everybody up."""
+        most = self.rollouts.engine.context_tokens
+        if isinstance(given, str) and len(given) >= most * self._longest:
+            raise self._too_long(f"{len(given)} characters")
+        if not isinstance(given, str) and len(given) >= most:
+            raise self._too_long(f"{len(given)} tokens")
+
+    def _too_long(self, length: str) -> Refusal:
+        message = f"the prompt has {length} and the context {self.rollouts.engine.context_tokens} tokens; ask less"
+        return Refusal(400, message, param="messages", code="context_length_exceeded")
 
 
 def _raw(rollouts: Rollouts, given: str | list[int]) -> Prompt:

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Mapping
 
-PATIENCE_S = 10.0
-"""How long a client may take to send its request, or to take the next piece of an answer."""
+PATIENCE_S = 10
+"""Seconds that a client may take to begin a request, to send its head or its body, and to take the next piece of an
+answer."""
 _MOST_RETRY_S = 60
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import uvicorn
 
 from repl_rl.cli.serve.app import App
+from repl_rl.cli.serve.connection import Connection
 from repl_rl.cli.serve.desk import Bounds, Desk
 from repl_rl.cli.serve.figures import Figures
 from repl_rl.cli.serve.keys import Keys
@@ -23,16 +24,25 @@ class Serving:
     """One server."""
 
     def __init__(
-        self, opener: Opener, listening: socket.socket, name: str, bounds: Bounds, keys: Keys, drain_s: float
+        self,
+        opener: Opener,
+        listening: socket.socket,
+        name: str,
+        bounds: Bounds,
+        keys: Keys,
+        drain_s: float,
+        patience_s: int = PATIENCE_S,
     ) -> None:
         """`opener`: see `World.rollouts`. `listening`: a socket that listens already, which this closes. `drain_s`: how
-        long turns that are under way may take to end once it is told to stop, seconds (>= 0)."""
+        long turns that are under way may take to end once it is told to stop, seconds (>= 0). `patience_s`: see
+        `PATIENCE_S` (>= 1)."""
         self._opener = opener
         self._listening = listening
         self._name = name
         self._bounds = bounds
         self._keys = keys
         self._drain_s = drain_s
+        self._patience_s = patience_s
         self._told = asyncio.Event()
         self._desk: Desk | None = None
 
@@ -70,11 +80,11 @@ class Serving:
     async def _answer(self, desk: Desk, ready: Callable[[], None]) -> None:
         host = self._listening.getsockname()[0]
         hosts = ("localhost", "127.0.0.1", "::1") if is_loopback(host) else None
-        app = App(desk, self._keys, self._name, hosts)
+        app = App(desk, self._keys, self._name, hosts, self._patience_s)
         server = uvicorn.Server(
             uvicorn.Config(
-                app.asgi, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
-                server_header=False, timeout_graceful_shutdown=None,
+                app.asgi, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
+                server_header=False, timeout_graceful_shutdown=None, timeout_keep_alive=self._patience_s,
             )
         )  # fmt: skip
         answering = asyncio.create_task(server.serve(sockets=[self._listening]), name="server")
@@ -113,8 +123,8 @@ def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+def listening(host: str, port: int, patience_s: int = PATIENCE_S) -> socket.socket:
+    """A socket that listens there. `patience_s`: see `PATIENCE_S` (>= 1).
 
     Raises:
         ConfigError: it cannot be had.
@@ -125,5 +135,5 @@ def listening(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise ConfigError("host and port", f"{host}:{port}", f"nothing can listen there: {error}") from error
     # A connection whose reader takes nothing is given up by the system, which inherits this.
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * PATIENCE_S))
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * patience_s)
     return found

@@ -1,0 +1,167 @@
+"""`repl-rl bench serve`: a server under load, and what it holds before and after.
+
+The server is a process of its own, as a user starts it, with the bundled policy; its clients are one other process on
+the same cores. Conversations ask without a pause, each again as soon as it was answered.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+import httpx
+
+from repl_rl.errors import ConfigError, EngineError
+from repl_rl.lab.load.clients import TURNS, Crowd, Gone, Heard, Leaving, Talking
+from repl_rl.lab.load.figures import quantiles
+from repl_rl.lab.load.server import Look, Server
+from repl_rl.machine.cores import cores
+from repl_rl.tasks import Split, load_tasks
+
+_WARM = 0.1
+"""Of the time that is measured: how long the same is done before, so that caches are full when memory is looked at."""
+_CROWD = 4
+"""Turns that are asked for at once, as a multiple of those that are played or may wait."""
+_LEAVERS = 32
+"""Clients that go away one after the other while nobody else asks."""
+_LOOK_S = 5.0
+_QUESTIONS = 240
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """How many ask, and for how long."""
+
+    conversations: int = 64
+    """Conversations that ask at the same time, >= 1."""
+    seconds: float = 300.0
+    """How long they ask, seconds, > 0."""
+    concurrency: int = 8
+    """Turns that the server plays at once, >= 1; see `repl-rl serve`."""
+    engine: str = "vllm"
+    """What samples: vllm or transformers."""
+    sandbox: str = "local"
+    """Where lines run."""
+
+    def __post_init__(self) -> None:
+        for name in ("conversations", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "give at least 1")
+        if self.seconds <= 0:
+            raise ConfigError("seconds", self.seconds, "give more than 0")
+
+
+def run_load(config: LoadConfig, tell: Tell) -> dict[str, object]:
+    """Measure, and return what `bench serve --json` writes.
+
+    Raises:
+        ConfigError: the server does not start.
+        EngineError: it does not answer, or does not come to rest.
+    """
+    flags = ("--engine", config.engine, "--sandbox", config.sandbox, "--concurrency", str(config.concurrency))
+    # one more than ask without a pause may wait: the client that goes away
+    bounds = ("--waiting", str(config.conversations + 1), "--conversations", str(config.conversations))
+    with Server((*flags, *bounds)) as server:
+        try:
+            found = asyncio.run(_Load(config, server, tell).measured())
+        except httpx.HTTPError as error:
+            raise EngineError(f"the server does not answer: {error!r}") from error
+        code, left = server.stopped()
+    tell(f"exit code {code}, {left} processes left")
+    return {**found, "exit_code": code, "left": left}
+
+
+class _Load:
+    """One measurement."""
+
+    def __init__(self, config: LoadConfig, server: Server, tell: Tell) -> None:
+        self._config = config
+        self._server = server
+        self._tell = tell
+        tasks = load_tasks("builtin:quickstart", split=Split.HELD_OUT, count=_QUESTIONS)
+        self._questions = [task.question for task in tasks]
+
+    async def measured(self) -> dict[str, object]:
+        """All of it, one part after the other."""
+        config = self._config
+        await self._talk(config.seconds * _WARM)
+        before = await self._server.idle()
+        began_s, looks = perf_counter(), list[Look]()
+        looking = asyncio.create_task(self._look(looks))
+        heard, left_s = await self._talk(config.seconds)
+        looking.cancel()
+        elapsed_s = perf_counter() - began_s
+        self._tell(f"{heard.turns} turns in {elapsed_s:.0f} s, errors: {dict(heard.errors) or 'none'}")
+        after = await self._server.idle()
+        gone = await self._leave_alone()
+        crowd = await self._crowd()
+        return {
+            "cpus": cores(),
+            "load_average": os.getloadavg()[0],
+            "engine": config.engine,
+            "sandbox": config.sandbox,
+            "conversations": config.conversations,
+            "concurrency": config.concurrency,
+            "turns_of_a_conversation": TURNS,
+            "elapsed_s": elapsed_s,
+            "turns": heard.turns,
+            "full": heard.full,
+            "lines": len(heard.line_s),
+            "errors": dict(heard.errors),
+            "place_s": quantiles(heard.place_s),
+            "first_s": quantiles(heard.first_s),
+            "line_s": quantiles(heard.line_s),
+            "before": asdict(before),
+            "after": asdict(after),
+            "looks": [asdict(look) for look in looks],
+            "left_under_load_s": quantiles(left_s),
+            "left_alone_s": quantiles([each.freed_s for each in gone]),
+            "left_alone_console_s": quantiles([each.console_s for each in gone]),
+            "crowd": crowd,
+        }
+
+    async def _talk(self, seconds: float) -> tuple[Heard, Sequence[float]]:
+        """Conversations for so long, and a client beside them that goes away again and again."""
+        until_s, heard, left_s = perf_counter() + seconds, Heard(), list[float]()
+        async with self._server.client() as client:
+            asking = (self._questions[number:] + self._questions[:number] for number in range(_QUESTIONS))
+            chosen = itertools.islice(itertools.cycle(asking), self._config.conversations)
+            talking = asyncio.gather(*(Talking(client, questions, heard).until(until_s) for questions in chosen))
+            leaving = Leaving(client, self._server, self._questions[0])
+            try:
+                while perf_counter() < until_s:
+                    left_s.append((await leaving.once()).freed_s)
+                await talking
+            finally:
+                talking.cancel()
+        return heard, left_s
+
+    async def _leave_alone(self) -> Sequence[Gone]:
+        """The same client where nobody else asks."""
+        async with self._server.client() as client:
+            leaving = Leaving(client, self._server, self._questions[0])
+            gone = [await leaving.once(alone=True) for _ in range(_LEAVERS)]
+        self._tell(f"{len(gone)} clients left: all was free within {max(each.console_s for each in gone):.3f} s")
+        return gone
+
+    async def _crowd(self) -> dict[str, object]:
+        size, found = _CROWD * (self._config.concurrency + self._config.conversations + 1), Crowd()
+        async with self._server.client() as client:
+            await found.ask(client, self._questions, size)
+        self._tell(f"{size} at once: {found.played} played, {len(found.refused_s)} refused, others {found.others}")
+        return {
+            "asked": size,
+            "played": found.played,
+            "refused": len(found.refused_s),
+            "others": dict(found.others),
+            "refused_s": quantiles(found.refused_s),
+            "retry_after_s": quantiles(found.retry_after_s),
+        }
+
+    async def _look(self, looks: list[Look]) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            looks.append(self._server.look())

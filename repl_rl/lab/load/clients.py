@@ -1,0 +1,252 @@
+"""What clients of a server do under load, and what each of them finds."""
+
+import asyncio
+import itertools
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import httpx
+
+from repl_rl.errors import EngineError
+from repl_rl.lab.load.server import Server, alive
+
+TURNS = 4
+"""Of a conversation, all in one console."""
+_TICK_S = 0.005
+_GONE_S = 30.0
+"""How long engine and console may take to be free before it is said that they are not."""
+_LEFT = "repl_rl_turns_abandoned_total"
+_ENDED = 'repl_rl_requests_total{path="/v1/completions",status="200"}'
+"""Nobody but the client that goes away asks there."""
+Event = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class Heard:
+    """What all conversations were answered."""
+
+    turns: int = 0
+    full: int = 0
+    """Conversations that ended before their last turn: the context could not hold it."""
+    place_s: list[float] = field(default_factory=list)
+    """From a request until its turn begins."""
+    first_s: list[float] = field(default_factory=list)
+    """From a request until the first text of its answer, which is a line."""
+    line_s: list[float] = field(default_factory=list)
+    """From the beginning of a turn, or from the line before, until a line has run and is told."""
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+class Talking:
+    """One conversation after the other, without a pause. After an error it asks no more."""
+
+    def __init__(self, client: httpx.AsyncClient, questions: Sequence[str], heard: Heard) -> None:
+        self._client = client
+        self._questions = itertools.cycle(questions)
+        self._heard = heard
+        self._failed = False
+
+    async def until(self, until_s: float) -> None:
+        """Talk until that moment of the clock."""
+        while perf_counter() < until_s and not self._failed:
+            await self._conversation(until_s)
+
+    async def _conversation(self, until_s: float) -> None:
+        id: str | None = None
+        keep = True
+        try:
+            for turn in range(TURNS):
+                keep = turn < TURNS - 1 and perf_counter() < until_s
+                going_on = await self._turn(question(next(self._questions), stream=True, repl=_repl(id, keep)))
+                if going_on is None:
+                    break
+                id = going_on
+            if keep and id is not None:  # it is full, or its console has ended
+                await self._client.delete(f"conversations/{id}")
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            self._fail(f"{type(error).__name__}: {error}")
+
+    async def _turn(self, asked: Mapping[str, object]) -> str | None:
+        """Ask. Returns the conversation, where it goes on."""
+        asked_s, told = perf_counter(), _Times()
+        async with self._client.stream("POST", "chat/completions", json=asked) as response:
+            if response.status_code != 200:
+                await response.aread()
+                self._refused(response)
+                return None
+            last = await told.follow(response)
+        self._heard.place_s.append(told.begun_s - asked_s)
+        self._heard.first_s += [told.first_s - asked_s] if told.first_s else []
+        self._heard.line_s += told.line_s
+        self._heard.turns += 1
+        if "stop" not in last:
+            self._fail(f"the stream ended with {last}")
+        going_on = last.get("conversation")
+        return None if going_on is None else str(going_on)
+
+    def _refused(self, response: httpx.Response) -> None:
+        code = response.json()["error"]["code"]
+        if code == "context_length_exceeded":
+            self._heard.full += 1
+        else:
+            self._fail(f"{response.status_code} {code}")
+
+    def _fail(self, why: str) -> None:
+        self._failed = True
+        self._heard.errors[why] += 1
+
+
+@dataclass(slots=True)
+class _Times:
+    """When what came of one stream; moments of the clock, 0: not yet."""
+
+    begun_s: float = 0.0
+    first_s: float = 0.0
+    line_s: list[float] = field(default_factory=list)
+
+    async def follow(self, response: httpx.Response) -> Event:
+        """To its end. Returns what of ours it said last."""
+        last: Event = {}
+        before_s = 0.0
+        async for event in events(response):
+            now_s = perf_counter()
+            self.begun_s = self.begun_s or now_s
+            before_s = before_s or now_s
+            self.first_s = self.first_s or (now_s if text_of(event) else 0.0)
+            last = ours(event)
+            if "line" in last:
+                self.line_s.append(now_s - before_s)
+                before_s = now_s
+        return last
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What a client that went away left, and for how long."""
+
+    freed_s: float
+    """Until the turn was over: its session of the engine ended, its console given back."""
+    console_s: float
+    """Until its console's process had ended, too; nan: that was not looked for."""
+
+
+class Leaving:
+    """A client that goes away as soon as the first line is written, again and again."""
+
+    def __init__(self, client: httpx.AsyncClient, server: Server, text: str) -> None:
+        self._client = client
+        self._server = server
+        self._asked = {"model": Server.model, "prompt": f"{text}\n>>> ", "stream": True}
+
+    async def once(self, *, alone: bool = False) -> Gone:
+        """Ask, go away, and see what becomes of the turn. `alone`: nobody else asks, so that a process that ends is
+        its console's. A turn that ended before its client was gone is none, and another is asked for.
+
+        Raises:
+            EngineError: it is not freed.
+        """
+        while True:
+            there = await self._server.settled() if alone else frozenset[int]()
+            before = await self._server.figures(self._client)
+            left_s = await self._left()
+            gone = await self._freed(before, left_s, there)
+            if gone is not None:
+                return gone
+
+    async def _left(self) -> float:
+        """Ask, and go away: when, by the clock."""
+        async with self._client.stream("POST", "completions", json=self._asked) as response:
+            async for event in events(response):
+                if text_of(event):
+                    break
+            return perf_counter()
+
+    async def _freed(self, before: Mapping[str, float], left_s: float, there: frozenset[int]) -> Gone | None:
+        """None: its turn had ended already."""
+        freed_s = console_s = 0.0
+        while not (freed_s and (console_s or not there)):
+            if not all(map(alive, there)):
+                console_s = console_s or perf_counter()
+            if not freed_s:
+                now = await self._server.figures(self._client)
+                if now.get(_ENDED, 0.0) > before.get(_ENDED, 0.0):
+                    return None
+                freed_s = perf_counter() if now[_LEFT] > before[_LEFT] else 0.0
+            if perf_counter() - left_s > _GONE_S:
+                raise EngineError(f"a client went away, and what it held is not free after {_GONE_S:.0f} s")
+            await asyncio.sleep(_TICK_S)
+        return Gone(freed_s - left_s, max(freed_s, console_s) - left_s if there else float("nan"))
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Turns that are asked for all at once, and what they were answered."""
+
+    played: int = 0
+    refused_s: list[float] = field(default_factory=list)
+    """How long each took that was refused with 429 and told when to come back."""
+    retry_after_s: list[float] = field(default_factory=list)
+    """What those were told."""
+    others: Counter[str] = field(default_factory=Counter)
+    """Any other answer, or none."""
+
+    async def ask(self, client: httpx.AsyncClient, questions: Sequence[str], size: int) -> None:
+        """Ask `size` times at once."""
+        async with asyncio.TaskGroup() as group:
+            for text in itertools.islice(itertools.cycle(questions), size):
+                group.create_task(self._one(client, question(text)))
+
+    async def _one(self, client: httpx.AsyncClient, asked: Mapping[str, object]) -> None:
+        asked_s = perf_counter()
+        try:
+            said = await client.post("chat/completions", json=asked)
+        except httpx.HTTPError as error:
+            self.others[type(error).__name__] += 1
+            return
+        if said.status_code == 200:
+            self.played += 1
+        elif said.status_code == 429 and "retry-after" in said.headers:
+            self.refused_s.append(perf_counter() - asked_s)
+            self.retry_after_s.append(float(said.headers["retry-after"]))
+        else:
+            self.others[str(said.status_code)] += 1
+
+
+def question(text: str, **more: object) -> dict[str, object]:
+    """A request of /v1/chat/completions; greedy, if nothing else is said."""
+    return {"model": Server.model, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+
+
+def ours(event: Event) -> Event:
+    """What stands in its field `repl`."""
+    found = event.get("repl", {})
+    assert isinstance(found, dict)
+    return found
+
+
+def text_of(event: Event) -> str:
+    """What is new of the answer's text."""
+    choices = event["choices"]
+    assert isinstance(choices, list)
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+async def events(response: httpx.Response) -> AsyncIterator[Event]:
+    """The chunks of a stream.
+
+    Raises:
+        ValueError: the server says in it that something failed.
+    """
+    async for line in response.aiter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise ValueError(event["error"]["message"])
+            yield event
+
+
+def _repl(id: str | None, keep: bool) -> Mapping[str, object]:
+    return {"keep": keep} if id is None else {"keep": keep, "conversation": id}
