@@ -1,5 +1,5 @@
 # `make train` and `make test` do all of their own set-up.
-.PHONY: train pretrained models test test-quick test-heavy test-soak check clean
+.PHONY: train pretrained models test test-quick test-heavy test-soak check dist docs clean
 
 # `make train FLEET=ray` plays the rollouts on two nodes.
 train:
@@ -41,5 +41,18 @@ check:
 	.venv/bin/mypy
 	.venv/bin/python -m pytest tests/test_architecture.py
 
+# Wheel and sdist, from a checkout or a clean clone.
+dist:
+	scripts/setup test
+	rm -rf dist
+	.venv/bin/python -m build
+	.venv/bin/python -m twine check --strict dist/*
+
+# The site: a browser opens site/index.html as it is, without a server or a network.
+docs:
+	scripts/setup docs
+	.venv/bin/python -m mkdocs build
+	.venv/bin/python -m website.links site
+
 clean:
-	rm -rf .venv runs dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs dist site .mypy_cache .ruff_cache .hypothesis

@@ -11,6 +11,17 @@ PAGES = {
 """Their texts by their paths in the repository."""
 
 
+_BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/sandbox.md")
+SITE = PAGES | {name: (ROOT / name).read_text() for name in _BESIDE}
+"""All texts that are pages of the site, by their paths in the repository."""
+_FENCED = re.compile(r"(?ms)^(?P<fence>`{3,})(?P<language>\w*)[^\n`]*\n(?P<source>.*?)^(?P=fence)$")
+
+
+def fenced(text: str) -> list[tuple[str, str]]:
+    """Language and source of each block; those that stand inside another one are part of that."""
+    return [(block["language"], block["source"]) for block in _FENCED.finditer(text)]
+
+
 def blocks(language: str, *pages: str) -> list[str]:
     """The sources of all blocks of a language, page after page."""
     return [block for page in pages for block in re.findall(rf"```{language}\n(.*?)```", PAGES[page], re.DOTALL)]
