@@ -32,8 +32,12 @@ def merged(runs: Sequence[Figures]) -> Figures:
     """The figures of runs of one machine as those of one.
 
     Raises:
-        ValueError: they are of different machines, or of other rollouts.
+        ValueError: there are none, they are of different machines or of other rollouts, or nodes were lost in one.
     """
+    if not runs:
+        raise ValueError("no figures; name one file that `repl-rl bench fleet --json FILE` wrote, or several")
+    if spoiled := [row for run in runs for row in run.fleets if row.get("nodes_lost")]:
+        raise ValueError(f"nodes were lost while these were measured; measure them again: {spoiled}")
     if len({(run.cpus, run.lines, run.group) for run in runs}) != 1:
         raise ValueError(f"runs of different machines or rollouts stand in no table together: {runs}")
     return replace(runs[0], fleets=[row for run in runs for row in run.fleets])

@@ -7,7 +7,7 @@ read that file at run time: a dependency, and a parse at each start, in place of
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "CallConvention": "samplers.inline_call",

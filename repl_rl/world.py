@@ -28,7 +28,7 @@ from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.rollout.thread import LoopThread
-from repl_rl.samplers import load_sampler, sampler_options
+from repl_rl.samplers import load_sampler, sampler_of, sampler_options
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxKind, open_sandbox
 from repl_rl.settings.arguments import read
 from repl_rl.settings.bounds import AtLeast, check_fields
@@ -59,7 +59,7 @@ class World:
     """The policy: a folder (weights, config, tokenizer; or PEFT adapters), a .gguf file, or owner/name[@revision] of
     the hub; builtin:quickstart is the bundled tiny one."""
     tasks: str = QUICKSTART
-    """Where tasks come from: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE or math:FILE."""
+    """Their source: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE, math:FILE, verifiers:NAME."""
     judge: str = ""
     """What grades answers: judges with weights, such as "task + 0.2*my_judges:format"; the first says whether a task is
     solved, and task is the judge that each task names. "": that one alone."""
@@ -100,6 +100,7 @@ class World:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "prompt", template(self.prompt))
+        object.__setattr__(self, "sampler", sampler_of(self.tasks, self.sampler))
         # A name becomes the kind as it is by default, so that equal worlds are equal however they were written.
         object.__setattr__(self, "engine", ENGINES.chosen(self.engine))
         object.__setattr__(self, "sandbox", SANDBOXES.chosen(self.sandbox))
@@ -294,7 +295,6 @@ def recorded_task(run: Path, id: str) -> Task | None:
     for (split, tasks), name in zip(sides, ("train_tasks", "eval_tasks"), strict=True):
         count = said.get(name)
         drawn = replace(world, tasks=tasks or world.tasks).drawn(split, count if isinstance(count, int) else None)
-        found = next((task for task in drawn if task.id == id), None)
-        if found is not None:
+        if (found := next((task for task in drawn if task.id == id), None)) is not None:
             return found
     return None

@@ -7,47 +7,9 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent / "repl_rl"
-
-FLOORS = [
-    {"errors"},
-    {"machine", "settings", "tasks"},
-    {"record", "engine", "origin"},
-    {"sandbox", "credit"},
-    {"judges"},
-    {"rollout"},
-    {"samplers"},
-    {"world"},
-    {"runs"},
-    {"trainer", "evaluation", "coldstart"},
-    {"lab"},
-    {"cli"},
-]
-"""From the ground up. A room imports from its own floor or from those below, and two rooms never import each other."""
+from website.house import FLOORS, ROOT, imports, room
 
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
-
-
-def room(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
-
-
-def imports() -> dict[str, set[str]]:
-    """Room -> rooms that it imports."""
-    found: dict[str, set[str]] = {}
-    for path in ROOT.rglob("*.py"):
-        if room(path) in ("__init__", "policies"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            names: list[str] = []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module] if node.module != "repl_rl" else [f"repl_rl.{a.name}" for a in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            for name in names:
-                if name.startswith("repl_rl."):
-                    found.setdefault(room(path), set()).add(name.split(".")[1])
-    return found
 
 
 def test_every_room_has_a_floor() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.runs.report import write_report
+from repl_rl.runs.report import write_comparison, write_report
 from tests.chromium import Tab, chromium
 from tests.runs import run_folder
 from tests.test_report import served
@@ -135,3 +135,24 @@ def test_a_followed_run_shows_new_steps_and_keeps_what_was_chosen(tmp_path: Path
         tab.wait("document.querySelector('.session')")
         assert tab.text(".pane h2") == "0-one-1"
         assert tab.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_two_runs_are_drawn_side_by_side(tab: Tab, tmp_path: Path, dark: bool) -> None:
+    one, two = run_folder(tmp_path / "one"), run_folder(tmp_path / "<img onerror=1>", steps=5)
+    hostile = "</script><b>x</b>\u202e"
+    write_comparison(one, two, [("prompt", hostile, "not said"), ("trainer.steps", "3", "5")], tmp_path / "page.html")
+    opened(tab, (tmp_path / "page.html").as_uri(), dark)
+    assert tab.text("h1") == "one and <img onerror=1>"
+    assert "90.0%" in tab.text("table.beside")
+    rows = "[...document.querySelectorAll('table.beside')][1].innerText"
+    assert "trainer.steps" in str(tab.run(rows))
+    assert "</script><b>x</b>U+202E" in str(tab.run(rows))
+    legends = "[...document.querySelectorAll('.charts .chart')].find(c => c.innerText.startsWith('Lines in error'))"
+    assert tab.run(f"{legends}.querySelectorAll('path.curve').length") == 2
+    assert "NaN" not in str(tab.run("document.querySelector('main').innerHTML"))
+    tab.click("details.families summary")
+    assert tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert tab.count("b, img") == tab.count(".legend b")
+    assert tab.errors == []
+    assert all(address.startswith(("file:", "about:")) for address in tab.requests)

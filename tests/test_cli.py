@@ -2,14 +2,18 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
+import repl_rl.cli
 from repl_rl.cli import _refused, main
+from repl_rl.cli.terminal import terminal
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.machine.assets import asset
@@ -252,6 +256,21 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
 
 def test_terminal_control_codes_are_made_visible() -> None:
     assert printable("\x1b[2Jok\t\u202e\n\0") == "\\x1b[2Jok\t\\u202e\n\\x00"
+
+
+def test_what_is_printed_is_text_and_names_in_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("remedy [a]", title="[b] on 2 tasks")
+    table.add_row("pip install 'repl_rl[ray]' [/]")
+    terminal().print(table)
+    terminal().print("[red]as it is")
+    said = capsys.readouterr().out
+    assert all(text in said for text in ("remedy [a]", "[b] on 2 tasks", "'repl_rl[ray]' [/]", "[red]as it is"))
+
+
+def test_every_verb_prints_by_way_of_the_terminal() -> None:
+    sources = {path.name: path.read_text() for path in Path(repl_rl.cli.__file__).parent.rglob("*.py")}
+    makers = [name for name, source in sources.items() if re.search(r"\bConsole\(", source)]
+    assert makers == ["terminal.py"]
 
 
 def test_output_that_nobody_reads_ends_a_verb_without_a_word(tmp_path: Path) -> None:

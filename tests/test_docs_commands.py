@@ -22,21 +22,8 @@ from repl_rl.settings.arguments import parse
 from tests.documents import PAGES, blocks, commands
 from tests.ggufs import write_gguf
 from tests.test_suites import HUMANEVAL
+from website.settings import ACTIONS
 
-ACTIONS = {
-    "sandbox check": "CheckConfig",
-    "sandbox build": "BuildConfig",
-    "sampler check": "CheckConfig",
-    "kernel install": "InstallConfig",
-    "fleet status": "StatusConfig",
-    "bench sandbox": "SandboxBenchConfig",
-    "bench update": "UpdateBenchConfig",
-    "bench rollout": "RolloutBenchConfig",
-    "bench credit": "CreditBenchConfig",
-    "bench echo": "EchoBenchConfig",
-    "bench faults": "FaultsBenchConfig",
-    "bench fleet": "FleetBenchConfig",
-}
 ELSEWHERE = {
     "bench rollout": "tests/bench/test_rollout.py",
     "bench update": "tests/trainer/test_bench.py",
@@ -44,6 +31,7 @@ ELSEWHERE = {
     "bench echo": "tests/bench/test_echo.py",
     "bench faults": "tests/bench/test_faults.py",
     "bench fleet": "tests/bench/test_fleet.py",
+    "bench serve": "tests/bench/test_serve.py",
     "--serve": "tests/test_browser.py",
     "repl-rl chat --server": "tests/serve/test_docs.py, with a server to ask",
     "repl-rl serve": "tests/serve/test_docs.py, until it is told to stop",
@@ -64,6 +52,7 @@ SMALL = {
     "eval": "--engine transformers --count 4 --rollout.max-lines 3",
     "rollout": "--engine transformers --count 1 --rollout.max-lines 3",
     "transcripts": "--overwrite --count 40",
+    "export": "--overwrite",
     "kernel": "--prefix kernels",
     "sft": "--overwrite --learning.steps 2 --learning.batch-size 4 --learning.warmup-steps 0",
 }
@@ -74,6 +63,7 @@ OURS = {
     "FILE.jsonl": "problems.jsonl",
     "--out FOLDER": "--out runs/looked-at",
     "--to-line 2": "--to-line 1",
+    "runs/quickstart runs/mine": "runs/quickstart runs/twin",
     "--eval-every 10": "--eval-every 1",
     "runs/mine/checkpoints/checkpoint-60": "policy",
     "--train-tasks 512": "--engine transformers --train-tasks 4 --rollout.max-lines 3",
@@ -131,8 +121,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for folder in DEMONSTRATIONS[1:]:
             shutil.copytree("transcripts", folder)
         assert run("train") == 0
+        shutil.copytree("runs/quickstart", "runs/twin")
         assert run("eval --samples 8 --k 4 --out runs/before") == 0
         assert run("replay runs/quickstart --export one.ipynb") == 0
+        assert run("export runs/quickstart --out runs/table.parquet") == 0
     return desk
 
 

@@ -57,9 +57,9 @@ def test_each_line_earns_what_the_table_says_of_its_own_status() -> None:
     assert line_rewards(rollout(*map(ran, statuses)), table) == (0.05, -0.1, -0.2, -0.3, 0.0)
 
 
-def test_every_status_has_an_entry_except_our_own_faults_and_the_beginning_of_a_cell() -> None:
+def test_every_status_has_an_entry_except_our_own_faults_the_beginning_of_a_cell_and_the_end_of_a_console() -> None:
     entries = set(RewardTable.__slots__) - {"bound", "gated"}
-    assert entries == {status.value for status in LineStatus} - {"sandbox_fault", "incomplete"}
+    assert entries == {status.value for status in LineStatus} - {"sandbox_fault", "incomplete", "exited"}
 
 
 def test_by_default_an_error_costs_a_tenth_and_nothing_else_counts() -> None:

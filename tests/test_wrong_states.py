@@ -129,19 +129,19 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "PushResult.elapsed_s is -1.0; give a finite number of seconds",
     ),
     "a chunk whose log probability is no number": (
-        lambda: Chunk((1,), (math.nan,), ChunkEnd.STOP_ID),
+        lambda: Chunk((1,), (math.nan,), ChunkEnd.STOP_ID, 0),
         "log probability nan; it is finite and <= 0",
     ),
     "a chunk with a probability above 1": (
-        lambda: Chunk((1,), (3.0,), ChunkEnd.STOP_ID),
+        lambda: Chunk((1,), (3.0,), ChunkEnd.STOP_ID, 0),
         "log probability 3.0; it is finite and <= 0",
     ),
     "a chunk of unequal lists": (
-        lambda: Chunk((1, 2), (-0.5,), ChunkEnd.STOP_ID),
+        lambda: Chunk((1, 2), (-0.5,), ChunkEnd.STOP_ID, 0),
         "2 ids with 1 log probabilities; a chunk has at least one id and one log probability for each",
     ),
     "a chunk of lists": (
-        lambda: Chunk(listed(1), (-0.5,), ChunkEnd.STOP_ID),
+        lambda: Chunk(listed(1), (-0.5,), ChunkEnd.STOP_ID, 0),
         "Chunk.token_ids is [1]; give a tuple",
     ),
     "a negative temperature": (lambda: Sampling(temperature=-1), "temperature is -1; give a finite number, 0 or more"),

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from repl_rl.cli.onward import welcome
 from repl_rl.cli.processes import who
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
 from repl_rl.machine.cores import cores
@@ -24,7 +25,9 @@ VERBS = {
     "serve": "serve a policy to clients of OpenAI's API, its lines executed as in training",
     "chat": "ask a policy at the terminal, here or on a server, and watch its lines run",
     "view": "open the report of a run, or follow one that is running",
+    "runs": "list the runs that there are, or lay two side by side",
     "replay": "step through a stored trajectory in a fresh console, verify it, branch from it",
+    "export": "write trajectories as a table for other trainers, or read one back",
     "sampler": "check a sampler of your own against what every sampler must keep",
     "transcripts": "make demonstrations of doctests and of built-in tasks, executed and checked",
     "sft": "fine-tune a policy on demonstrations and on its own best rollouts, or begin a new one",
@@ -41,14 +44,17 @@ _UNREAD = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `repl-rl`. Returns the exit code: 0 done, 1 failed, 2 bad input, 3 where engine or consoles died again
-    and again, 130 interrupted, 143 after SIGTERM, 138 after SIGUSR1, 141 where nobody reads what it prints."""
+    """Run `repl-rl`; alone it says what to do next.
+
+    Returns the exit code: 0 done, 1 failed, 2 bad input, 3 where engine or consoles died again and again, 130
+    interrupted, 143 after SIGTERM, 138 after SIGUSR1, 141 where nobody reads what it prints.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     _look_here()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
     logging.getLogger("vllm").setLevel(logging.ERROR)  # TRL imports it before the engine says what it may log
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if arguments and arguments[0] in ("-h", "--help"):
         print("usage: repl-rl VERB [options]    (repl-rl VERB --help lists them)\n")
         print("\n".join(f"  {verb:<12}{summary}" for verb, summary in VERBS.items()))
         return 0
@@ -89,6 +95,9 @@ def _leave(stopped: Sequence[int]) -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
+        if not arguments:
+            welcome()
+            return 0
         if arguments[0] not in VERBS:
             raise ConfigError("verb", arguments[0], f"choose one of {', '.join(VERBS)}")
         code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])

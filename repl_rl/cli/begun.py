@@ -1,16 +1,16 @@
 """What a verb has done of a long work, kept beside where it goes until all is done: the same command goes on."""
 
-import fcntl
 import json
 import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from repl_rl.coldstart.verified import Tally
 from repl_rl.errors import ConfigError
+from repl_rl.machine.alone import alone
 from repl_rl.machine.durable import damage, write_durably
 from repl_rl.machine.files import write_whole
 from repl_rl.machine.refused import writing
@@ -62,15 +62,13 @@ def begun(out: Path, settings: str, free: Collection[str], overwrite: bool) -> I
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(alone(place))
+        except BlockingIOError as error:
+            remedy = "another process is at work on it; wait for its end, or choose another --out"
+            raise ConfigError("output folder", str(place), remedy) from error
         yield
-    except BlockingIOError as error:
-        remedy = "another process is at work on it; wait for its end, or choose another --out"
-        raise ConfigError("output folder", str(place), remedy) from error
-    finally:
-        os.close(descriptor)
 
 
 def finish(place: Path, out: Path) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.gpu import try_gpu
+from repl_rl.cli.terminal import terminal
 from repl_rl.engine import ENGINES
 from repl_rl.engine.preflight import broken_companions
 from repl_rl.errors import ConfigError, SandboxUnavailable
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     for finding in findings:
         mark = "ok" if not finding.remedy else ("MISSING" if finding.required else "-")
         table.add_row(mark, finding.thing, finding.found, finding.remedy)
-    Console(highlight=False).print(table)
+    terminal().print(table)
     return int(any(finding.required and finding.remedy for finding in findings))
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from rich.console import Console
 from rich.table import Table
 
+from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import (
     Comparison,
@@ -68,7 +69,7 @@ class EvalConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(EvalConfig, "eval", argv)
-    console = Console(highlight=False)
+    console = terminal()
     tasks = config.drawn(config.split, config.count)
     check_judges(tasks)
     config.try_workspaces(tasks)

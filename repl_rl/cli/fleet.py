@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional
 
+from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.fleet.source import LOGS, STATUS
 from repl_rl.settings.arguments import parse
@@ -40,7 +40,7 @@ def _status(run: Path) -> None:
         remedy = "it has no fleet.json: give the folder of a run that plays, or has played, with --fleet ray"
         raise ConfigError("run folder", str(run), remedy)
     said: Mapping[str, Sequence[Mapping[str, object]]] = json.loads(file.read_text(encoding="utf-8"))
-    console = Console(highlight=False)
+    console = terminal()
     table = Table(title=f"{said['cluster']}: nodes of {run}, weights of policy step {said['policy_step']}")
     columns = ("name", "seat", "pid", "state", "policy_step", "rollouts", "rollouts_played", "tokens", "faults")
     for name in columns:

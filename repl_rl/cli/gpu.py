@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.lab.gpu import CHECKS, Check, Row, Verdict, report, run_checks
 from repl_rl.machine.files import Json
@@ -38,7 +38,7 @@ def try_on(device: str, checks: Sequence[Check], file: Path | None) -> int:
     if file is not None and not file.absolute().parent.is_dir():
         raise ConfigError("json", str(file), "there is no such folder; give a file in one that exists")
     rows = run_checks(device, checks, lambda line: print(line, file=sys.stderr, flush=True))
-    Console(highlight=False).print(table(rows))
+    terminal().print(table(rows))
     if file is not None:
         made = {"made": datetime.now(UTC).isoformat(timespec="seconds"), **report(device, rows)}
         with writing("file", file):

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from repl_rl.cli.onward import after, tell
 from repl_rl.machine.cores import cores
 from repl_rl.machine.files import Json
 from repl_rl.machine.launched import processes
 from repl_rl.rollout import Facts
 from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.told import settings_of
 from repl_rl.trainer import BEST
 from repl_rl.trainer.memory import GIB, PHASES
 from repl_rl.trainer.planning import Planned, advice
@@ -17,7 +19,7 @@ from repl_rl.world import World
 
 
 def show(console: Console, name: str, folder: RunFolder, summary: Mapping[str, Json]) -> None:
-    """Print what `summary` says of before and after, and where things are."""
+    """Print what `summary` says of before and after, where things are, and what one would do next."""
     table = Table("held-out tasks", "before", "after", title=f"{name}: what training changed")
     for key, label in (("solve_rate", "solved, temperature 1"), ("greedy", "solved, greedy"),
                        ("line_error_rate", "lines in error")):  # fmt: skip
@@ -31,6 +33,7 @@ def show(console: Console, name: str, folder: RunFolder, summary: Mapping[str, J
     if "best_step" in summary:
         best = f"step {summary['best_step']}, {_number(summary, 'solve_rate_best'):.1%} at temperature 1"
         console.print(f"best policy {folder.checkpoints / BEST} ({best})")
+    tell(console, after(folder.path, settings_of(folder.path)))
 
 
 def _number(summary: Mapping[str, Json], key: str) -> float:

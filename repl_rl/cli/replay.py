@@ -17,6 +17,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from repl_rl.cli.rollout import transcript
+from repl_rl.cli.terminal import terminal
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
 from repl_rl.record.clip import clip
@@ -80,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(ReplayConfig, "replay", argv)
     entries, damage = _read(config)
-    console = Console(highlight=False)
+    console = terminal()
     if config.verify:
         return _verify(config, [entry.trajectory for entry in entries], console)
     (entry,) = entries

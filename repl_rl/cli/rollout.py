@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from rich.text import Text
 
+from repl_rl.cli.terminal import terminal
 from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import HostCall, Line, LineEnd, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse(RolloutConfig, "rollout", argv)
     tasks = config.drawn(Split.HELD_OUT, config.count)
     config.try_workspaces(tasks)
-    console = Console(highlight=False)
+    console = terminal()
     with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:
         trajectories = source.sample(tasks, config.temperature)
     for trajectory in trajectories:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from rich.console import Console
 from rich.table import Table
 
+from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
@@ -63,5 +63,5 @@ def _check(name: str, config: CheckConfig) -> int:
     table = Table("promise", "kept", "detail", title=f"sampler {name}")
     for row in rows:
         table.add_row(row.name, "yes" if row.passed else "NO", row.detail)
-    Console(highlight=False).print(table)
+    terminal().print(table)
     return int(not all(row.passed for row in rows))

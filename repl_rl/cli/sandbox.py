@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from rich.table import Table
 
+from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.sandbox import SANDBOXES, SandboxKind
 from repl_rl.sandbox.conformance import run
@@ -60,5 +60,5 @@ def _check(config: CheckConfig) -> int:
     table = Table("section", "promise", "kept", "detail", title=f"sandbox {SANDBOXES.chosen(config.sandbox).kind}")
     for row in rows:
         table.add_row(row.section, row.name, "yes" if row.passed else "NO", row.detail)
-    Console(highlight=False).print(table)
+    terminal().print(table)
     return int(not all(row.passed for row in rows))

@@ -12,6 +12,7 @@ from typing import Annotated
 from rich.console import Console
 
 from repl_rl.cli.begun import SETTINGS, begun
+from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.selection import FinetuneConfig, Selection, select
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import EvaluationFolder
@@ -70,7 +71,7 @@ class SftConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(SftConfig, "sft", argv)
-    console = Console(highlight=False)
+    console = terminal()
     if config.fresh:
         return _begin(config, console)
     renderer = Renderer.from_folder(config.model_folder, config.overshoot, config.chat)

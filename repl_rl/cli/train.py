@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
+from repl_rl.cli.onward import after, tell
 from repl_rl.cli.outcome import opened, show, show_plan
 from repl_rl.cli.processes import explained_by_others, hush, led
 from repl_rl.cli.progress import Progress
+from repl_rl.cli.terminal import terminal
 from repl_rl.engine import ENGINES
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import Study, evaluate, evaluate_tampered
@@ -27,6 +27,7 @@ from repl_rl.rollout import Fleet, chosen_fleet, fleet_options
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.curves import draw_curves
 from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.told import RUNS, settings_of
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
@@ -48,7 +49,7 @@ class TrainConfig(World):
 
     name: str = "quickstart"
     """Name of the run; its folder is OUT/NAME."""
-    out: Path = Path("runs")
+    out: Path = RUNS
     """Where run folders are made."""
     overwrite: bool = False
     """Replace a run of the same name."""
@@ -121,6 +122,7 @@ def main(argv: Sequence[str]) -> int:
             run.console.print(
                 f"{folder.path} is finished: nothing is left to do; more --trainer.steps would go on with it"
             )
+            tell(run.console, after(folder.path, settings_of(folder.path)))
             return 0
     run.execute()
     return 0
@@ -134,7 +136,7 @@ class Run:
         self.folder = folder
         self.main = rank() == 0
         """This process evaluates, speaks and writes; others play their share of the rollouts, and learn."""
-        self.console = Console(stderr=False, highlight=False, quiet=not self.main)
+        self.console = terminal(quiet=not self.main)
         self.started = time.monotonic()
         self.spent_s: dict[str, float] = {}
         self.state: State | None = None
@@ -148,7 +150,7 @@ class Run:
         check_judges([*self.training, *self.held_out])
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
-        refuse_run(config, config.trainer, len(self.training))
+        refuse_run(config, config.trainer, len(self.training), config.fleet)
         self.plan = plan_run(config, config.trainer, self.training, local=chosen_fleet(config.fleet) is None)
         if self.main:
             config.try_workspaces([*self.training, *self.held_out])

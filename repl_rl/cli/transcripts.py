@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from rich.console import Console
 from rich.table import Table
 
 from repl_rl.cli.begun import Portions, begun, finish, kept
+from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.played import Course, demonstrations
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
             _keep_counts(place / "transcripts.json", tallies)
             finish(place, config.out)
     shutil.rmtree(config.out / _PORTIONS, ignore_errors=True)
-    Console(highlight=False).print(_table(tallies))
+    terminal().print(_table(tallies))
     return 0
 
 

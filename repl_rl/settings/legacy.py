@@ -22,6 +22,7 @@ _GONE: Mapping[str, object] = {
     "trainer.clip_high": 0.28,
     "trainer.seed": 0,
     "trainer.rewards.incomplete": 0.0,
+    "trainer.rewards.exited": 0.0,
 }
 """What nobody can choose any more, with what it was by default."""
 _OF_THE_SAMPLER: Mapping[str, object] = {"optimistic": False, "give_up_after": 0}

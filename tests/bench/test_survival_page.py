@@ -30,10 +30,11 @@ def test_a_slope_is_per_thousand_rollouts_and_its_interval_holds_a_figure_that_d
 def test_a_row_of_the_soak_tells_growth_and_what_is_left() -> None:
     slopes = dict.fromkeys(("own_mib", "below_mib", "descriptors"), (0.25, 0.5))
     left = {"descriptors": 0, "processes": 1, "containers": 0, "shared": 0}
-    report = {"engine": "scripted", "sandbox": "local", "rollouts": 200, "slopes": slopes, "left": left}
-    assert soak.block([report]).splitlines()[-1] == (
-        "| scripted, local, 200 | +0.25 ± 0.50 | +0.25 ± 0.50 | +0.25 ± 0.50 | 0, 1, 0, 0 |"
-    )
+    looks = [{"own_mib": mib} for mib in (10.0, 12.0, 12.5, 13.0, 13.25, 13.25, 13.25, 13.5)]
+    report = {"engine": "scripted", "sandbox": "local", "rollouts": 200, "slopes": slopes, "left": left, "looks": looks}
+    row, _, grown = soak.block([report]).splitlines()[-3:]
+    assert row == "| scripted, local, 200 | +0.25 ± 0.50 | +0.25 ± 0.50 | +0.25 ± 0.50 | 0, 1, 0, 0 |"
+    assert grown == "Own memory of scripted on local grew, quarter by quarter, by 2.00, 1.00, 0.25, 0.25 MiB."
     named = {**report, "left_named": ["-c from multiprocessing.resource_tracker import main;main(7)"]}
     assert soak.block([named]).splitlines()[-1] == (
         "Left by scripted on local, as long as the process lives: "
