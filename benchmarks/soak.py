@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -113,6 +115,12 @@ def slope(looks: Sequence[Look], name: str) -> tuple[float, float]:
     return grows, _QUANTILE * math.sqrt(rest / max(1, len(xs) - 2) / spread)
 
 
+def quarters(values: Sequence[float]) -> list[float]:
+    """By how much a figure grew in each quarter of its looks (at least 8): what settles grows less and less."""
+    ends = [0, *(len(values) * quarter // 4 - 1 for quarter in (1, 2, 3, 4))]
+    return [values[end] - values[start] for start, end in pairwise(ends)]
+
+
 def played(effort: Effort) -> Iterator[Look]:
     """A look after each portion."""
     if effort.engine == Writer.kind:
@@ -130,6 +138,7 @@ def played(effort: Effort) -> Iterator[Look]:
 def measure(effort: Effort) -> dict[str, object]:
     """Looks before, while and after; slopes; and what is left."""
     gc.collect()
+    resource_tracker.ensure_running()  # Python's own, one a process for as long as it lives: no rollout leaves it
     there, before, began = named(), look(0), time.perf_counter()
     looks = list(played(effort))
     elapsed_s, after = time.perf_counter() - began, look(effort.rollouts)
@@ -160,6 +169,10 @@ def block(reports: Sequence[Mapping[str, object]]) -> str:
         text += " | ".join("{:+.2f} ± {:.2f}".format(*slopes[name]) for name in names)
         text += " | " + ", ".join(str(remains[name]) for name in left) + " |\n"
     for report in reports:
+        looks = report["looks"]
+        assert isinstance(looks, list)
+        grown = ", ".join(f"{mib:.2f}" for mib in quarters([float(one["own_mib"]) for one in looks]))
+        text += f"\nOwn memory of {report['engine']} on {report['sandbox']} grew, quarter by quarter, by {grown} MiB.\n"
         whats = report.get("left_named")
         if isinstance(whats, list) and whats:
             text += f"\nLeft by {report['engine']} on {report['sandbox']}, as long as the process lives: "
