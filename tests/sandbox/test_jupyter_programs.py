@@ -16,6 +16,8 @@ from repl_rl.sandbox import jupyter
 from tests.sandbox.clients import TIMEOUT_S, installed
 
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>])")
+AT_ONCE = 5
+"""Characters that are read at once: so few that escapes are cut in the middle, as a busy machine cuts them now and then."""
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["plain", "isolated"])
@@ -33,10 +35,13 @@ class Terminal:
 
     def wait_for(self, words: str) -> str:
         """Read on until `words` are there; returns what was shown up to their end."""
-        while words not in self._unseen:
-            self._unseen += ESCAPES.sub("", self._process.read_nonblocking(4096, timeout=TIMEOUT_S))
-        shown, found, self._unseen = self._unseen.partition(words)
-        return shown + found
+        while words not in (shown := ESCAPES.sub("", self._unseen)):
+            try:
+                self._unseen += self._process.read_nonblocking(AT_ONCE, timeout=TIMEOUT_S)
+            except pexpect.TIMEOUT as error:
+                raise pexpect.TIMEOUT(f"{words!r} did not come within {TIMEOUT_S:.0f} s; shown was {shown!r}") from error
+        before, found, self._unseen = shown.partition(words)
+        return before + found
 
     def type(self, keys: str) -> None:
         self._process.send(keys)
@@ -46,8 +51,10 @@ def deaf_to_ctrl_c(home: Path) -> bool:
     """A whole session of `jupyter console`; whether it hung at Ctrl-C, which it shows by showing nothing more."""
     environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "HOME": str(home)}
     program = str(Path(sys.executable).with_name("jupyter-console"))
+    # After a second without an answer it would hold each line for the beginning of several, for the rest of the session.
+    patient = f"--ZMQTerminalInteractiveShell.kernel_is_complete_timeout={TIMEOUT_S}"
     process = pexpect.spawn(
-        program, ["--kernel", jupyter.NAME], env=environment, encoding="utf-8", dimensions=(40, 120)
+        program, ["--kernel", jupyter.NAME, patient], env=environment, encoding="utf-8", dimensions=(40, 120)
     )
     try:
         terminal = Terminal(process)
