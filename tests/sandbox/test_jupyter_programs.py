@@ -17,7 +17,7 @@ from tests.sandbox.clients import TIMEOUT_S, installed
 
 ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|[=>])")
 AT_ONCE = 5
-"""Characters that are read at once: so few that escapes are cut in the middle, as a busy machine cuts them now and then."""
+"""Characters that are read at once: so few that escapes are cut in the middle, as on a busy machine now and then."""
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["plain", "isolated"])
@@ -39,7 +39,7 @@ class Terminal:
             try:
                 self._unseen += self._process.read_nonblocking(AT_ONCE, timeout=TIMEOUT_S)
             except pexpect.TIMEOUT as error:
-                raise pexpect.TIMEOUT(f"{words!r} did not come within {TIMEOUT_S:.0f} s; shown was {shown!r}") from error
+                raise pexpect.TIMEOUT(f"no {words!r} within {TIMEOUT_S:.0f} s, but {shown!r}") from error
         before, found, self._unseen = shown.partition(words)
         return before + found
 
@@ -51,7 +51,7 @@ def deaf_to_ctrl_c(home: Path) -> bool:
     """A whole session of `jupyter console`; whether it hung at Ctrl-C, which it shows by showing nothing more."""
     environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "HOME": str(home)}
     program = str(Path(sys.executable).with_name("jupyter-console"))
-    # After a second without an answer it would hold each line for the beginning of several, for the rest of the session.
+    # After a second without an answer it would take each further line for the first of several.
     patient = f"--ZMQTerminalInteractiveShell.kernel_is_complete_timeout={TIMEOUT_S}"
     process = pexpect.spawn(
         program, ["--kernel", jupyter.NAME, patient], env=environment, encoding="utf-8", dimensions=(40, 120)
