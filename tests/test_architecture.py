@@ -4,12 +4,28 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Set
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 from website.house import FLOORS, ROOT, imports, room
 
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
+TESTS = Path(__file__).parent
+
+
+@cache
+def syntax(folder: Path) -> list[tuple[Path, str, list[ast.AST]]]:
+    """Every file below a folder with its text and its syntax, read once for all tests."""
+    texts = [(path, path.read_text()) for path in sorted(folder.rglob("*.py"))]
+    return [(path, text, list(ast.walk(ast.parse(text)))) for path, text in texts]
+
+
+@cache
+def graph() -> Mapping[str, Set[str]]:
+    """Room -> the rooms that it imports, itself among them."""
+    return imports()
 
 
 def test_every_room_has_a_floor() -> None:
@@ -18,41 +34,38 @@ def test_every_room_has_a_floor() -> None:
 
 
 def test_imports_flow_down_the_floors() -> None:
-    upwards = {(mine, other) for mine, others in imports().items() for other in others if FLOOR[other] > FLOOR[mine]}
+    upwards = {(mine, other) for mine, others in graph().items() for other in others if FLOOR[other] > FLOOR[mine]}
     assert upwards == set()
 
 
 def test_no_two_rooms_import_each_other_even_at_a_distance() -> None:
-    graph = {mine: others - {mine} for mine, others in imports().items()}
-    assert list(TopologicalSorter(graph).static_order())  # raises CycleError
+    others = {mine: others - {mine} for mine, others in graph().items()}
+    assert list(TopologicalSorter(others).static_order())  # raises CycleError
 
 
 def test_the_plan_stays_small() -> None:
-    graph = imports()
     assert len(FLOOR) <= 22
-    assert sum(len(others - {mine}) for mine, others in graph.items()) <= 110
+    assert sum(len(others - {mine}) for mine, others in graph().items()) <= 110
 
 
 def test_no_file_and_no_function_outgrows_the_house() -> None:
     """A longer one lacks an idea (CONTRIBUTING.md). The docstring of a public name counts, too."""
-    for path in ROOT.rglob("*.py"):
-        text = path.read_text()
+    for path, text, nodes in syntax(ROOT):
         assert len(text.splitlines()) <= 300, path
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 assert node.end_lineno - node.lineno < 80, f"{path}: {node.name}"
 
 
 def test_engines_and_sandboxes_do_not_know_each_other() -> None:
-    graph = imports()
-    assert "engine" not in graph["sandbox"]
-    assert "sandbox" not in graph["engine"]
+    assert "engine" not in graph()["sandbox"]
+    assert "sandbox" not in graph()["engine"]
 
 
 def test_what_runs_inside_a_sandbox_imports_nothing_of_repl_rl() -> None:
-    for path in (ROOT.parent / "sandbox").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, _, nodes in syntax(ROOT.parent / "sandbox"):
+        for node in nodes:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not any(name.split(".")[0] == "repl_rl" for name in names), path
@@ -61,8 +74,8 @@ def test_what_runs_inside_a_sandbox_imports_nothing_of_repl_rl() -> None:
 def test_ray_is_imported_in_three_files() -> None:
     """Whoever wants actors asks `machine/actors.py`, so what of Ray is no stable interface is in one place."""
     found = set()
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, _, nodes in syntax(ROOT):
+        for node in nodes:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(name.split(".")[0] == "ray" for name in names):
@@ -85,17 +98,33 @@ def test_every_public_name_can_be_imported() -> None:
 
 
 def test_no_type_checking_blocks_and_no_explicit_any() -> None:
-    for path in ROOT.rglob("*.py"):
-        names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    for path, _, nodes in syntax(ROOT):
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
         assert not names & {"TYPE_CHECKING", "Any"}, path
 
 
+def test_an_import_inside_a_function_says_why_it_is_not_at_the_top() -> None:
+    """On its own line or above; a reason holds for the imports right below it, too."""
+    for path, text, nodes in syntax(ROOT):
+        lines = text.splitlines()
+        for node in nodes:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            inside = [each for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)]
+            told = 0
+            for each in sorted(inside, key=lambda found: found.lineno):
+                own = any("  # " in line for line in lines[each.lineno - 1 : each.end_lineno])
+                before = [line.strip() for line in lines[told or node.lineno : each.lineno - 1] if line.strip()]
+                said = own or bool(before and before[-1].startswith("# ")) or bool(told and not before)
+                assert said, f"{path}:{each.lineno}: say why it is imported here"
+                told = each.end_lineno or each.lineno
+
+
 def test_the_type_checker_is_told_to_ignore_nothing() -> None:
-    for path in (*ROOT.rglob("*.py"), *(ROOT.parent / "sandbox").rglob("*.py")):
-        assert "# type: " + "ignore" not in path.read_text(), path
+    for path, text, _ in (*syntax(ROOT), *syntax(ROOT.parent / "sandbox")):
+        assert "# type: " + "ignore" not in text, path
 
 
-TESTS = Path(__file__).parent
 PATCHES = {
     "tempdir": "the standard library keeps a process's temporary folder there",
     "stdin": "what a terminal types",
@@ -107,12 +136,6 @@ PATCHES = {
     "_get_per_token_logps_and_entropies": "the gradient of each token alone, which every model mixes with others",
 }
 """What tests may set for a while: the end of its name -> why."""
-
-
-def nodes() -> list[tuple[Path, ast.AST]]:
-    """The syntax of every test."""
-    paths = sorted(TESTS.rglob("*.py"))
-    return [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text()))]
 
 
 def patched(node: ast.AST) -> str | None:
@@ -133,7 +156,8 @@ def test_no_test_sleeps() -> None:
     """`asyncio.sleep(0)` only lets the event loop turn. `tests/users.py` is code of a user, which may hang."""
     asleep = [
         f"{path}:{node.lineno}"
-        for path, node in nodes()
+        for path, _, nodes in syntax(TESTS)
+        for node in nodes
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).rpartition(".")[2] == "sleep"
         and ast.unparse(node.args[0]) != "0"
@@ -149,9 +173,9 @@ def test_the_quick_suite_names_files_that_are_there_once_each_and_in_order() -> 
 
 
 def test_tests_patch_no_code_without_a_reason() -> None:
-    assert {name for _, node in nodes() if (name := patched(node)) is not None} == set(PATCHES)
+    assert {name for _, _, nodes in syntax(TESTS) for node in nodes if (name := patched(node))} == set(PATCHES)
 
 
 def test_tests_use_no_mocks() -> None:
-    for path in TESTS.rglob("*.py"):
-        assert not re.search(r"^\s*(from|import) .*\bmock\b", path.read_text(), re.MULTILINE), path
+    for path, text, _ in syntax(TESTS):
+        assert not re.search(r"^\s*(from|import) .*\bmock\b", text, re.MULTILINE), path

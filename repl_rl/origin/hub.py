@@ -86,7 +86,7 @@ def _ask(name: HubName) -> str | None:
     Raises:
         ConfigError: it has not, or refuses.
     """
-    # imported here: half a second that only names of the hub need
+    # half a second to import, as below: only names of the hub need it
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -111,7 +111,7 @@ def _ask(name: HubName) -> str | None:
 
 
 def _fetch(name: HubName) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import GatedRepoError
 
     try:
@@ -133,7 +133,7 @@ def _fetch(name: HubName) -> Path:
 
 def _cached(name: HubName) -> Path | None:
     """Its folder in the cache, if everything is there."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -174,12 +174,12 @@ def _gated(name: HubName) -> ConfigError:
 
 
 def _endpoint() -> str:
-    from huggingface_hub import constants
+    from huggingface_hub import constants  # slow to import
 
     return str(constants.ENDPOINT)
 
 
 def _cache() -> str:
-    from huggingface_hub import constants
+    from huggingface_hub import constants  # slow to import
 
     return os.fspath(constants.HF_HUB_CACHE)

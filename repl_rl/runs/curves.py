@@ -9,7 +9,7 @@ def draw_curves(rows: Sequence[Mapping[str, float]], held_out: Sequence[tuple[in
 
     `held_out` are (step, solve rate) points of the evaluations.
     """
-    # Drawn without pyplot: no display, no global state.
+    # Slow to import, and only a picture needs it. Without pyplot: no display, no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -5,8 +5,6 @@ import contextlib
 
 from repl_rl.sandbox.daemon import Container
 
-# The docker package is slow to import: each function that needs it imports it.
-
 _REMOVED_WITHIN_S = 30
 
 
@@ -25,7 +23,7 @@ class RunningContainer:
 
     def look(self) -> bool:
         """Ask the daemon whether it runs, and keep the end of its log."""
-        import docker
+        import docker  # slow to import
 
         try:
             self._words = self._container.logs(tail=20).decode("utf-8", "replace").strip()
@@ -45,7 +43,7 @@ class RunningContainer:
         self._alive = False
 
     def _remove(self) -> None:
-        import docker
+        import docker  # slow to import
 
         try:
             self._container.remove(force=True)

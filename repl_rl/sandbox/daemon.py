@@ -5,8 +5,6 @@ from typing import Protocol
 
 from repl_rl.errors import SandboxUnavailable
 
-# The docker package is slow to import: what needs it imports it.
-
 REMEDY = "or use --sandbox local, or --sandbox unsafe"
 
 

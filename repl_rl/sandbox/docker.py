@@ -23,8 +23,6 @@ from repl_rl.sandbox.local import ENVIRONMENT, INSIDE
 from repl_rl.sandbox.served import serve
 from repl_rl.settings.bounds import AtLeast, check_fields
 
-# The docker package is slow to import: each function that needs it imports it.
-
 OWNER = "repl_rl.owner"
 """Label of a container: the process that started it."""
 _USER = 64_000
@@ -169,7 +167,7 @@ class ContainerLaunch:
         return await _uncancelled(lambda: self._run(folder))
 
     def _run(self, folder: str) -> RunningContainer:
-        import docker
+        import docker  # slow to import
 
         client = connect()
         refuse_weak(client.info())
