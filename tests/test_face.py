@@ -1,10 +1,13 @@
 """The public names: typed for checkers, imported late for programs, and the same for both."""
 
 import ast
+import inspect
 import subprocess
 import sys
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 
 import repl_rl
 
@@ -38,6 +41,24 @@ def test_a_name_of_the_stub_is_the_object_of_the_module() -> None:
         assert name == original
         assert getattr(repl_rl, name) is getattr(import_module(module), name), name
         assert vars(repl_rl)["_HOMES"][name] == module.removeprefix("repl_rl."), name
+
+
+def test_every_public_class_and_its_methods_say_what_they_promise() -> None:
+    """What overrides another one promises what that does, unless it says more."""
+    silent = []
+    for name in HOMES:
+        kind = getattr(repl_rl, name)
+        if not isinstance(kind, type):
+            continue
+        if not kind.__doc__ or kind.__doc__.startswith(f"{name}("):  # what `dataclass` says of one without
+            silent.append(name)
+        ours = [base for base in kind.__mro__ if base.__module__.startswith("repl_rl.")]
+        for member in {member for base in ours for member in vars(base) if not member.startswith("_")}:
+            found = inspect.getattr_static(kind, member)
+            said = inspect.getdoc(found) or inspect.getdoc(getattr(kind, member, None))
+            if not said and isinstance(found, FunctionType | classmethod | staticmethod | property | cached_property):
+                silent.append(f"{name}.{member}")
+    assert silent == []
 
 
 def test_no_public_name_is_hidden_by_a_module_of_that_name() -> None:

@@ -77,6 +77,7 @@ class Study:
 
     @property
     def faults(self) -> int:
+        """Rollouts that failed on our side; they are in no figure."""
         return sum(r.faults for r in self.results)
 
     @cached_property

@@ -75,6 +75,7 @@ class Sampled:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
+        """Those of its lines, one after the other."""
         return tuple(token for line in self.lines for token in line.token_ids)
 
 
@@ -122,12 +123,15 @@ class Trajectory:
     task_id: str
     prompt: Prompt
     segments: tuple[Segment, ...]
+    """What was sampled and what was observed, in turns."""
     stop: Stop
     policy_step: int
     """Optimizer steps behind the policy that it is for: that learns from it, or is evaluated; 0 is the starting policy.
     Each line names the one that wrote it."""
     seed: int
+    """Of its draws, where the engine seeds sessions."""
     wall_s: float
+    """Wall clock, seconds."""
     outcome: float | None = None
     """The outcome reward, on whatever scale it was given; None: nobody graded it."""
     failure: Failure | None = None
@@ -200,6 +204,7 @@ class Trajectory:
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
+        """All that the policy wrote, shape (L,)."""
         return tuple(line for segment in self.segments if isinstance(segment, Sampled) for line in segment.lines)
 
     @cached_property
@@ -243,10 +248,12 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
+        """How many of its completion tokens the policy wrote."""
         return sum(len(line.token_ids) for line in self.lines)
 
     @property
     def observed_tokens(self) -> int:
+        """How many of its completion tokens were spliced in."""
         return len(self.completion_ids) - self.sampled_tokens
 
     def logprobs_T(self, observed: float = 0.0) -> tuple[float, ...]:

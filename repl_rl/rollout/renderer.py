@@ -117,10 +117,12 @@ class Renderer:
 
     @property
     def newline_ids(self) -> frozenset[int]:
+        """Every id whose text contains a newline."""
         return self.audit.newline_ids
 
     @property
     def eos_ids(self) -> frozenset[int]:
+        """The end tokens, of which there is at least one."""
         return self.audit.eos_ids
 
     @property
@@ -130,6 +132,7 @@ class Renderer:
 
     @property
     def pad_id(self) -> int:
+        """What fills rows up, always masked: the tokenizer's own id for that, or the end token."""
         pad = self.tokenizer.pad_token_id
         return int(pad) if pad is not None else self.end_id
 

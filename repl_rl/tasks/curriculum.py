@@ -64,7 +64,11 @@ class Curriculum:
         return sum(levels) / max(len(levels), 1)
 
     def draw(self, count: int) -> tuple[Task, ...]:
-        """The next `count` (>= 1) tasks. No task of a family comes again before all others of it have come."""
+        """The next `count` (>= 1) tasks. No task of a family comes again before all others of it have come.
+
+        Raises:
+            ConfigError: `count` < 1.
+        """
         if count < 1:
             raise ConfigError("number of tasks", count, "draw at least 1")
         weights = self.weights
