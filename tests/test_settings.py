@@ -4,7 +4,10 @@ import ast
 import inspect
 import itertools
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import get_type_hints
 
@@ -16,7 +19,8 @@ from repl_rl.cli.train import TrainConfig
 from repl_rl.settings.flags import mirrored, names, seam_of
 
 ROOT = Path(__file__).parent.parent / "repl_rl"
-SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py")}
+OUTSIDE = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
+INSIDE = "\n".join(path.read_text() for path in (ROOT.parent / "sandbox").rglob("*.py"))
 
 
 def settings(kind: type) -> set[tuple[type, str]]:
@@ -48,17 +52,16 @@ ALL = sorted(
 )
 
 
-def body(owner: type) -> list[ast.stmt]:
-    for text in SOURCES.values():
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef) and node.name == owner.__name__:
-                return node.body
-    raise AssertionError(f"{owner} is not defined in repl_rl")
+@cache
+def bodies(module: str) -> Mapping[str, list[ast.stmt]]:
+    """What stands in each class of a module, by its name."""
+    nodes = ast.walk(ast.parse(inspect.getsource(sys.modules[module])))
+    return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 @pytest.mark.parametrize(("owner", "name"), ALL)
 def test_every_setting_is_documented(owner: type, name: str) -> None:
-    statements = body(owner)
+    statements = bodies(owner.__module__)[owner.__name__]
     for statement, following in itertools.pairwise(statements):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             if statement.target.id != name:
@@ -73,7 +76,6 @@ def test_every_setting_is_documented(owner: type, name: str) -> None:
 def test_every_setting_is_read_by_something(owner: type, name: str) -> None:
     if owner.__name__ == "RewardTable":
         return  # read as a table, by the name of a status: tests/test_rewards.py
-    readers = [path for path, text in SOURCES.items() if re.search(rf"\.{name}\b(?!\s*=[^=])", text)]
     # What a console may use is sent whole to the package inside the sandbox, and read there by name.
-    readers += [path for path in (ROOT.parent / "sandbox").rglob("*.py") if re.search(rf"\b{name}\b", path.read_text())]
-    assert readers, f"nothing reads {owner.__name__}.{name}"
+    read = re.search(rf"\.{name}\b(?!\s*=[^=])", OUTSIDE) or re.search(rf"\b{name}\b", INSIDE)
+    assert read, f"nothing reads {owner.__name__}.{name}"
