@@ -24,8 +24,21 @@ class Figures:
     """Of each rollout."""
     group: int
     """Rollouts of a group."""
-    fleets: Sequence[Mapping[str, float]]
+    fleets: Sequence[Mapping[str, object]]
     """A row each."""
+
+
+COLUMNS: Mapping[str, str] = {
+    "nodes": "{:.0f}",
+    "in_flight": "{:,.0f}",
+    "rollouts": "{:,.0f}",
+    "rollout_s": "{:g}",
+    "efficiency": "{:.2f}",
+    "owner_cpu_ms_a_rollout": "{:.2f}",
+    "weights_mb": "{:,.0f}",
+    "weights_s": "{:.2f}",
+}
+"""Of a row, in the order of the page."""
 
 
 def merged(runs: Sequence[Figures]) -> Figures:
@@ -49,16 +62,7 @@ def block(found: Figures) -> str:
     text += "| nodes | in flight | rollouts | of s, mean | efficiency | owner's ms of CPU a rollout "
     text += "| weights, MB | to all, s |\n" + "|---" * 8 + "|\n"
     for row in found.fleets:
-        cells = (
-            f"{row['nodes']:.0f}",
-            f"{row['in_flight']:,.0f}",
-            f"{row['rollouts']:,.0f}",
-            f"{row['rollout_s']:g}",
-            f"{row['efficiency']:.2f}",
-            f"{row['owner_cpu_ms_a_rollout']:.2f}",
-            f"{row['weights_mb']:,.0f}",
-            f"{row['weights_s']:.2f}",
-        )
+        cells = [form.format(row[name]) for name, form in COLUMNS.items()]
         text += f"| {' | '.join(cells)} |\n"
     return text
 

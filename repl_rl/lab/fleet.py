@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
 from repl_rl.rollout.fleet.choice import OnRay
+from repl_rl.rollout.fleet.members import Lost
 from repl_rl.rollout.fleet.messages import Beat, Cluster, Group, Setting, Weights
 from repl_rl.rollout.fleet.node import RolloutNode, checksum
 from repl_rl.rollout.fleet.schedule import Attempt, Schedule
@@ -42,6 +43,8 @@ GROUP = 8
 """Rollouts of a group."""
 _SPREAD = 0.5
 """Of the logarithms of rollouts' lengths."""
+_READY_S = 900.0
+"""For all nodes of a fleet to be there."""
 _BATCHES = 4
 """How many times what is in flight is played."""
 Tell = Callable[[str], None]
@@ -67,6 +70,30 @@ class FleetConfig:
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
         if self.rollout_s <= 0:
             raise ConfigError("rollout_s", self.rollout_s, "give more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one number of nodes came to."""
+
+    nodes: int
+    in_flight: int
+    """Rollouts, on all nodes together."""
+    rollouts: int
+    """That were played."""
+    rollout_s: float
+    """Mean length of a rollout."""
+    wall_s: float
+    ideal_s: float
+    """What the same schedule takes where nothing costs anything."""
+    efficiency: float
+    """The second of these two by the first, at most 1."""
+    owner_cpu_ms_a_rollout: float
+    weights_mb: int
+    weights_s: float
+    """Until all nodes had them."""
+    nodes_lost: tuple[Lost, ...]
+    """While it was measured: figures with any are no figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +158,34 @@ def ideal_s(sizes: Sequence[int], lengths_s: Sequence[float], nodes: int, places
 
 def run_fleet(config: FleetConfig, tell: Tell) -> dict[str, object]:
     """Measure each number of nodes, and return what `bench fleet --json` writes."""
-    sleeping = _sleeping(config.rollout_s)
+    asleep = sleeping(config.rollout_s)
     on_ray = import_module("repl_rl.rollout.fleet.ray").on_ray
     rows = []
     with on_ray(OnRay("", max(config.nodes), 0, False, 300.0), SleepingNode) as started:
         for nodes in config.nodes:
-            rows.append(_measured(started.cluster, sleeping, nodes, config))
-            tell(f"{nodes} nodes: efficiency {rows[-1]['efficiency']:.3f}")
-    return {"cpus": cores(), "lines": LINES, "group": GROUP, "fleets": rows}
+            rows.append(measured(started.cluster, asleep, nodes, config))
+            tell(told(rows[-1]))
+    return {"cpus": cores(), "lines": LINES, "group": GROUP, "fleets": [asdict(row) for row in rows]}
 
 
-def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetConfig) -> dict[str, float]:
+def told(row: Row) -> str:
+    """A line about a fleet that was measured, and another about each node that spoiled the figures."""
+    lost = [f"lost meanwhile: {one.name} at {one.seat}: {one.why}" for one in row.nodes_lost]
+    return "\n".join((f"{row.nodes} nodes: efficiency {row.efficiency:.3f}", *lost))
+
+
+def measured(cluster: Cluster, asleep: Sleeping, nodes: int, config: FleetConfig, ready_s: float = _READY_S) -> Row:
+    """A fleet of so many nodes on `cluster`, which sleep as `asleep` says.
+
+    Raises:
+        ConfigError: not all nodes were there after `ready_s`.
+        BrokenDown: none was left.
+    """
     groups = _BATCHES * config.in_flight * nodes // GROUP
     tasks = {f"t{n}": Task(f"t{n}", "?", "1") for n in range(groups)}
-    setting = Setting(pickle.dumps(sleeping), 0, os.getcwd(), ())
-    plan = Plan(setting, ReplSampler(), RolloutLimits(), False, config.in_flight, nodes, shared=False)
-    with NodeFleet(nullcontext(cluster), plan, tasks) as source, tempfile.TemporaryDirectory() as folder:
-        while len(source.crew.ready) < nodes:
-            time.sleep(0.1)
+    opened = fleet_on(cluster, asleep, nodes, config.in_flight, tasks)
+    with opened as source, tempfile.TemporaryDirectory() as folder:
+        _wait_for(source, nodes, ready_s)
         _write_weights(Path(folder) / "model.safetensors", config.weights_mb)
         began_s = time.perf_counter()
         source.load_weights(Path(folder), 1)
@@ -156,22 +193,44 @@ def _measured(cluster: Cluster, sleeping: Sleeping, nodes: int, config: FleetCon
         began_s, cpu_s = time.perf_counter(), time.process_time()
         played = source.collect([id for id in tasks for _ in range(GROUP)], 1)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-        lost = len(source.crew.lost)
+        lost = tuple(source.crew.lost)
     lengths_s = [length_s(id, GROUP, config.rollout_s) for id in tasks]
     best_s = ideal_s([GROUP] * groups, lengths_s, nodes, config.in_flight)
-    return {
-        "nodes": nodes,
-        "in_flight": config.in_flight * nodes,
-        "rollouts": len(played),
-        "rollout_s": config.rollout_s,
-        "wall_s": wall_s,
-        "ideal_s": best_s,
-        "efficiency": best_s / wall_s,
-        "owner_cpu_ms_a_rollout": 1000 * cpu_s / len(played),
-        "weights_mb": config.weights_mb,
-        "weights_s": weights_s,
-        "nodes_lost": lost,
-    }
+    return Row(
+        nodes=nodes,
+        in_flight=config.in_flight * nodes,
+        rollouts=len(played),
+        rollout_s=config.rollout_s,
+        wall_s=wall_s,
+        ideal_s=best_s,
+        efficiency=best_s / wall_s,
+        owner_cpu_ms_a_rollout=1000 * cpu_s / len(played),
+        weights_mb=config.weights_mb,
+        weights_s=weights_s,
+        nodes_lost=lost,
+    )
+
+
+def fleet_on(cluster: Cluster, asleep: Sleeping, nodes: int, in_flight: int, tasks: Mapping[str, Task]) -> NodeFleet:
+    """Nodes that sleep, at most so many, with so many rollouts in flight on each, to which weights are sent."""
+    setting = Setting(pickle.dumps(asleep), 0, os.getcwd(), ())
+    plan = Plan(setting, ReplSampler(), RolloutLimits(), False, in_flight, nodes, shared=False)
+    return NodeFleet(nullcontext(cluster), plan, tasks)
+
+
+def _wait_for(source: NodeFleet, nodes: int, limit_s: float) -> None:
+    """Have so many nodes ready.
+
+    Raises:
+        ConfigError: they are not in time; names those that were lost.
+    """
+    ends_s = time.monotonic() + limit_s
+    while (ready := len(source.crew.ready)) < nodes:
+        if time.monotonic() > ends_s:
+            lost = "; ".join(f"{one.name} at {one.seat}: {one.why}" for one in source.crew.lost) or "none was lost"
+            remedy = "free cores and memory for them, or measure fewer: --nodes"
+            raise ConfigError("fleet", f"{ready} of {nodes} nodes after {limit_s:g} s ({lost})", remedy)
+        time.sleep(0.1)
 
 
 def _write_weights(file: Path, mb: int) -> None:
@@ -181,7 +240,7 @@ def _write_weights(file: Path, mb: int) -> None:
             out.write(dice.randbytes(10**6))
 
 
-def _sleeping(rollout_s: float) -> Sleeping:
+def sleeping(rollout_s: float) -> Sleeping:
     """A rollout of so many lines, played once."""
     renderer = World().renderer()
     script = [i for n in range(LINES) for i in renderer.written(f"x = {n} * 37 + 12\n")]

@@ -41,7 +41,7 @@ class MemoryNode:
 
     def __init__(self, cluster: "MemoryCluster") -> None:
         self._cluster = cluster
-        self._inner = RolloutNode()
+        self._inner = cluster.kind()
         self._gone = asyncio.Event()
         self.frozen = False
         self.stuck = cluster.stuck
@@ -92,6 +92,10 @@ class MemoryNode:
     def kill(self) -> None:
         self._gone.set()
 
+    async def reap(self) -> None:
+        """What would be gone with the process of a node that was killed."""
+        await self._inner.close()
+
 
 def spare(number: int, node: MemoryNode) -> None:
     """Strike nobody."""
@@ -102,11 +106,17 @@ class MemoryCluster:
 
     name = "memory"
 
-    def __init__(self, seats: int, strike: Callable[[int, MemoryNode], None] = spare) -> None:
+    def __init__(
+        self,
+        seats: int,
+        strike: Callable[[int, MemoryNode], None] = spare,
+        kind: type[RolloutNode] = RolloutNode,
+    ) -> None:
         self.places = [f"seat {n}" for n in range(seats)]
         self.nodes: list[MemoryNode] = []
         self.strike = strike
         """Called with the number of a group's attempt, from 1, and its node, when it begins."""
+        self.kind = kind
         self.begun = 0
         self.garbled: set[int] = set()
         """Policy steps of weights that do not arrive as they were."""
