@@ -14,12 +14,13 @@ from typing import TypeVar
 
 import ray
 from ray import exceptions
+from ray._private.state import available_resources_per_node
 from ray.actor import ActorHandle as Actor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from repl_rl.errors import BrokenDown, ReplRLError, RolloutFailure
 
-__all__ = ["Actor", "Machine", "answer", "brief", "end", "machines", "published", "start"]
+__all__ = ["Actor", "Machine", "answer", "brief", "end", "living", "machines", "published", "start"]
 
 T = TypeVar("T")
 Lost = Callable[[str], Exception]
@@ -62,17 +63,29 @@ class Machine:
     name: str
     """For people: its host, and as much of the id as tells it from others there."""
     gpus: int
+    free: int
+    """Of these, that no actor and no task has."""
 
 
 async def machines(lost: Lost) -> list[Machine]:
     """Those of the cluster. Raises what `lost` makes: it is gone."""
     try:
-        found = await _aside(ray.nodes)
+        return await _aside(living)
     except exceptions.RayError as error:
         raise lost(brief(error)) from error
+
+
+def living() -> list[Machine]:
+    """As `machines`, for whoever may wait for the cluster. Raises Ray's own errors."""
+    free = available_resources_per_node()
     return [
-        Machine(one["NodeID"], f"{one['NodeManagerHostname']}-{one['NodeID'][:6]}", int(one["Resources"].get("GPU", 0)))
-        for one in found
+        Machine(
+            one["NodeID"],
+            f"{one['NodeManagerHostname']}-{one['NodeID'][:6]}",
+            int(one["Resources"].get("GPU", 0)),
+            int(free.get(one["NodeID"], {}).get("GPU", 0)),
+        )
+        for one in ray.nodes()
         if one["Alive"] and one.get("Resources", {}).get("CPU")
     ]
 

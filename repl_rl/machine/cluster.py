@@ -15,10 +15,11 @@ import ray
 from ray import exceptions
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.actors import brief
-from repl_rl.machine.own_machines import LOOPBACK, Machines, alone, machines_here, signals_kept
+from repl_rl.machine.actors import brief, living
+from repl_rl.machine.launched import local_processes
+from repl_rl.machine.own_machines import LOOPBACK, Machines, alone, gpus_there, machines_here, signals_kept
 
-__all__ = ["connected", "shared"]
+__all__ = ["connected", "refuse_shared", "refuse_taken", "shared"]
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,39 @@ def _leave() -> None:
 def _tell_open(address: str) -> None:
     if os.environ.get("RAY_AUTH_MODE") != "token":
         log.warning("cluster %s asks nobody for a token: whoever reaches it runs programs there", address)
+
+
+def refuse_shared(thing: str) -> None:
+    """Refuse the cluster that this process is on where it gives actors the GPUs on which processes train here.
+
+    Raises:
+        ConfigError: see `refuse_taken`.
+    """
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None:  # the GPUs of an actor, as those of Ray Train are, are taken for Ray
+        here = context.get_node_id()
+        offered = sum(machine.gpus for machine in living() if machine.id == here)
+        refuse_taken(thing, offered, gpus_there(), local_processes())
+
+
+def refuse_taken(thing: str, offered: int, there: int, trainers: int) -> None:
+    """Refuse that Ray has so many of a machine's GPUs that it gives away one on which a process trains.
+
+    Args:
+        thing: whose cluster it is, for messages.
+        offered: GPUs that Ray has on this machine (>= 0).
+        there: of this machine (>= 0).
+        trainers: processes that train on this machine (>= 1), a GPU each.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if not there or offered <= max(0, there - trainers):
+        return
+    left = ",".join(str(number) for number in range(trainers, there))
+    how = f"CUDA_VISIBLE_DEVICES={left} ray start ..." if left else "ray start --num-gpus=0 ..."
+    said = f"{offered} of the {there} GPUs of this machine are Ray's, and {trainers} are needed to train"
+    raise ConfigError(thing, said, f"nodes would be put there too; start Ray on this machine with `{how}`")
 
 
 _sharing = threading.Lock()

@@ -24,7 +24,8 @@ from repl_rl.machine.inherited import variables
 from repl_rl.machine.processes import descendants, end_now
 
 __all__ = [
-    "Machine", "Machines", "add_machine", "alone", "machines_here", "processes_of", "remove_machine", "signals_kept",
+    "Machine", "Machines", "add_machine", "alone", "gpus_there", "left_to_nodes", "machines_here", "processes_of",
+    "remove_machine", "signals_kept",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def _machines(thing: str, simulated: int, folder: Path) -> Iterator[Machines]:
     (folder / "ray").mkdir()
     alone = {"RAY_TMPDIR": str(folder)}
     try:
-        with variables({**dict.fromkeys(launched.VARIABLES), **_others(), **alone}):
+        with variables({**dict.fromkeys(launched.VARIABLES), **left_to_nodes(), **alone}):
             add_machine(machines, thing, **head, include_dashboard=False)
             for _ in range(simulated):
                 add_machine(machines, thing, num_cpus=1)
@@ -129,12 +130,16 @@ def alone() -> Iterator[None]:
         _read_again()
 
 
-def _others() -> Mapping[str, str]:
+def left_to_nodes() -> Mapping[str, str]:
     """Where there are several GPUs the first ones are left to the processes that train here, one to each."""
-    count = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
-    ids = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids() or list(map(str, range(count)))
-    left = ids[launched.local_processes() :]
+    ids = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids()
+    left = (list(map(str, range(gpus_there()))) if ids is None else ids)[launched.local_processes() :]
     return {"CUDA_VISIBLE_DEVICES": ",".join(left)} if left else {}
+
+
+def gpus_there() -> int:
+    """GPUs of this machine, whichever of them this process may use."""
+    return int(NvidiaGPUAcceleratorManager.get_current_node_num_accelerators())
 
 
 def _read_again() -> None:

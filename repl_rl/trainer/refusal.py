@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from repl_rl.engine import ENGINES, EngineKind, Vllm
+from repl_rl.engine import ENGINES, EngineKind, Transformers, Vllm
 from repl_rl.engine.forbidden import refuse_unforbiddable
 from repl_rl.engine.logits import Logits
 from repl_rl.engine.names import outline
@@ -36,6 +36,7 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "lo
         remedy = f"a step takes {needed} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
     _refuse_apart(world, config, fleet)
+    _refuse_idle(world, fleet)
     config.check_machine()
     config.share(processes())
     refuse_unsharded(processes(), config.lora_rank)
@@ -59,6 +60,14 @@ def _refuse_apart(world: World, config: TrainerConfig, fleet: str) -> None:
         without = "vLLM cannot sleep while it samples; leave vllm.sleep out"
     if config.ahead and without:
         raise ConfigError("trainer.ahead", config.ahead, f"{without}, or leave it at 0")
+
+
+def _refuse_idle(world: World, fleet: str) -> None:
+    """Refuse GPUs of a node that its engine would leave idle. What an engine of the user's takes is not known."""
+    engine, chosen = ENGINES.chosen(world.engine), chosen_fleet(fleet)
+    if chosen is not None and chosen.gpus > 1 and isinstance(engine, Vllm | Transformers):
+        remedy = f"the engine {engine.kind} samples on one GPU, and the others of a node would be idle; leave it at 1"
+        raise ConfigError("fleet.gpus", chosen.gpus, remedy)
 
 
 def refuse_model(

@@ -1,5 +1,6 @@
 """How a fleet is chosen and looked at from the command line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ from repl_rl.cli import main
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.fleet.choice import OnRay, chosen_fleet
+from repl_rl.rollout.fleet.source import STATUS
 from repl_rl.settings.arguments import parse
+from repl_rl.trainer import refuse_run
 from tests.fleet.memory import MemoryCluster, fleet
+from tests.processes import wait_for
 
 
 def test_a_fleet_is_named_with_options() -> None:
@@ -40,18 +44,28 @@ def test_what_is_no_fleet_is_refused(text: str, told: str) -> None:
     assert told in str(raised.value)
 
 
+def test_gpus_that_an_engine_would_leave_idle_are_refused_before_anything_opens() -> None:
+    config = TrainConfig(engine="vllm", fleet="ray(gpus=2)")
+    with pytest.raises(ConfigError, match=r"fleet\.gpus is 2; the engine vllm samples on one GPU.*leave it at 1"):
+        refuse_run(config, config.trainer, 512, config.fleet)
+
+
 def test_the_status_of_a_run_names_its_nodes_and_the_lost_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = MemoryCluster(2)
     with fleet(cluster) as source:
         source.keep_notes(tmp_path)
+        wait_for(lambda: len(source.crew.ready) == 2, None)
         cluster.nodes[-1].kill()
+        wait_for(lambda: source.crew.lost and len(source.crew.ready) == 2, None)
         source.collect(["t0"], 0)
+        wait_for(lambda: json.loads((tmp_path / STATUS).read_text())["lost"], None)
         assert main(["fleet", "status", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "memory: nodes of" in said
-    assert "ready" in said
+    assert said.count("ready") == 2
+    assert "lost: node 1 at seat 1: it was killed by the test" in said
 
 
 @pytest.mark.parametrize("words", [["fleet", "status", "."], ["fleet"], ["fleet", "status"]])

@@ -1,5 +1,6 @@
 """A fleet on Ray: two simulated machines, real actors, real consoles."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,12 +15,14 @@ import psutil
 import pytest
 from ray._common.utils import get_ray_address_file
 
+from repl_rl.machine.actors import end, start
 from repl_rl.machine.own_machines import add_machine, remove_machine
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.fleet.choice import OnRay
 from repl_rl.rollout.fleet.members import Waits
-from repl_rl.rollout.fleet.ray import Started, on_ray
+from repl_rl.rollout.fleet.node import RolloutNode
+from repl_rl.rollout.fleet.ray import RayCluster, Started, on_ray
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from tests.fleet.memory import IDS, TASKS, setting, weights
 from tests.fleet.scripted import LIMITS, isolated, rollouts
@@ -137,6 +140,28 @@ def test_a_machine_that_comes_is_used_and_one_that_goes_is_outlived(
             assert untimed(source.collect(IDS, 0)) == expected
         gone.join()
         assert untimed(source.collect(IDS, 0)) == expected
+
+
+def test_gpus_that_something_else_on_the_cluster_has_are_no_seats_until_they_are_free(started: Started) -> None:
+    assert started.machines is not None
+    machine = add_machine(started.machines, num_cpus=1, num_gpus=3)  # Ray counts them; nobody looks for them
+    cluster = RayCluster(OnRay("", 0, 1, True, 120.0), True)
+
+    def seats() -> list[str]:
+        return [seat for seat in asyncio.run(cluster.seats()) if machine.node_id[:6] in seat]
+
+    wait_for(lambda: len(seats()) == 3, None, 60)
+    other = start(RolloutNode, machine.node_id, gpus=1)
+    wait_for(lambda: len(seats()) == 2, None, 60)
+    mine = seats()[1]
+    node = asyncio.run(cluster.start(mine))
+    assert len(seats()) == 2
+    assert seats()[0] == mine, "what is held comes first, and is a seat as long as it is"
+    end(other)
+    wait_for(lambda: len(seats()) == 3, None, 60)
+    node.kill()
+    wait_for(lambda: seats()[0] != mine and len(seats()) == 3, None, 60)
+    remove_machine(started.machines, machine)
 
 
 def test_the_command_of_the_page_trains_on_two_nodes(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pickle import PickleBuffer
 from typing import NamedTuple
 
 from repl_rl.errors import NodeLost
-from repl_rl.machine.actors import Actor, answer, end, machines, published, start
-from repl_rl.machine.cluster import connected
+from repl_rl.machine.actors import Actor, Machine, answer, end, machines, published, start
+from repl_rl.machine.cluster import connected, refuse_shared
 from repl_rl.machine.own_machines import Machines
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
@@ -24,6 +24,7 @@ class RayNode:
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
+        self.killed = False
 
     async def open(self, setting: Setting) -> Facts:
         """See `Node.open`."""
@@ -51,7 +52,25 @@ class RayNode:
 
     def kill(self) -> None:
         """See `Node.kill`."""
+        self.killed = True
         end(self._actor)
+
+
+def room(choice: OnRay, started: bool, machine: Machine, held: int) -> tuple[int, int]:
+    """Nodes that a machine has room for, and how many of its GPUs each takes.
+
+    What else is on the cluster may have some of them: processes of Ray Train, other runs.
+
+    Args:
+        choice: of the user.
+        started: the cluster is this run's own.
+        machine: which.
+        held: nodes of this run that are on it (>= 0), which count as well.
+    """
+    if choice.gpus and machine.gpus >= choice.gpus:
+        return min(machine.gpus, machine.free + held * choice.gpus) // choice.gpus, choice.gpus
+    # All nodes that were asked for, where there is no other machine.
+    return (choice.nodes or 1, 0) if started and not choice.simulate else (1, 0)
 
 
 class RayCluster:
@@ -60,8 +79,10 @@ class RayCluster:
     def __init__(self, choice: OnRay, started: bool, kind: type[RolloutNode] = RolloutNode) -> None:
         self._choice = choice
         self._started = started
-        self._machines: dict[str, tuple[str, int]] = {}
+        self._places: dict[str, tuple[str, int]] = {}
         """By seat: Ray's name of its machine, and the GPUs that a node takes there."""
+        self._nodes: dict[str, RayNode] = {}
+        """By seat, the last one that was started there."""
         self._kind = kind
 
     @property
@@ -73,23 +94,18 @@ class RayCluster:
         """See `Cluster.seats`."""
         found: dict[str, tuple[str, int]] = {}
         for machine in await machines(NodeLost):
-            count, gpus = self._room(machine.gpus)
-            found |= {f"{machine.name}/{number}": (machine.id, gpus) for number in range(count)}
-        self._machines |= found
+            names = [f"{machine.name}/{number}" for number in range(max(machine.gpus, self._choice.nodes, 1))]
+            held = [name for name in names if name in self._nodes and not self._nodes[name].killed]
+            count, gpus = room(self._choice, self._started, machine, len(held))
+            free = [name for name in names if name not in held]
+            found |= dict.fromkeys([*held, *free][:count], (machine.id, gpus))
+        self._places |= found
         return list(found)
-
-    def _room(self, gpus: int) -> tuple[int, int]:
-        """Nodes on a machine with so many GPUs, and how many of them each takes."""
-        mine = self._choice.gpus
-        if mine and gpus >= mine:
-            return gpus // mine, mine
-        # All nodes that were asked for, where there is no other machine.
-        return (self._choice.nodes or 1, 0) if self._started and not self._choice.simulate else (1, 0)
 
     async def start(self, seat: str) -> RayNode:
         """See `Cluster.start`."""
-        machine, gpus = self._machines[seat]
-        node = RayNode(start(self._kind, machine, gpus=gpus, apart=_BEATS))
+        machine, gpus = self._places[seat]
+        node = self._nodes[seat] = RayNode(start(self._kind, machine, gpus=gpus, apart=_BEATS))
         try:
             await node.beat()
         except BaseException:
@@ -115,7 +131,10 @@ def on_ray(choice: OnRay, kind: type[RolloutNode] = RolloutNode) -> Iterator[Sta
     """The cluster that is chosen, for the length of a `with`; see `connected`.
 
     Raises:
-        ConfigError: there is no such cluster, it cannot be started, or this process is on another one already.
+        ConfigError: there is no such cluster, it cannot be started, or this process is on another one already; or nodes
+            of it would be given the GPU on which this process trains.
     """
     with connected("fleet", choice.address, choice.nodes if choice.simulate else 0) as here:
+        if choice.address and choice.gpus:
+            refuse_shared("fleet")
         yield Started(RayCluster(choice, here is not None, kind), here)
