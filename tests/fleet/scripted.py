@@ -1,12 +1,15 @@
 """Worlds that a node opens in a test, in any process: a scripted policy whose draws hang on a session's seed alone."""
 
 import hashlib
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from repl_rl.engine import ScriptedEngine
+from repl_rl.engine import Engine, ScriptedEngine
+from repl_rl.engine.lasting import lasting
+from repl_rl.engine.mortal import MortalEngine
 from repl_rl.rollout import Rollouts
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
@@ -39,19 +42,69 @@ async def isolated(number: int = 0) -> AsyncIterator[Rollouts]:
         yield replace(rollouts(), sandbox=sandbox)
 
 
+async def weigh(engine: ScriptedEngine, folder: Path, policy_step: int) -> None:
+    """Let what an engine draws hang on the weights in `folder`."""
+    async with engine.gate.change():
+        content = (folder / "model.safetensors").read_bytes()
+        engine.seed = int(hashlib.blake2b(content, digest_size=4).hexdigest(), 16)
+        engine.policy_step = policy_step
+
+
 @dataclass(slots=True)
 class WeighedEngine(ScriptedEngine):
     """What it draws hangs on the weights that it was given: whoever samples from others plays other rollouts."""
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
-        async with self.gate.change():
-            self.seed = int(hashlib.blake2b((folder / "model.safetensors").read_bytes(), digest_size=4).hexdigest(), 16)
-            self.policy_step = policy_step
+        await weigh(self, folder, policy_step)
+
+
+@dataclass(slots=True)
+class ProcessEngine(MortalEngine):
+    """The same with a process of its own, without which it is dead, as that of vLLM."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def refuse_if_dead(self) -> None:
+        assert self.process is not None
+        self.dead = self.dead or self.process.poll() is not None
+        MortalEngine.refuse_if_dead(self)
+
+    async def load_weights(self, folder: Path, policy_step: int) -> None:
+        self.refuse_if_dead()
+        await weigh(self, folder, policy_step)
+
+
+ENGINE = "engine-of-a-test"
+"""How such a process calls itself."""
+
+
+def _started() -> subprocess.Popen[bytes]:
+    """It ends with this process, however that ends: nobody writes any more."""
+    return subprocess.Popen(["bash", "-c", f"exec -a {ENGINE} cat"], stdin=subprocess.PIPE)
 
 
 @asynccontextmanager
 async def weighed(number: int = 0) -> AsyncIterator[Rollouts]:
-    """The same with an engine whose draws hang on its weights."""
+    """The same world with an engine whose draws hang on its weights."""
     async with isolated(number) as world:
         assert isinstance(world.engine, ScriptedEngine)
         yield replace(world, engine=WeighedEngine(world.engine.scripts, forbidden_ids=RENDERER.forbidden_ids))
+
+
+@asynccontextmanager
+async def processed(number: int = 0) -> AsyncIterator[Rollouts]:
+    """The same with an engine that has a process of its own, and is opened again when that dies."""
+    async with isolated(number) as world:
+        assert isinstance(world.engine, ScriptedEngine)
+        scripts = world.engine.scripts
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Engine]:
+            with _started() as process:
+                try:
+                    yield ProcessEngine(scripts, forbidden_ids=RENDERER.forbidden_ids, process=process)
+                finally:
+                    process.kill()
+
+        async with lasting(opened, pause_s=0.1) as engine:
+            yield replace(world, engine=engine)

@@ -1,8 +1,8 @@
 """What strikes a fleet on Ray, at random moments: every round is played to its end, as it is played undisturbed.
 
-Real actors, machines and consoles, and a scripted engine whose draws hang on its weights. It has no process of its own
-to be killed; the consoles' fork server is one, and is killed. `REPL_RL_STRIKES` says how often each kind strikes and
-`REPL_RL_STRIKES_SEED` at which moments. Both are printed, and what each kind cost.
+Real actors, machines and consoles, and a scripted engine whose draws hang on its weights; where its process is struck,
+one that dies without it, as vLLM does. `REPL_RL_STRIKES` says how often each kind strikes and `REPL_RL_STRIKES_SEED` at
+which moments. Both are printed, and what each kind cost.
 """
 
 import os
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 import pytest
@@ -31,7 +32,7 @@ from repl_rl.rollout.fleet.members import Waits
 from repl_rl.rollout.fleet.ray import Started, on_ray
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from tests.fleet.memory import IDS, TASKS, setting, weights
-from tests.fleet.scripted import LIMITS, rollouts, weighed
+from tests.fleet.scripted import ENGINE, LIMITS, processed, rollouts, weighed
 from tests.processes import command, identity, wait_for
 from tests.untimed import untimed
 
@@ -186,7 +187,10 @@ def started() -> Iterator[Started]:
         yield cluster
 
 
-Open = Callable[[Waits], Arena]
+class Open(Protocol):
+    """Opens a fleet."""
+
+    def __call__(self, waits: Waits, world: Callable[[int], object] = weighed) -> Arena: ...
 
 
 @pytest.fixture
@@ -194,8 +198,8 @@ def fleet(started: Started, expected: Mapping[int, Sequence[Trajectory]], folder
     """Opens a fleet of two nodes to which weights are sent."""
     with ExitStack() as stack:
 
-        def opened(waits: Waits) -> Arena:
-            plan = Plan(setting(weighed), rollouts().sampler, LIMITS, False, 6, 0, waits, shared=False)
+        def opened(waits: Waits, world: Callable[[int], object] = weighed) -> Arena:
+            plan = Plan(setting(world), rollouts().sampler, LIMITS, False, 6, 0, waits, shared=False)
             tasks = {task.id: task for task in TASKS}
             source = stack.enter_context(NodeFleet(nullcontext(started.cluster), plan, tasks))
             arena = Arena(started, source, expected, folder)
@@ -249,6 +253,28 @@ def test_a_fork_server_that_is_killed_at_any_moment_changes_nothing_and_costs_no
         return remains
 
     with told("fork server killed", capsys) as tally:
+        for _ in range(COUNT):
+            arena.strike(blow, lambda: True, tally)
+        assert not arena.source.crew.lost
+
+
+def test_an_engine_that_is_killed_at_any_moment_changes_nothing_and_costs_no_node(
+    fleet: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arena = fleet(WAITS, processed)
+
+    def engines(pid: int) -> list[psutil.Process]:
+        return [child for child in psutil.Process(pid).children() if command(child.pid).startswith(ENGINE)]
+
+    def blow() -> Remains:
+        pid = arena.dice.choice(sorted(arena.pids().values()))
+        wait_for(lambda: engines(pid), None)  # what died of the strike before may be on its way
+        (engine,) = engines(pid)
+        remains = family(engine.pid)
+        signalled([engine.pid], signal.SIGKILL)
+        return remains
+
+    with told("engine killed", capsys) as tally:
         for _ in range(COUNT):
             arena.strike(blow, lambda: True, tally)
         assert not arena.source.crew.lost
