@@ -118,7 +118,7 @@ def refuse_taken(thing: str, offered: int, there: int, trainers: int) -> None:
         return
     left = ",".join(str(number) for number in range(trainers, there))
     how = f"CUDA_VISIBLE_DEVICES={left} ray start ..." if left else "ray start --num-gpus=0 ..."
-    said = f"{offered} of the {there} GPUs of this machine are Ray's, and {trainers} are needed to train"
+    said = f"Ray has {offered} of the {there} GPUs of this machine, {trainers} are needed to train"
     raise ConfigError(thing, said, f"nodes would be put there too; start Ray on this machine with `{how}`")
 
 

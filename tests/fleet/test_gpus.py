@@ -44,7 +44,7 @@ def test_a_cluster_whose_nodes_would_share_a_gpu_with_the_trainer_is_refused(
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         refuse_taken("fleet", offered, there, trainers)
-    assert f"fleet is '{offered} of the {there} GPUs of this machine are Ray's" in str(raised.value)
+    assert f"fleet is 'Ray has {offered} of the {there} GPUs of this machine, {trainers} are" in str(raised.value)
     assert remedy in str(raised.value)
 
 
