@@ -92,7 +92,8 @@ def test_a_group_without_variance_gives_exact_zeros(name: str, size: int, value:
 
 @given(names, rewards)
 def test_a_group_of_one_line_has_nothing_to_compare_it_with(name: str, value: float) -> None:
-    assert estimator(name)(GroupRewards((value,), ((0.5,),), (("a",),))) == ((0.0,),)
+    as_given = 0.5 if name == "merged_prefixes" else 0.0  # it compares no rewards of lines
+    assert estimator(name)(GroupRewards((value,), ((0.5,),), (("a",),))) == ((as_given,),)
 
 
 @given(names, graded)

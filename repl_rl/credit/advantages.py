@@ -26,23 +26,29 @@ from functools import partial
 from itertools import accumulate
 from typing import Annotated, Literal
 
-import torch
-
-from repl_rl.credit.earnings import EPSILON, Advantages, GroupRewards, normalise, scores_of, to_go
+from repl_rl.credit.earnings import (
+    EPSILON,
+    OUTCOME_DEVIATION,
+    Advantages,
+    GroupRewards,
+    normalise,
+    outcome_scores,
+    scores_of,
+    to_go,
+)
+from repl_rl.credit.merged import merged_prefixes
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.settings.named import Named, found
 
 __all__ = [
     "EPSILON", "ESTIMATORS", "Advantages", "Estimator", "GroupRewards", "adds_up", "checked", "discount_of",
-    "estimator", "faded", "normalise", "outcome", "process", "return_to_go", "state_anchor", "two_stream",
-    "uses_line_rewards",
+    "estimator", "faded", "merged_prefixes", "normalise", "outcome", "process", "return_to_go", "state_anchor",
+    "two_stream", "uses_line_rewards",
 ]  # fmt: skip
 
 LINE_DEVIATION = 0.05
 """What shaping of single lines is divided by, reward units: the largest deviation of lines worth 0 or -0.1."""
-OUTCOME_DEVIATION = 0.5
-"""What shaping that was added up is divided by beside normalised outcomes: the largest deviation of 0 and 1."""
 
 LineWeight = Annotated[float, AtLeast(0)]
 """Weight of line credit beside the outcome."""
@@ -61,7 +67,7 @@ def outcome(group: GroupRewards) -> Advantages:
 
     Source: DeepSeekMath (arXiv 2402.03300), outcome supervision, as TRL computes it.
     """
-    scores_G = _outcome_scores(group)
+    scores_G = outcome_scores(group)
     return tuple((score,) * len(rewards_L) for score, rewards_L in zip(scores_G, group.rewards_G_L, strict=True))
 
 
@@ -85,7 +91,7 @@ def two_stream(group: GroupRewards, *, line_weight: LineWeight = 0.3, given: Giv
                 score + line_weight * ((next(scores, 0.0) if g else 0.0) + s / LINE_DEVIATION)
                 for g, s in zip(given_L, shaping_L, strict=True)
             )
-            for score, given_L, shaping_L in zip(_outcome_scores(group), given_G_L, shaping_G_L, strict=True)
+            for score, given_L, shaping_L in zip(outcome_scores(group), given_G_L, shaping_G_L, strict=True)
         ),
         apart,
     )
@@ -164,7 +170,7 @@ def state_anchor(
             local[i][at] = (returns_G_L[i][at] - math.fsum(others) / len(others)) / scale if others else 0.0
     rows = tuple(
         tuple(score + line_weight * a + s / OUTCOME_DEVIATION for a, s in zip(values_L, shaped_L, strict=True))
-        for score, values_L, shaped_L in zip(_outcome_scores(group), local, group.shaping_to_go(), strict=True)
+        for score, values_L, shaped_L in zip(outcome_scores(group), local, group.shaping_to_go(), strict=True)
     )
     return _joined(rows, [to_go(apart_L, discount) for apart_L in apart])
 
@@ -205,14 +211,9 @@ def _others_mean(returns_G_L: Sequence[Sequence[float]], steps_G_L: Sequence[Seq
     return math.fsum(others) / len(others) if others else returns_G_L[i][at]
 
 
-def _outcome_scores(group: GroupRewards) -> list[float]:
-    outcomes_G = torch.tensor([math.nan if r is None else r for r in group.outcomes_G], dtype=torch.float32)
-    scores_G: list[float] = normalise(outcomes_G).tolist()
-    return scores_G
-
-
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {
-    function.__name__: function for function in (outcome, two_stream, process, return_to_go, state_anchor)
+    function.__name__: function
+    for function in (outcome, two_stream, process, return_to_go, state_anchor, merged_prefixes)
 }
 
 

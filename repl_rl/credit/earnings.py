@@ -11,6 +11,8 @@ from repl_rl.errors import UserCodeError
 
 EPSILON = 1e-4
 """Added to a standard deviation before dividing by it; reward units. TRL's value."""
+OUTCOME_DEVIATION = 0.5
+"""What shaping that was added up is divided by beside normalised outcomes: the largest deviation of 0 and 1."""
 
 Advantages = tuple[tuple[float, ...], ...]
 """One number a line, shape (G, L) with L of each rollout; dimensionless."""
@@ -30,10 +32,13 @@ class GroupRewards:
     """How much of each line's reward the status table gave; (): nothing."""
     bound: float = math.inf
     """Most that shaping counts where it is added up, > 0."""
+    prefixes_G_L: tuple[tuple[str, ...], ...] = ()
+    """A name of all that stood before each line, equal for equal ids; (): not known."""
 
     def __post_init__(self) -> None:
         lengths = [len(row) for row in self.rewards_G_L]
-        for name, rows in (("states", self.states_G_L), ("shaping rewards", self.shaping_G_L)):
+        parts = {"states": self.states_G_L, "shaping rewards": self.shaping_G_L, "prefixes": self.prefixes_G_L}
+        for name, rows in parts.items():
             if rows and [len(row) for row in rows] != lengths:
                 remedy = "give one of each per line"
                 raise UserCodeError(f"a group has other numbers of {name} than of line rewards; {remedy}")
@@ -69,7 +74,7 @@ class GroupRewards:
     def plain(self) -> "GroupRewards":
         """The same without any line reward."""
         blank = tuple((0.0,) * len(rewards_L) for rewards_L in self.rewards_G_L)
-        return GroupRewards(self.outcomes_G, blank, self.states_G_L)
+        return GroupRewards(self.outcomes_G, blank, self.states_G_L, prefixes_G_L=self.prefixes_G_L)
 
 
 def normalise(values: Tensor) -> Tensor:
@@ -103,3 +108,10 @@ def scores_of(values: Sequence[float], beside: Sequence[float] = ()) -> list[flo
         return [0.0] * len(values)
     scores: list[float] = normalise(torch.tensor(together, dtype=torch.float32)).tolist()
     return scores[: len(values)]
+
+
+def outcome_scores(group: GroupRewards) -> list[float]:
+    """What the outcome of each rollout is worth beside the others': the group's numbers of GRPO, shape (G,)."""
+    outcomes_G = torch.tensor([math.nan if r is None else r for r in group.outcomes_G], dtype=torch.float32)
+    scores_G: list[float] = normalise(outcomes_G).tolist()
+    return scores_G

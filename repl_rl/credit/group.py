@@ -8,7 +8,7 @@ from itertools import islice
 from repl_rl.credit.advantages import Advantages, Estimator, GroupRewards, faded
 from repl_rl.credit.credited import LineCredit
 from repl_rl.credit.rewards import TABLE, Potential, RewardTable, Weighted, given, shaping
-from repl_rl.credit.states import line_states
+from repl_rl.credit.states import line_prefixes, line_states
 from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import InvariantError
 from repl_rl.record.group import Group
@@ -54,9 +54,12 @@ class Earned:
     solved: bool = False
     named: tuple[NamedReward, ...] = ()
     """What all lines earned together, by who gave it: the table, the sampler's names, functions, a potential."""
+    prefixes_L: tuple[str, ...] = ()
+    """(): not known."""
 
     def __post_init__(self) -> None:
-        rows = (self.rewards_L, self.states_L or self.rewards_L, self.tokens_L, self.shaping_L or self.rewards_L)
+        optional = (row or self.rewards_L for row in (self.states_L, self.shaping_L, self.prefixes_L))
+        rows = (self.rewards_L, self.tokens_L, *optional)
         if len({len(values_L) for values_L in rows}) > 1:
             counts = f"{len(self.rewards_L)} rewards, {len(self.states_L)} states and {len(self.tokens_L)} token counts"
             raise InvariantError(f"a rollout of task {self.task_id} has {counts}; give one of each per line")
@@ -82,6 +85,7 @@ def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
         shaping_L,
         trajectory.solved,
         tuple(NamedReward(name, math.fsum(values_L)) for name, values_L in ((TABLE, shaping_L), *parts.items())),
+        line_prefixes(trajectory),
     )
 
 
@@ -93,6 +97,7 @@ def group_advantages(group: Group[Earned], credit: Credit, step: int) -> Advanta
         tuple(m.states_L for m in group.members),
         tuple(m.shaping_L or (0.0,) * len(m.rewards_L) for m in group.members),
         credit.table.bound,
+        tuple(m.prefixes_L for m in group.members),
     )
     return faded(credit.estimator, rewards, credit.share(step))
 

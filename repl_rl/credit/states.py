@@ -1,12 +1,14 @@
-"""A name of the console state that each line starts from, made on the host from what ran before.
+"""Names of what each line starts from: the console state, or all ids before it.
 
-What a sandbox says is untrusted, and would decide here who shares a baseline.
+They are made on the host, states from what ran before. What a sandbox says is untrusted, and would decide here who
+shares a baseline.
 """
 
 import ast
 import hashlib
+from array import array
 
-from repl_rl.record.trajectory import Line, LineStatus, Trajectory
+from repl_rl.record.trajectory import Line, LineStatus, Observed, Trajectory
 
 
 def line_states(trajectory: Trajectory) -> tuple[str, ...]:
@@ -33,6 +35,21 @@ def line_states(trajectory: Trajectory) -> tuple[str, ...]:
                 ran += _canonical(_joined(cell))
             cell, alone = [], True
     return tuple(states)
+
+
+def line_prefixes(trajectory: Trajectory) -> tuple[str, ...]:
+    """A name of all that stood between the prompt and each line, shape (L,); equal names mean equal ids.
+
+    Observations count, too: two consoles may have answered the same lines differently.
+    """
+    names: list[str] = []
+    so_far = hashlib.blake2b(digest_size=16)
+    for segment in trajectory.segments:
+        for part in (segment,) if isinstance(segment, Observed) else segment.lines:
+            if isinstance(part, Line):
+                names.append(so_far.hexdigest())
+            so_far.update(array("q", part.token_ids).tobytes())
+    return tuple(names)
 
 
 def _given(line: Line) -> tuple[str, ...]:

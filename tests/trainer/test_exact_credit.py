@@ -50,6 +50,8 @@ def allowed(name: str, group: Sequence[Trajectory], before: Rows, after: Rows, i
         came_by = {state: [j for j, row in enumerate(states) if state in row] for row in states for state in row}
         shared = {(j, k) for j, k in every if len(came_by[states[j][k]]) > 1}
         return {(j, k) for j, k in shared if (k if j == i else first(states[i], states[j][k])) <= at}
+    if name == "merged_prefixes":
+        return {(i, k) for k in range(at + 1)}
     assert name == "process", "write down what a new estimator allows"
     return every
 
