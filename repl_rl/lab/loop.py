@@ -16,7 +16,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,10 +88,10 @@ class Batch:
     """The log probability that the engine drew each token with, nats."""
 
 
-def batch_of(groups: Groups) -> Batch:
+def batch_of(groups: Groups, credited: Callable[[Sequence[Trajectory]], Advantages] = advantages_of) -> Batch:
     """Advantages of lines become advantages of tokens here: each token gets that of the line it belongs to."""
     trajectories = [t for group in groups for t in group]
-    advantages_B_L = [advantages_L for group in groups for advantages_L in advantages_of(group)]
+    advantages_B_L = [advantages_L for group in groups for advantages_L in credited(group)]
     ids_B = [torch.tensor([*t.prompt.token_ids, *t.completion_ids]) for t in trajectories]
     sampled_B = [torch.tensor([*[False] * len(t.prompt.token_ids), *t.loss_mask]) for t in trajectories]
     advantages_N = [

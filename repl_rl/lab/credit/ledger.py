@@ -2,10 +2,13 @@
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from repl_rl.lab.credit.rows import Run
@@ -30,18 +33,32 @@ class Ledger:
     budget: int
     tokens: list[int] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list)
+    middle: Mapping[str, Tensor] | None = None
+    """Weights after the step that spent half of the tokens; None: there was none yet, or nobody keeps them."""
+    keep: Callable[[], Mapping[str, Tensor]] | None = None
+    """Copies the weights of now; None: those of the middle are not kept."""
 
     def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
         """Take a step; the one that spends the last tokens ends the training."""
         self.rows.append(record.metrics)
         self.tokens.append(sum(t.sampled_tokens for t in trajectories) + (self.tokens[-1] if self.tokens else 0))
+        if self.keep is not None and self.middle is None and self.tokens[-1] > self.budget / 2:
+            self.middle = self.keep()
         if self.tokens[-1] > self.budget:
             raise _BudgetSpent
 
     def column(self, name: str) -> list[float]:
         return [round(row[name], 4) for row in self.rows]
 
-    def run(self, condition: str, seed: int, after: Mapping[str, float], began: float) -> Run:
+    def run(
+        self,
+        condition: str,
+        seed: int,
+        after: Mapping[str, float],
+        began: float,
+        learning_rate: float = 0.0,
+        agreement: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    ) -> Run:
         """The run that this was; `after` are its figures on held-out tasks, `began` is on the monotonic clock."""
         return Run(
             condition=condition,
@@ -55,18 +72,30 @@ class Ledger:
             rollout_s=round(sum(self.column("rollout_s")), 1),
             update_s=round(sum(self.column("update_s")), 1),
             wall_s=round(time.monotonic() - began, 1),
+            learning_rate=learning_rate,
+            agreement=dict(agreement),
         )
 
 
 def spent(
-    policy: Path, config: TrainerConfig, source: RolloutThread, task_ids: Sequence[str], tokens: int, seed: int
+    policy: Path,
+    config: TrainerConfig,
+    source: RolloutThread,
+    task_ids: Sequence[str],
+    tokens: int,
+    seed: int,
+    keep_middle: bool = False,
 ) -> tuple[PreTrainedModel, Ledger]:
     """Train the policy in a folder until more than `tokens` (>= 1) are sampled; the source has its weights then.
+
+    With `keep_middle` the ledger has those of the middle, too.
 
     Raises:
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
-    model, ledger = load_model(policy, config), Ledger(tokens)
+    model = load_model(policy, config)
+    keep = partial(_copied, model) if keep_middle else None
+    ledger = Ledger(tokens, keep=keep)
     tokenizer = source.rollouts.renderer.tokenizer
     with tempfile.TemporaryDirectory() as checkpoints, weights_folder(size_of(model)) as weights:
         try:
@@ -75,3 +104,7 @@ def spent(
             save_weights(model, model.state_dict(), weights)
             source.load_weights(weights, len(ledger.tokens))
     return model, ledger
+
+
+def _copied(model: PreTrainedModel) -> Mapping[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.conditions import Way
 from repl_rl.machine.files import write_whole
+
+POINTS = ("start", "middle", "end")
+"""Of a run, where gradients are compared: before it, once half of its tokens are spent, and after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class Run:
     update_s: float
     wall_s: float
     """With its evaluation."""
+    learning_rate: float = 0.0
+    """That it was trained with; 0: the rows do not say."""
+    agreement: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """How far gradients agree, see `agreement.Agreement`, at the start, in the middle and at the end; {}: not asked."""
 
 
 Row = Start | Run
