@@ -1,8 +1,9 @@
 """Copy what `repl-rl bench credit --json FILE` found into docs/: tables, sentences about them, and a plot.
 
-    python -m benchmarks.credit FILE
+    python -m benchmarks.credit FILE...
 
-Every number of docs/credit.md stands between the two markers below and comes from that file.
+Every number of docs/credit.md stands in a generated block and comes from such files. One of a regime is added to the
+block of `benchmarks.regimes`; one without is the earlier experiment, and has the block of this script.
 """
 
 import json
@@ -14,7 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks import regimes
 from benchmarks.pages import ROOT, Block
+from benchmarks.regimes import points, share
 from repl_rl.lab.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
 from repl_rl.lab.credit.statistics import at_tokens, mean, running_mean
 
@@ -40,9 +43,9 @@ def block(report: Mapping[str, object]) -> str:
     parts = [
         _about(report),
         "Solve rate of training rollouts, mean over the budget (95 % interval over seeds):\n\n"
-        + _grid(report, lambda figures: _share(figures["mean"]["train_solve_rate"])),
+        + _grid(report, lambda figures: share(figures["mean"]["train_solve_rate"])),
         f"The same as differences to `{BASELINE}`, paired by seed, in points:\n\n"
-        + _grid(report, lambda figures: _points(figures["difference"].get("train_solve_rate"))),
+        + _grid(report, lambda figures: points(figures["difference"].get("train_solve_rate"))),
         "Several cells together, as differences paired by seed, in points:\n\n" + _effects(report),
         "![solve rate of training rollouts over sampled tokens](credit.png)\n",
         f"Held-out tasks after training, and sampled tokens until {report['window']} training steps solve "
@@ -75,6 +78,8 @@ def _grid(report: Mapping[str, object], cell: object) -> str:
     text = "| |" + "".join(f" {name} |" for name in SHAPINGS) + "\n|---|" + "---|" * len(SHAPINGS) + "\n"
     for estimator in ESTIMATORS:
         names = [f"{estimator}/{shaping}" for shaping in SHAPINGS]
+        if not found.keys() & set(names):
+            continue
         cells = (
             f"same as `{same[name]}`" if name in same else cell(found[name]) if name in found else "-" for name in names
         )
@@ -87,7 +92,7 @@ def _grid(report: Mapping[str, object], cell: object) -> str:
 def _effects(report: Mapping[str, object]) -> str:
     text = "| | solve rate over the budget | held-out solve rate | held-out lines in error |\n|---|---|---|---|\n"
     for name, figures in report["figures"]["effects"].items():
-        cells = (_points(figures[key]) for key in ("train_solve_rate", "solve_rate", "line_error_rate"))
+        cells = (points(figures[key]) for key in ("train_solve_rate", "solve_rate", "line_error_rate"))
         text += f"| {name} |" + "".join(f" {cell} |" for cell in cells) + "\n"
     return text
 
@@ -100,7 +105,7 @@ def _ends(report: Mapping[str, object], found: Mapping[str, object]) -> str:
         text += f"{start['line_error_rate']:.1%} | |\n"
     for name, figures in found.items():
         means = figures["mean"]
-        cells = [_share(means[key]) for key in ("solve_rate", "greedy", "line_error_rate")]
+        cells = [share(means[key]) for key in ("solve_rate", "greedy", "line_error_rate")]
         text += f"| `{name}` |" + "".join(f" {cell} |" for cell in cells) + f" {_reached(figures['reached'])} |\n"
     return text
 
@@ -140,7 +145,7 @@ def sentences(report: Mapping[str, object]) -> Iterator[str]:
         )
     if PRESET in found:
         difference = found[PRESET]["difference"]["train_solve_rate"]
-        yield f"`{PRESET}`, the default preset: {_points(difference)} points against `{BASELINE}` over the budget."
+        yield f"`{PRESET}`, the default preset: {points(difference)} points against `{BASELINE}` over the budget."
     complete = {name: f["reached"] for name, f in found.items() if f["reached"]["runs"] == f["reached"]["of"]}
     if complete:
         first = min(complete, key=lambda name: complete[name]["tokens"]["value"])
@@ -153,8 +158,8 @@ def sentences(report: Mapping[str, object]) -> Iterator[str]:
         yield (
             f"Fenced blocks start from another policy, which solves {fenced['solve_rate']:.1%} where the bundled one "
             f"solves {lines['solve_rate']:.1%}, with {fenced['rollout_tokens']:.1f} tokens a rollout in place of "
-            f"{lines['rollout_tokens']:.1f}. After the same tokens: {_share(found['fenced']['mean']['solve_rate'])} "
-            f"against {_share(found[BASELINE]['mean']['solve_rate'])}."
+            f"{lines['rollout_tokens']:.1f}. After the same tokens: {share(found['fenced']['mean']['solve_rate'])} "
+            f"against {share(found[BASELINE]['mean']['solve_rate'])}."
         )
     gap = max(run["gap"] for run in _runs(report))
     yield f"Largest gap of one log probability between sampler and trainer, over all runs: {gap:.1e} nats."
@@ -169,20 +174,6 @@ def _certain(differences: Mapping[str, Mapping[str, object]], key: str, sign: in
 def _named(names: Sequence[str]) -> str:
     listed = ", ".join(f"`{name}`" for name in names)
     return f"{len(names)} {'is' if len(names) == 1 else 'are'}" + (f" ({listed})" if names else "")
-
-
-def _share(estimate: Mapping[str, float]) -> str:
-    if estimate["low"] is None:
-        return f"{estimate['value']:.1%}"
-    return f"{estimate['value']:.1%} ({max(estimate['low'], 0):.1%} to {min(estimate['high'], 1):.1%})"
-
-
-def _points(estimate: Mapping[str, float] | None) -> str:
-    if estimate is None:
-        return "-"
-    if estimate["low"] is None:
-        return f"{100 * estimate['value']:+.1f}"
-    return f"{100 * estimate['value']:+.1f} ({100 * estimate['low']:+.1f} to {100 * estimate['high']:+.1f})"
 
 
 def _reached(reached: Mapping[str, object]) -> str:
@@ -235,13 +226,16 @@ def _curve(axes: Axes, report: Mapping[str, object], name: str, colour: str, gri
         axes.fill_between(grid, [m.low for m in means], [m.high for m in means], color=colour, alpha=0.12, linewidth=0)
 
 
-def main(file: Path) -> None:
-    """Publish the figures in `file`."""
-    report = json.loads(file.read_text())
-    FIGURES.write_text(json.dumps(report) + "\n")
-    draw(report, PLOT)
-    PAGE.write(block(report))
+def main(files: Sequence[Path]) -> None:
+    """Publish the figures in `files`."""
+    reports = [json.loads(file.read_text()) for file in files]
+    regimes.publish([report for report in reports if report["settings"].get("regime")])
+    for report in reports:
+        if not report["settings"].get("regime"):
+            FIGURES.write_text(json.dumps(report) + "\n")
+            draw(report, PLOT)
+            PAGE.write(block(report))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(name) for name in sys.argv[1:]])

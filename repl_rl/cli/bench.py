@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
-from repl_rl.lab.credit.settings import Settings
+from repl_rl.lab.credit.settings import REGIMES, Settings
 from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.faults import FaultsConfig, run_faults
 from repl_rl.lab.fleet import FleetConfig, run_fleet
@@ -72,7 +72,11 @@ class RolloutBenchConfig(BenchConfig):
 
 @dataclass(frozen=True)
 class CreditBenchConfig(Settings, BenchConfig):
-    """Does credit a line learn faster than the outcome alone? The bundled policy, at equal sampled tokens."""
+    """Does credit a line learn faster than the outcome alone? The bundled policy, at equal sampled tokens.
+
+    How small a difference can be detected is said before anything runs. One cell is repeated with its regime, its
+    condition, its seed and another folder: --regime noise --conditions outcome/none --first-seed 3 --seeds 1 --out DIR
+    """
 
     out: Path = Path("runs/credit")
     """Folder of the runs; those that it holds are not repeated."""
@@ -80,6 +84,11 @@ class CreditBenchConfig(Settings, BenchConfig):
     """What is compared, such as outcome/none two_stream/gated fenced; none: everything."""
     seeds: int = 4
     """Runs of each condition, >= 1."""
+    first_seed: int = 0
+    """The first of the seeds, >= 0."""
+    earlier: Path | None = None
+    """Report of an earlier experiment, whose spread between seeds says how small a difference this one detects; none:
+    that of the published one."""
     workers: int = 2
     """Processes of one core each, >= 1."""
 
@@ -110,7 +119,8 @@ WHAT = ("sandbox", "update", "rollout", "credit", "echo", "faults", "fleet", "se
 
 def _bench_credit(config: CreditBenchConfig) -> object:
     settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
-    experiment = Experiment(config.out, settings, config.conditions, config.seeds, config.workers)
+    first, earlier = config.first_seed, config.earlier
+    experiment = Experiment(config.out, settings, config.conditions, config.seeds, config.workers, first, earlier)
     return run_experiment(experiment, lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -159,7 +169,7 @@ def main(argv: Sequence[str]) -> int:
         config = _writable(parse(RolloutBenchConfig, "bench rollout", rest))
         figures = _bench_rollout(config)
     elif what == "credit":
-        config = _writable(parse(CreditBenchConfig, "bench credit", rest))
+        config = _writable(parse(CreditBenchConfig, "bench credit", rest, asset(REGIMES), "regime"))
         figures = _bench_credit(config)
     elif what == "echo":
         config = _writable(parse(EchoBenchConfig, "bench echo", rest, presets=asset("presets")))

@@ -25,10 +25,11 @@ _HELP = ("Argument helptext", "For full helptext")
 """How the parts begin that repeat the help."""
 
 
-def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None) -> T:
+def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None, called: str = "preset") -> T:
     """Read `kind` from `--preset NAME`, `--config FILE` (TOML; a table is a flag prefix) and flags; the later win.
 
-    `presets` is the folder of the presets, NAME.toml each; None: the verb has none.
+    `presets` is the folder of the presets, NAME.toml each; None: the verb has none. `called` is what the verb calls
+    one, in the place of `preset`.
 
     Raises:
         ConfigError: a file cannot be read; a preset, key or flag is unknown (names the known ones), a value is of the
@@ -38,8 +39,8 @@ def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = 
     flags, config = _without(argv, "config", "a TOML file")
     files = [Path(config)] if config is not None else []
     if presets is not None:
-        flags, preset = _without(flags, "preset", f"one of {', '.join(_presets(presets))}")
-        files = ([_preset(presets, preset)] if preset is not None else []) + files
+        flags, preset = _without(flags, called, f"one of {', '.join(_presets(presets))}")
+        files = ([_preset(presets, preset, called)] if preset is not None else []) + files
     mirror = mirrored(kind)
     known, theirs = set(names(mirror)), open_tables(kind)
     apart = (*theirs, *optioned(kind))
@@ -52,7 +53,7 @@ def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = 
             name = re.sub(r"(^|\.)no_(?=[^.]*$)", r"\1", flag[2:].partition("=")[0].replace("-", "_"))
             _check("option", name, known)
     words = _all_words(from_files, theirs, of_tables)
-    return _typed(kind, mirror, [*words, *flags], f"repl-rl {verb}", _about(kind, presets), " ".join(argv))
+    return _typed(kind, mirror, [*words, *flags], f"repl-rl {verb}", _about(kind, presets, called), " ".join(argv))
 
 
 def _known(
@@ -101,12 +102,12 @@ def read(kind: type[T], table: Mapping[str, object], where: str) -> T:
     return _typed(kind, mirror, words, where, "", where)
 
 
-def _about(kind: type, presets: Path | None) -> str:
+def _about(kind: type, presets: Path | None, called: str) -> str:
     """What `--help` says before the options."""
     about = f"{inspect.getdoc(kind)}\n--config FILE: settings from a TOML file; options win over it."
     if presets is None:
         return about
-    return f"{about}\n--preset NAME: shipped settings, {' or '.join(_presets(presets))}; --config and options win."
+    return f"{about}\n--{called} NAME: shipped settings, {' or '.join(_presets(presets))}; --config and options win."
 
 
 def _without(argv: Sequence[str], option: str, what: str) -> tuple[list[str], str | None]:
@@ -126,10 +127,10 @@ def _presets(folder: Path) -> list[str]:
     return sorted(file.stem for file in folder.glob("*.toml"))
 
 
-def _preset(folder: Path, name: str) -> Path:
+def _preset(folder: Path, name: str, called: str) -> Path:
     known = _presets(folder)
     if name not in known:
-        raise ConfigError("preset", name, f"choose {' or '.join(known)}, or give a file of your own as --config FILE")
+        raise ConfigError(called, name, f"choose {' or '.join(known)}, or give a file of your own as --config FILE")
     return folder / f"{name}.toml"
 
 

@@ -12,14 +12,30 @@ from pathlib import Path
 import pytest
 
 from repl_rl.credit.advantages import GroupRewards, estimator
+from repl_rl.credit.group import earned_by, group_advantages
 from repl_rl.credit.rewards import line_rewards
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.lab.credit.conditions import BASELINE, CONDITIONS, ESTIMATORS, SAME_AS, SHAPINGS, conditions
+from repl_rl.lab.credit.conditions import (
+    BASELINE,
+    CONDITIONS,
+    ERRORS,
+    ESTIMATORS,
+    FIXED_PENALTY,
+    MERGED,
+    SAME_AS,
+    SHAPINGS,
+    Condition,
+    conditions,
+)
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
-from repl_rl.lab.credit.jobs import Job, jobs, play_all
+from repl_rl.lab.credit.jobs import TUNING, Job, jobs, play_all, tuning_jobs
+from repl_rl.lab.credit.plan import chosen_rates
 from repl_rl.lab.credit.processes import Processes
 from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, parse, record
 from repl_rl.lab.credit.settings import Settings, header
+from repl_rl.lab.credit.worker import trainer_config
+from repl_rl.record.group import Group
+from repl_rl.trainer import credit_of
 from tests.worlds import TASK, world
 
 START = Start("lines", {"solve_rate": 0.2, "greedy": 0.1}, 1.0)
@@ -50,7 +66,10 @@ class Played:
             return replace(START, way=job.way)
         if job.condition.name == self._fail:
             raise ReplRLError("a worker failed")
-        return row(job.condition.name, job.seed)
+        rate = job.learning_rate or 0.0
+        # With a rate of its own the baseline learns best at the highest, and every other condition at the lowest.
+        level = rate if job.condition.name == BASELINE else -rate
+        return replace(row(job.condition.name, job.seed), learning_rate=rate, solve=[0.5, 0.6 + level])
 
     @contextmanager
     def opened(self, count: int, settings: Settings, out: Path) -> Iterator["Played"]:
@@ -59,8 +78,38 @@ class Played:
 
 def test_every_cell_is_there_or_is_the_same_as_another_one() -> None:
     cells = {f"{estimator}/{shaping}" for estimator in ESTIMATORS for shaping in SHAPINGS}
-    assert {c.name for c in CONDITIONS} == cells - set(SAME_AS) | {"fenced"}
-    assert len(CONDITIONS) == 13
+    others = {condition.name for condition in (*MERGED, *ERRORS)}
+    assert {c.name for c in CONDITIONS} == cells - set(SAME_AS) | others | {"fenced"}
+    assert len(CONDITIONS) == len({c.name for c in CONDITIONS}) == 21
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_every_condition_can_be_trained(condition: Condition) -> None:
+    credit = credit_of(trainer_config(condition, Settings()))
+    assert credit.table == condition.rewards
+    assert (len(credit.extras), credit.potential is not None) == (
+        len(condition.line_rewards),
+        bool(condition.potential),
+    )
+
+
+@pytest.mark.parametrize("name", ["errors/first", "errors/spared", "errors/potential", "errors/exception"])
+def test_a_single_error_costs_its_line_as_much_in_every_way_as_in_the_default_preset(name: str) -> None:
+    """One of two rollouts has an error; both failed, so that nothing else is credited."""
+    group = [
+        asyncio.run(world([line, "submit_final_answer(41)\n"]).collect([TASK]))[0] for line in ("1 / 0\n", "6 * 7\n")
+    ]
+
+    def first(condition: str) -> float:
+        (found,) = conditions([condition])
+        credit = credit_of(trainer_config(found, Settings()))
+        rows = group_advantages(Group(tuple(earned_by(t, credit) for t in group)), credit, 0)
+        assert rows[1] == (0.0, 0.0)
+        return rows[0][0]
+
+    assert first(name) == pytest.approx(first("two_stream/penalty"))
+    assert first(name) == pytest.approx(-FIXED_PENALTY)
+    assert first("errors/syntax") == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(SAME_AS))
@@ -99,30 +148,30 @@ def test_conditions_are_chosen_by_name_in_their_own_order() -> None:
 
 def test_seeds_are_played_one_after_the_other_and_starts_first() -> None:
     chosen = conditions([BASELINE, "fenced"])
-    order = [(job.way, job.condition and job.condition.name, job.seed) for job in jobs(chosen, 2, [])]
+    order = [(job.way, job.condition and job.condition.name, job.seed) for job in jobs(chosen, range(2), [])]
     runs = [(way, name, seed) for seed in (0, 1) for way, name in (("lines", BASELINE), ("fenced", "fenced"))]
     assert order == [("fenced", None, 0), ("lines", None, 0), *runs]
 
 
 def test_what_is_done_is_not_played_again() -> None:
-    done: list[Row] = [START, row(seed=0), row("process/none", 1)]
-    left = jobs(conditions([BASELINE, "process/none"]), 2, done)
-    assert [(job.condition and job.condition.name, job.seed) for job in left] == [("process/none", 0), (BASELINE, 1)]
+    done: list[Row] = [START, row(seed=0), row("process/gated", 1)]
+    left = jobs(conditions([BASELINE, "process/gated"]), range(2), done)
+    assert [(job.condition and job.condition.name, job.seed) for job in left] == [("process/gated", 0), (BASELINE, 1)]
 
 
 def test_fenced_runs_wait_for_their_policy_while_others_overtake_them() -> None:
     players, kept = Played(), list[Row]()
-    play_all(jobs(conditions(["fenced", BASELINE]), 1, []), players, kept.append)
+    play_all(jobs(conditions(["fenced", BASELINE]), range(1), []), players, kept.append)
     order = [(job.way, job.condition is not None) for job in players.given]
     assert order == [("fenced", False), ("lines", False), ("lines", True), ("fenced", True)]
     assert len(kept) == 4
     alone = Played()
-    play_all(jobs(conditions(["fenced"]), 2, []), alone, kept.append)
+    play_all(jobs(conditions(["fenced"]), range(2), []), alone, kept.append)
     assert [job.condition is None for job in alone.given] == [True, False, False]
 
 
 def test_an_experiment_that_broke_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "process/none", "process/gated"], seeds=2)
+    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "process/penalty", "process/gated"], seeds=2)
     with pytest.raises(ReplRLError):
         run_experiment(experiment, lambda _: None, Played(fail="process/gated").opened)
     before = len((tmp_path / "rows.jsonl").read_text().splitlines())
@@ -138,9 +187,66 @@ def test_an_experiment_that_broke_off_goes_on_where_it_stopped(tmp_path: Path) -
         run_experiment(replace(experiment, settings=Settings(tokens=200)), told.append, nobody.opened)
 
 
+def test_rates_are_chosen_by_one_rule_on_seeds_that_no_report_holds(tmp_path: Path) -> None:
+    settings = Settings(tokens=100, rates=(0.1, 0.2, 0.3))
+    experiment = Experiment(tmp_path, settings, [BASELINE, "process/gated"], seeds=2)
+    players, told = Played(), list[str]()
+    report = run_experiment(experiment, told.append, players.opened)
+    tried = [job for job in players.given if job.condition and job.tuning]
+    assert len(tried) == len(TUNING) * 3 * 2
+    (chosen,) = (line for line in told if line.startswith("learning rates: "))
+    assert "outcome/none 0.3" in chosen
+    assert "process/gated 0.1" in chosen
+    rows = report["rows"]
+    assert isinstance(rows, list)
+    found = {(r["condition"], r["seed"], r["learning_rate"]) for r in rows if r["kind"] == "run"}
+    assert found == {(BASELINE, 0, 0.3), (BASELINE, 1, 0.3), ("process/gated", 0, 0.1), ("process/gated", 1, 0.1)}
+    nobody = Played()
+    assert run_experiment(experiment, told.append, nobody.opened) == report
+    assert nobody.given == []
+
+
+def test_tuning_that_broke_off_goes_on_and_of_equal_rates_the_lowest_is_chosen() -> None:
+    chosen = conditions([BASELINE])
+    done: list[Row] = [START, *(replace(row(seed=TUNING[0]), learning_rate=rate) for rate in (0.2, 0.1))]
+    left = tuning_jobs(chosen, [0.2, 0.1], done)
+    assert [(job.seed, job.learning_rate) for job in left] == [(TUNING[1], 0.2), (TUNING[1], 0.1)]
+    assert chosen_rates([r for r in done if isinstance(r, Run)], [0.2, 0.1], 100) == {BASELINE: 0.1}
+
+
+def test_one_cell_is_repeated_with_its_own_seed(tmp_path: Path) -> None:
+    players = Played()
+    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE], seeds=1, first_seed=3)
+    report = run_experiment(experiment, lambda _: None, players.opened)
+    assert [job.seed for job in players.given if job.condition] == [3]
+    rows = report["rows"]
+    assert isinstance(rows, list)
+    assert [r["seed"] for r in rows if r["kind"] == "run"] == [3]
+
+
+def test_how_small_a_difference_is_detected_is_said_before_anything_runs(tmp_path: Path) -> None:
+    told: list[str] = []
+    experiment = Experiment(tmp_path, Settings(tokens=100), [BASELINE, "process/gated"], seeds=8)
+    report = run_experiment(experiment, told.append, Played().opened)
+    assert told[0].startswith("8 seeds detect a difference of 2.5 points (paired t, two-sided 5%, power 80%)")
+    assert isinstance(report["power"], dict)
+    assert report["power"]["comparisons"] == 1
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report))
+    again = replace(experiment, earlier=file).power
+    assert again.source == "that of report.json"
+    assert again.spread == pytest.approx(0.0)
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="earlier"):
+        assert replace(experiment, earlier=file).power
+    assert "no difference can be told" in str(replace(experiment, seeds=1).power)
+
+
 def test_a_report_is_about_what_was_asked_for_although_more_was_played(tmp_path: Path) -> None:
     settings = Settings(tokens=100)
-    run_experiment(Experiment(tmp_path, settings, [BASELINE, "process/none"], seeds=2), lambda _: None, Played().opened)
+    run_experiment(
+        Experiment(tmp_path, settings, [BASELINE, "process/gated"], seeds=2), lambda _: None, Played().opened
+    )
     report = run_experiment(Experiment(tmp_path, settings, [BASELINE], seeds=1), lambda _: None, Played().opened)
     rows = report["rows"]
     assert isinstance(rows, list)
@@ -174,8 +280,13 @@ def test_what_cannot_be_played_is_refused() -> None:
         Settings(group_size=1)
     with pytest.raises(ConfigError, match="learning_rate"):
         Settings(learning_rate=0.0)
+    for rates in ((1e-3,), (1e-3, -1e-3), (1e-3, 1e-3)):
+        with pytest.raises(ConfigError, match="rates"):
+            Settings(rates=rates)
     with pytest.raises(ConfigError, match="seeds"):
         Experiment(Path("out"), seeds=0)
+    with pytest.raises(ConfigError, match="seeds is 1000; from 1000 on they choose learning rates"):
+        Experiment(Path("out"), first_seed=999, seeds=2)
 
 
 def test_a_worker_that_failed_or_is_gone_ends_the_experiment_with_its_reason() -> None:

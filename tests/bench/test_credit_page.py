@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import credit
+from benchmarks import credit, regimes
 from benchmarks.credit import block
+from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.experiment import Experiment, report
-from repl_rl.lab.credit.rows import Run, Start
-from repl_rl.lab.credit.settings import Settings, header
+from repl_rl.lab.credit.rows import POINTS, Run, Start
+from repl_rl.lab.credit.settings import REGIMES, Settings, header
+from repl_rl.machine.assets import asset
+from repl_rl.settings.arguments import parse
 
 FIGURES = (
     *("solve_rate", "greedy", "line_error_rate", "lines_per_rollout", "rollout_tokens", "void_line_rate"),
@@ -23,15 +26,18 @@ def run(condition: str, seed: int, level: float) -> Run:
     solve = [level, level + 0.1, level + 0.2 + 0.01 * seed]
     flat = [0.1] * 3
     after = dict.fromkeys(FIGURES, level + 0.3 + 0.01 * seed)
-    return Run(condition, seed, [40, 80, 120], solve, flat, flat, after, 1e-6, 1.0, 1.0, 30.0)
+    agreed = {point: {"cosine": 0.25, "signal": 0.5, "tokens": 40.0} for point in POINTS}
+    # What seeds have in common cancels in a difference; this does not.
+    solve[0] += 0.002 * ((seed * len(condition)) % 5)
+    return Run(condition, seed, [40, 80, 120], solve, flat, flat, after, 1e-6, 1.0, 1.0, 30.0, 2e-3, agreed)
 
 
-def written(levels: dict[str, float], seeds: int) -> dict[str, object]:
+def written(levels: dict[str, float], seeds: int, regime: str = "", rates: tuple[float, ...] = ()) -> dict[str, object]:
     """A report of runs made by hand; `levels` are solve rates at the beginning."""
-    settings = Settings(tokens=100)
+    settings = Settings(regime=regime, tokens=100, rates=rates)
     runs = [run(name, seed, level) for name, level in levels.items() for seed in range(seeds)]
     starts = [Start("lines", dict.fromkeys(FIGURES, 0.2), 1.0), Start("fenced", dict.fromkeys(FIGURES, 0.3), 9.0)]
-    found = report(header(settings), runs, starts, Experiment(Path("out"), settings, (), seeds))
+    found = report(header(settings), runs, starts, Experiment(Path("out"), settings, list(levels), seeds))
     copied: dict[str, object] = json.loads(json.dumps(found))
     return copied
 
@@ -40,31 +46,54 @@ def test_the_figures_of_the_page_are_those_of_the_published_experiment() -> None
     assert credit.PAGE.text == block(json.loads(credit.FIGURES.read_text()))
 
 
+def test_the_plan_of_the_page_is_that_of_the_shipped_regimes_with_what_is_published() -> None:
+    assert regimes.PAGE.text == regimes.block(regimes.published())
+
+
 def test_no_number_was_typed_into_the_page_by_hand() -> None:
-    assert not re.search(r"\d", credit.PAGE.around)
+    typed = credit.PAGE.around.replace(regimes.PAGE.text, "")
+    assert not re.search(r"\d", re.sub(r"```sh\n.*?```", "", typed, flags=re.DOTALL))
 
 
 def test_every_command_of_the_page_is_one() -> None:
-    from repl_rl.cli.bench import CreditBenchConfig
-    from repl_rl.settings.arguments import parse
+    commands = [line.split() for line in re.findall(r"^(?:repl-rl|python) .*$", credit.PAGE.around, re.MULTILINE)]
+    ours = [words[3:] for words in commands if words[:3] == ["repl-rl", "bench", "credit"]]
+    every, cell = (parse(CreditBenchConfig, "bench credit", words, asset(REGIMES), "regime") for words in ours)
+    assert every.json == Path("noise.json")
+    assert (cell.regime, cell.conditions, cell.first_seed, cell.seeds) == ("noise", ("errors/first",), 3, 1)
+    assert cell.out != every.out, "a cell that is there is not played again"
+    assert [words[1:3] for words in commands if words[0] == "python"] == [["-m", credit.__name__]]
 
-    first, second = re.findall(r"^(?:repl-rl|python) .*$", credit.PAGE.around, re.MULTILINE)
-    words = first.split()
-    assert words[:3] == ["repl-rl", "bench", "credit"]
-    assert parse(CreditBenchConfig, "bench credit", words[3:]).json == Path("figures.json")
-    assert second.split()[1:3] == ["-m", credit.__name__]
+
+def test_a_regime_is_told_with_corrected_differences_agreement_and_what_its_seeds_detect() -> None:
+    levels = {BASELINE: 0.4, "two_stream/penalty": 0.6, "errors/first": 0.2, "errors/spared": 0.4}
+    found = written(levels, seeds=6, regime="noise", rates=(1e-3, 2e-3))
+    text = regimes.block({"noise": found})
+    assert text.startswith(regimes.plan())
+    assert "Of 3 conditions 1 (`two_stream/penalty`) above `outcome/none` after Holm's correction." in text
+    assert "Of 3 conditions 1 (`errors/first`) below `outcome/none` after Holm's correction." in text
+    assert "| cosine, start | cosine, middle | cosine, end | signal, start |" in text
+    assert "| `errors/first` | 0.25 | 0.25 | 0.25 | 0.50 |" in text
+    assert "Learning rates as tuned: `outcome/none` 0.002" in text
+    assert "Spread over seeds as measured" in text
+
+
+def test_a_plan_alone_says_that_nothing_is_published() -> None:
+    assert regimes.block({}).endswith("Nothing is published yet.\n")
+    for name in regimes.names():
+        assert f"| `{name}` |" in regimes.plan()
 
 
 def test_sentences_name_what_is_certainly_above_and_below_the_baseline_and_nothing_else() -> None:
-    levels = {BASELINE: 0.4, "process/none": 0.6, "process/gated": 0.2, "fenced": 0.1}
+    levels = {BASELINE: 0.4, "process/penalty": 0.6, "process/gated": 0.2, "fenced": 0.1}
     text = block(written(levels, seeds=3))
-    assert "of 2 conditions with line credit, 1 is (`process/none`) above" in text
+    assert "of 2 conditions with line credit, 1 is (`process/penalty`) above" in text
     assert "1 is (`process/gated`) below" in text
     assert "start from another policy, which solves 30.0% where the bundled one solves 20.0%" in text
 
 
 def test_one_seed_is_published_without_intervals_and_without_certainty() -> None:
-    text = block(written({BASELINE: 0.4, "process/none": 0.6}, seeds=1))
+    text = block(written({BASELINE: 0.4, "process/penalty": 0.6}, seeds=1))
     assert "0 are above" in text
     assert "+20.0 |" in text
     assert "not reached" in text

@@ -103,7 +103,7 @@ def test_effects_compare_cells_that_are_played_and_each_shaping_with_none_of_its
         assert {*cells, *others} <= names
     cells, others = effects()["gated in place of none"]
     assert [cell.split("/")[0] for cell in cells] == ["process", "two_stream", "return_to_go", "state_anchor"]
-    assert others == ("process/none", "outcome/none", "return_to_go/none", "state_anchor/none")
+    assert others == ("outcome/none", "outcome/none", "return_to_go/none", "state_anchor/none")
 
 
 def test_an_aggregate_has_every_condition_and_the_starts() -> None:

@@ -1,17 +1,19 @@
 """Runs of the credit experiment with the bundled policy, a few steps of a few rollouts each."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from repl_rl.lab.credit.conditions import BASELINE, conditions
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
-from repl_rl.lab.credit.jobs import Job
-from repl_rl.lab.credit.rows import Run, Start
-from repl_rl.lab.credit.settings import Settings
+from repl_rl.lab.credit.jobs import TUNING, Job
+from repl_rl.lab.credit.rows import POINTS, Run, Start
+from repl_rl.lab.credit.settings import Settings, header
 from repl_rl.lab.credit.worker import opened
 
-TINY = Settings(tokens=60, prompts_per_step=2, group_size=2, held_out=4, engine="transformers")
+TINY = Settings(tokens=60, prompts_per_step=2, group_size=2, held_out=4, agreement_tokens=20, engine="transformers")
 
 
 def test_every_run_starts_from_the_bundled_policy_and_ends_with_its_tokens(tmp_path: Path) -> None:
@@ -28,9 +30,36 @@ def test_every_run_starts_from_the_bundled_policy_and_ends_with_its_tokens(tmp_p
         assert run.tokens[-2] <= TINY.tokens < run.tokens[-1]
         assert 0 <= run.gap < 1e-3
         assert set(run.after) == set(start.figures)
+        assert tuple(run.agreement) == POINTS
+        for found in run.agreement.values():
+            assert -1 <= found["cosine"] <= 1
+            assert found["signal"] <= 1
+            assert found["tokens"] >= TINY.agreement_tokens
+        assert run.learning_rate == TINY.learning_rate
     first, second = (run for run in runs if isinstance(run, Run))
     # Equal seeds and an equal policy: both sampled the same rollouts in their first step.
     assert (first.tokens[0], first.solve[0]) == (second.tokens[0], second.solve[0])
+    assert first.agreement["start"]["tokens"] == second.agreement["start"]["tokens"]
+
+
+def test_a_run_that_chooses_a_rate_has_that_rate_and_no_figures_that_cost_time(tmp_path: Path) -> None:
+    (chosen,) = conditions([BASELINE])
+    with opened(TINY, tmp_path) as worker:
+        run = worker.play(Job("lines", chosen, TUNING[0], 1e-3))
+    assert isinstance(run, Run)
+    assert (run.seed, run.learning_rate, run.after, run.agreement) == (TUNING[0], 1e-3, {}, {})
+
+
+@pytest.mark.parametrize("kind", ["failing", "slipping"])
+def test_runs_can_start_from_a_policy_that_was_taught(kind: Literal["failing", "slipping"], tmp_path: Path) -> None:
+    settings = replace(TINY, start=kind, failing_steps=2, slipping_steps=3, agreement_tokens=0)
+    (chosen,) = conditions(["errors/first"])
+    with opened(settings, tmp_path) as worker:
+        start, run = worker.play(Job("lines")), worker.play(Job("lines", chosen))
+    assert isinstance(start, Start)
+    assert isinstance(run, Run)
+    assert run.agreement == {}
+    assert (tmp_path / f"{kind}-{header(settings)['fingerprint']}" / "model.safetensors").exists()
 
 
 @pytest.mark.heavy

@@ -1,7 +1,7 @@
-"""What is compared: estimators under three reward tables, and blocks in place of lines."""
+"""What is compared: estimators under three reward tables, other penalties for errors, and blocks in place of lines."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -19,9 +19,14 @@ BASELINE = "outcome/none"
 Way = Literal["lines", "fenced"]
 """How a rollout goes: line by line in the console, or with code between fences."""
 SAME_AS: MappingProxyType[str, str] = MappingProxyType(
-    {"outcome/penalty": BASELINE, "outcome/gated": BASELINE, "two_stream/none": BASELINE}
+    dict.fromkeys(("outcome/penalty", "outcome/gated", "two_stream/none", "process/none"), BASELINE)
 )
-"""Cells that are another one by definition: `outcome` reads no line rewards, and `two_stream` without any is it."""
+"""Cells that are another one by definition: `outcome` reads no line rewards, and without any `two_stream` and `process`
+are it."""
+AS_GIVEN = "two_stream(given='as_given')"
+"""Adds what lines are given to their advantages as it is."""
+FIXED_PENALTY = 0.6
+"""What an entry of -0.1 takes off the advantage of its line in `two_stream`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,34 @@ class Condition:
     estimator: str = "outcome"
     rewards: RewardTable = field(default_factory=lambda: NO_SHAPING)
     way: Way = "lines"
+    line_rewards: tuple[str, ...] = ()
+    """As `TrainerConfig.line_rewards`."""
+    potential: str = ""
+    """As `TrainerConfig.potential`."""
+
+
+MERGED = (
+    Condition("merged_prefixes/none", "merged_prefixes"),
+    Condition("merged_prefixes/penalty", "merged_prefixes", PENALTIES),
+    Condition("merged_states/none", "merged_prefixes(by='states')"),
+    Condition("merged_difference/none", "merged_prefixes(form='difference')"),
+)
+"""Credit from lines that coincide."""
+ERRORS = (
+    Condition("errors/syntax", "two_stream", replace(NO_SHAPING, syntax_error=PENALTIES.syntax_error)),
+    Condition("errors/exception", "two_stream", replace(NO_SHAPING, exception=PENALTIES.exception)),
+    Condition("errors/first", AS_GIVEN, line_rewards=(f"repl_rl.credit.errors:first_of_streak={FIXED_PENALTY}",)),
+    Condition("errors/spared", "repl_rl.credit.errors:spared", PENALTIES),
+    Condition("errors/potential", AS_GIVEN, potential=f"repl_rl.credit.rewards:broken={FIXED_PENALTY}"),
+)
+"""Other ways to have an error cost something, each as much as `two_stream/penalty` takes for one: of one class alone,
+only the first of a streak, only where another rollout did without, and paid back when it is mended."""
 
 
 def _all() -> tuple[Condition, ...]:
     cells = ((f"{estimator}/{name}", estimator, table) for estimator in ESTIMATORS for name, table in SHAPINGS.items())
     lines = (Condition(name, estimator, table) for name, estimator, table in cells if name not in SAME_AS)
-    return (*lines, Condition("fenced", way="fenced"))
+    return (*lines, *MERGED, *ERRORS, Condition("fenced", way="fenced"))
 
 
 CONDITIONS = _all()

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.conditions import SAME_AS, conditions
-from repl_rl.lab.credit.jobs import Players, jobs, play_all
+from repl_rl.lab.credit.jobs import TUNING, Job, Players, jobs, play_all, tuning_jobs
+from repl_rl.lab.credit.plan import SPREAD, Power, chosen_rates, earlier_spread, power
 from repl_rl.lab.credit.processes import started
 from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, record
 from repl_rl.lab.credit.settings import TARGET, WINDOW, Settings, header
@@ -31,11 +32,35 @@ class Experiment:
     """Runs of each condition, >= 1."""
     workers: int = 2
     """Processes of one core each, >= 1."""
+    first_seed: int = 0
+    """The first of the seeds, >= 0, so that one cell can be repeated."""
+    earlier: Path | None = None
+    """Report of an earlier experiment, whose spread between seeds says how small a difference this one detects; None:
+    that of the published one, `plan.SPREAD`."""
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "workers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "give at least 1")
+        for name, floor in (("seeds", 1), ("workers", 1), ("first_seed", 0)):
+            if getattr(self, name) < floor:
+                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+        if self.played.stop > TUNING[0]:
+            raise ConfigError("seeds", self.played.stop - 1, f"from {TUNING[0]} on they choose learning rates")
+
+    @property
+    def played(self) -> range:
+        """The seeds."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    @property
+    def power(self) -> Power:
+        """How small a difference it detects.
+
+        Raises:
+            ConfigError: `earlier` is no such report.
+        """
+        chosen = conditions(self.conditions)
+        if self.earlier is not None:
+            return power(chosen, self.seeds, earlier_spread(self.earlier), f"that of {self.earlier.name}")
+        return power(chosen, self.seeds, SPREAD, "that of the earlier experiment")
 
 
 def run_experiment(
@@ -47,28 +72,45 @@ def run_experiment(
         ConfigError: an unknown condition, or `out` holds runs of another experiment.
         ReplRLError: a worker failed; what was finished is kept.
     """
-    chosen = conditions(experiment.conditions)
-    about = header(experiment.settings)
+    chosen, settings = conditions(experiment.conditions), experiment.settings
+    about = header(settings)
     file = RowFile(experiment.out / "rows.jsonl", about)
-    missing = jobs(chosen, experiment.seeds, file.rows)
-    if missing:
+    tell(str(experiment.power))
+
+    def play(missing: Sequence[Job]) -> None:
+        if not missing:
+            return
         told = Told(len(missing), tell)
 
         def keep(row: Row) -> None:
             file.add(row)
             told.row(row)
 
-        with players(min(experiment.workers, len(missing)), experiment.settings, experiment.out) as open_players:
+        with players(min(experiment.workers, len(missing)), settings, experiment.out) as open_players:
             play_all(missing, open_players, keep)
+
+    rates: dict[str, float] = {}
+    tuned: list[Run] = []
+    if settings.rates:
+        play(tuning_jobs(chosen, settings.rates, file.rows))
+        tuned = [row for row in file.rows if isinstance(row, Run) and row.seed in TUNING]
+        rates = chosen_rates(tuned, settings.rates, settings.tokens)
+        tell("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
+    play(jobs(chosen, experiment.played, file.rows, rates))
     names = {condition.name for condition in chosen}
-    runs = [row for row in file.rows if isinstance(row, Run) and row.condition in names and row.seed < experiment.seeds]
-    return report(about, runs, [row for row in file.rows if isinstance(row, Start)], experiment)
+    runs = [r for r in file.rows if isinstance(r, Run) and r.condition in names and r.seed in experiment.played]
+    starts = [row for row in file.rows if isinstance(row, Start)]
+    return report(about, runs, starts, experiment, sum(run.wall_s for run in tuned))
 
 
 def report(
-    about: dict[str, object], runs: Sequence[Run], starts: Sequence[Start], experiment: Experiment
+    about: dict[str, object],
+    runs: Sequence[Run],
+    starts: Sequence[Start],
+    experiment: Experiment,
+    tuning_s: float = 0.0,
 ) -> dict[str, object]:
-    """Everything that tables and the plot are made of."""
+    """Everything that tables and the plot are made of; `tuning_s`: wall clock of the runs that chose learning rates."""
     rows: list[Row] = [*starts, *runs]
     return {
         **about,
@@ -79,6 +121,8 @@ def report(
         "workers": experiment.workers,
         "cores": cores(),
         "busy_s": round(sum(row.wall_s for row in rows), 1),
+        "tuning_s": round(tuning_s, 1),
+        "power": asdict(experiment.power),
         "figures": aggregate(runs, starts, experiment.settings.tokens),
         "rows": [record(row) for row in rows],
     }
@@ -105,5 +149,8 @@ def _summary(row: Row) -> str:
         return f"start, {row.way}: solved {row.figures['solve_rate']:.1%}, {row.figures['greedy']:.1%} greedy"
     reached = tokens_to(row.tokens, row.solve)
     when = "not reached" if reached is None else f"after {reached} tokens"
+    if row.seed in TUNING:
+        tried = f"{row.condition} tried at {row.learning_rate:g}, seed {row.seed}"
+        return f"{tried}: {TARGET:.0%} {when}, {row.wall_s:.0f} s"
     solved = f"solved {row.after['solve_rate']:.1%}, {row.after['greedy']:.1%} greedy"
     return f"{row.condition} seed {row.seed}: {solved}, {TARGET:.0%} {when}, {row.wall_s:.0f} s"

@@ -8,7 +8,7 @@ from platform import python_version
 from typing import Literal
 
 from repl_rl.errors import ConfigError
-from repl_rl.lab.credit.conditions import SHAPINGS
+from repl_rl.lab.credit.conditions import CONDITIONS
 from repl_rl.machine.assets import asset
 from repl_rl.machine.versions import versions
 from repl_rl.rollout.limits import RolloutLimits
@@ -19,7 +19,10 @@ WINDOW = 5
 """Steps of the running mean that is held against `TARGET`."""
 TASKS = "builtin:quickstart"
 TRAIN_TASKS = 4096
+REGIMES = "lab/credit/regimes"
+"""Folder of the shipped settings, one file a regime."""
 LINE_LIMITS = RolloutLimits()
+LONG_LIMITS = RolloutLimits(max_lines=16)
 FENCED_LIMITS = RolloutLimits(max_line_tokens=128)
 """A block counts as one line and holds several."""
 
@@ -28,6 +31,8 @@ FENCED_LIMITS = RolloutLimits(max_line_tokens=128)
 class Settings:
     """Equal for every run of an experiment."""
 
+    regime: str = ""
+    """What pages call these settings; `--regime NAME` sets it with the others of that regime."""
     tokens: int = 40_000
     """Tokens that a run may sample in training, >= 1; it ends with the first step beyond them."""
     prompts_per_step: int = 8
@@ -36,22 +41,39 @@ class Settings:
     """Rollouts of each task, >= 2."""
     learning_rate: float = 3e-4
     """Of AdamW after 5 steps of warm-up; it stays, so that the end of a run does not depend on when it comes."""
+    rates: tuple[float, ...] = ()
+    """Learning rates that each condition is tuned over, on seeds of its own that no table holds; none: all have
+    learning_rate."""
+    start: Literal["bundled", "failing", "slipping"] = "bundled"
+    """What runs start from: the bundled policy, or that one taught by demonstrations in which many lines fail; or to
+    solve tasks of nine to eleven lines, with silent slips, on which it is trained then."""
     held_out: int = 480
     """Held-out tasks of the evaluation after each run, >= 1."""
+    agreement_tokens: int = 1024
+    """Sampled tokens of each of two batches whose gradients are compared at the start, in the middle and at the end of
+    each run, >= 0, beside the budget; 0: none are."""
     engine: Literal["vllm", "transformers"] = "vllm"
     """What samples: vllm, or transformers, which needs no vLLM."""
     sandbox: Literal["inprocess", "local"] = "inprocess"
     """Where lines run: in the worker itself, fit for the bundled policy alone, or in isolated consoles."""
     fenced_steps: int = 300
     """Steps of fine-tuning that teach the bundled policy the fenced protocol, >= 2."""
+    failing_steps: int = 120
+    """Steps of fine-tuning that teach the bundled policy to fail, >= 1; read with start = failing."""
+    slipping_steps: int = 300
+    """Steps of fine-tuning that teach the bundled policy tasks of many lines, >= 3; read with start = slipping."""
 
     def __post_init__(self) -> None:
-        least = {"tokens": 1, "prompts_per_step": 1, "group_size": 2, "held_out": 1, "fenced_steps": 2}
-        for name, floor in least.items():
+        least = {"tokens": 1, "prompts_per_step": 1, "group_size": 2, "held_out": 1, "agreement_tokens": 0}
+        taught = {"fenced_steps": 2, "failing_steps": 1, "slipping_steps": 3}
+        for name, floor in {**least, **taught}.items():
             if getattr(self, name) < floor:
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
-        if not self.learning_rate > 0:
-            raise ConfigError("learning_rate", self.learning_rate, "it must be above 0")
+        for rate in (self.learning_rate, *self.rates):
+            if not rate > 0:
+                raise ConfigError("learning_rate or rates", rate, "it must be above 0")
+        if len(self.rates) == 1 or len(set(self.rates)) < len(self.rates):
+            raise ConfigError("rates", self.rates, "give several, and none twice; one for all is learning_rate")
 
 
 def policy_folder() -> Path:
@@ -63,7 +85,7 @@ def header(settings: Settings) -> dict[str, object]:
     """What rows of one file have in common: settings, versions and policy, and a short name of all that."""
     about: dict[str, object] = {
         "settings": asdict(settings),
-        "shapings": {name: asdict(table) for name, table in SHAPINGS.items()},
+        "conditions": {condition.name: asdict(condition) for condition in CONDITIONS},
         "versions": {"python": python_version(), **versions()},
         "policy": hashlib.sha256((policy_folder() / "model.safetensors").read_bytes()).hexdigest()[:16],
     }

@@ -8,6 +8,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from repl_rl.lab.credit.conditions import BASELINE, effects
+from repl_rl.lab.credit.power import holm, p_value, pooled
 from repl_rl.lab.credit.rows import Run, Start
 from repl_rl.lab.credit.settings import TARGET, WINDOW
 
@@ -92,17 +93,21 @@ def aggregate(runs: Sequence[Run], starts: Sequence[Start], budget: int) -> dict
 
     A condition that only some seeds of the baseline have is compared over those.
     """
-    by_name: dict[str, dict[int, Run]] = {}
-    for run in sorted(runs, key=lambda run: run.seed):
-        by_name.setdefault(run.condition, {})[run.seed] = run
+    by_name = by_condition(runs)
     baseline = by_name.get(BASELINE, {})
+    p = p_values(by_name, budget)
+    corrected = holm(p)
     return {
+        "spread": spread_of(by_name, budget),
         "start": {start.way: dict(start.figures) for start in starts},
         "conditions": {
             name: {
                 "mean": {key: asdict(value) for key, value in _means(list(mine.values()), budget).items()},
                 "reached": reached(list(mine.values()), budget),
                 "difference": {key: asdict(value) for key, value in differences(mine, baseline, budget).items()},
+                "agreement": agreements(list(mine.values())),
+                "p": p.get(name),
+                "holm": corrected.get(name),
             }
             for name, mine in by_name.items()
         },
@@ -111,6 +116,52 @@ def aggregate(runs: Sequence[Run], starts: Sequence[Start], budget: int) -> dict
             for name, (cells, others) in effects().items()
             if (found := together(by_name, cells, others, budget))
         },
+    }
+
+
+def by_condition(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    """Runs by the name of their condition and their seed."""
+    by_name: dict[str, dict[int, Run]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        by_name.setdefault(run.condition, {})[run.seed] = run
+    return by_name
+
+
+def primary_differences(by_name: Mapping[str, Mapping[int, Run]], budget: int) -> dict[str, list[float]]:
+    """Differences of the primary figure to the baseline, one a seed that both have, of each condition with two such
+    seeds; without fenced blocks, which start from another policy."""
+    baseline = by_name.get(BASELINE, {})
+
+    def level(run: Run) -> float:
+        return budget_mean(run.tokens, run.solve, budget)
+
+    found = {
+        name: [level(run) - level(baseline[seed]) for seed, run in mine.items() if seed in baseline]
+        for name, mine in by_name.items()
+        if name not in (BASELINE, "fenced")
+    }
+    return {name: differences for name, differences in found.items() if len(differences) > 1}
+
+
+def p_values(by_name: Mapping[str, Mapping[int, Run]], budget: int) -> dict[str, float]:
+    """Two-sided p of the paired t test of the primary figure, by condition."""
+    return {name: p_value(found) for name, found in primary_differences(by_name, budget).items()}
+
+
+def spread_of(by_name: Mapping[str, Mapping[int, Run]], budget: int) -> float | None:
+    """Deviation over seeds of a difference of the primary figure, pooled over conditions; None: no two seeds."""
+    found = primary_differences(by_name, budget).values()
+    return pooled([(stdev(differences), len(differences)) for differences in found]) if found else None
+
+
+def agreements(runs: Sequence[Run]) -> dict[str, object]:
+    """How far gradients agree at each point, mean over the runs that know it; empty if none does."""
+    knowing = [run.agreement for run in runs if run.agreement]
+    if not knowing:
+        return {}
+    keys = next(iter(knowing[0].values()))
+    return {
+        point: {key: asdict(mean([found[point][key] for found in knowing])) for key in keys} for point in knowing[0]
     }
 
 

@@ -1,0 +1,198 @@
+"""The regimes of the experiment on credit in docs/credit.md: what is planned, and what was found.
+
+`python -m benchmarks.credit FILE` writes this block too, where FILE is of a regime. The plan is made of the shipped
+settings alone, so it stands there before anything was played.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+
+from benchmarks.pages import ROOT, Block
+from repl_rl.cli.bench import CreditBenchConfig
+from repl_rl.lab.credit.conditions import BASELINE
+from repl_rl.lab.credit.experiment import Experiment
+from repl_rl.lab.credit.plan import SPREAD
+from repl_rl.lab.credit.power import ALPHA, POWER, smallest_difference
+from repl_rl.lab.credit.rows import POINTS
+from repl_rl.lab.credit.settings import REGIMES, Settings
+from repl_rl.machine.assets import asset
+from repl_rl.settings.arguments import parse
+
+PAGE = Block(ROOT / "docs" / "credit.md", "regimes")
+FIGURES = ROOT / "docs" / "credit_regimes.json"
+DEFAULT = "two_stream/penalty"
+"""The condition that the default preset is."""
+KEPT = (
+    "settings",
+    "versions",
+    "policy",
+    "fingerprint",
+    "workers",
+    "cores",
+    "busy_s",
+    "tuning_s",
+    "seeds",
+    "power",
+    "figures",
+    "rows",
+)
+
+
+def names() -> list[str]:
+    """The shipped regimes."""
+    return sorted(file.stem for file in asset(REGIMES).glob("*.toml"))
+
+
+def planned(name: str) -> tuple[CreditBenchConfig, Experiment]:
+    """What a regime says, and the experiment that it is."""
+    config = parse(CreditBenchConfig, "bench credit", ["--regime", name], asset(REGIMES), "regime")
+    settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
+    return config, Experiment(config.out, settings, config.conditions, config.seeds, config.workers)
+
+
+def block(reports: Mapping[str, Mapping[str, object]]) -> str:
+    """The generated block: the plan, then each regime that was published."""
+    parts = [plan()]
+    parts += [_regime(name, reports[name]) for name in names() if name in reports]
+    if not reports:
+        parts.append("Nothing is published yet.\n")
+    return "\n".join(parts)
+
+
+def plan() -> str:
+    """The regimes as they are shipped, with how small a difference each detects."""
+    text = "| regime | a step | learning rate | tokens a run | starts from | conditions | seeds | detects, points |"
+    text += " after Holm |\n|---|---|---|---|---|---|---|---|---|\n"
+    for name in names():
+        config, experiment = planned(name)
+        power = experiment.power
+        rate = f"one of {', '.join(f'{r:g}' for r in config.rates)}" if config.rates else f"{config.learning_rate:g}"
+        text += (
+            f"| `{name}` | {config.prompts_per_step} tasks x {config.group_size} | {rate} | {config.tokens} | "
+            f"{config.start} | {len(config.conditions)} | {config.seeds} | {100 * power.smallest:.1f} | "
+            f"{100 * power.smallest_corrected:.1f} |\n"
+        )
+    text += (
+        f"\nDetected is a true difference of the primary figure that a paired t test (two-sided, {ALPHA:.0%}) finds "
+        f"{POWER:.0%} of the time, alone and as the strictest of Holm's. The spread over seeds of a difference is "
+        f"taken for {100 * SPREAD:.1f} points, that of the earlier experiment.\n"
+    )
+    for name in names():
+        config, _ = planned(name)
+        text += f"\n`{name}`: " + ", ".join(f"`{condition}`" for condition in config.conditions) + ".\n"
+    return text
+
+
+def _regime(name: str, report: Mapping[str, object]) -> str:
+    settings, found = report["settings"], report["figures"]["conditions"]
+    parts = [f"### `{name}`\n", _about(report), _table(found), *(f"- {line}" for line in sentences(report))]
+    agreed = {condition: figures["agreement"] for condition, figures in found.items() if figures["agreement"]}
+    text = "\n".join(parts[:3]) + "\n" + "\n".join(parts[3:]) + "\n"
+    if agreed:
+        text += (
+            f"\nGradients of two independent batches of {settings['agreement_tokens']} sampled tokens at least: the "
+            "cosine between them, and the share of a gradient's squared length that is signal.\n\n" + _agreement(agreed)
+        )
+    return text
+
+
+def _about(report: Mapping[str, object]) -> str:
+    settings, runs = report["settings"], [row for row in report["rows"] if row["kind"] == "run"]
+    steps = [len(run["tokens"]) for run in runs]
+    rate = f"{settings['learning_rate']:g}"
+    if settings["rates"]:
+        rate = f"tuned for each condition in {report['tuning_s'] / 60 / report['workers']:.0f} minutes more"
+    return (
+        f"{len(runs)} runs, {report['seeds']} seeds a condition, {settings['tokens']} sampled tokens each: "
+        f"{min(steps)} to {max(steps)} steps of {settings['prompts_per_step']} tasks x {settings['group_size']} "
+        f"rollouts, learning rate {rate}, start {settings['start']}. Engine {settings['engine']}, {report['workers']} "
+        f"workers on {report['cores']} cores, {report['busy_s'] / 60 / report['workers']:.0f} minutes each. Policy "
+        f"`{report['policy']}`, " + ", ".join(f"{what} {number}" for what, number in report["versions"].items()) + ".\n"
+    )
+
+
+def _table(found: Mapping[str, Mapping[str, object]]) -> str:
+    text = (
+        "| | solved over the budget | difference, points | p | p after Holm | held out | lines in error, held out |\n"
+    )
+    text += "|---|---|---|---|---|---|---|\n"
+    for name, figures in found.items():
+        means = figures["mean"]
+        cells = [
+            share(means["train_solve_rate"]),
+            "" if name == BASELINE else points(figures["difference"].get("train_solve_rate")),
+            *("" if figures[key] is None else f"{figures[key]:.3f}" for key in ("p", "holm")),
+            share(means["solve_rate"]),
+            share(means["line_error_rate"]),
+        ]
+        text += f"| `{name}` |" + "".join(f" {cell} |" for cell in cells) + "\n"
+    return text
+
+
+def sentences(report: Mapping[str, object]) -> Iterator[str]:
+    """What the figures say, with every number and name from them."""
+    found, spread = report["figures"]["conditions"], report["figures"]["spread"]
+    tested = {name: figures for name, figures in found.items() if figures["holm"] is not None}
+    certain = {name: figures for name, figures in tested.items() if figures["holm"] < ALPHA}
+    for sign, what in ((1, "above"), (-1, "below")):
+        named = [name for name, f in certain.items() if sign * f["difference"]["train_solve_rate"]["value"] > 0]
+        listed = f" ({', '.join(f'`{name}`' for name in named)})" if named else ""
+        yield f"Of {len(tested)} conditions {len(named)}{listed} {what} `{BASELINE}` after Holm's correction."
+    if DEFAULT in found:
+        difference = found[DEFAULT]["difference"].get("train_solve_rate")
+        yield f"`{DEFAULT}`, the default preset: {points(difference)} points."
+    if spread is not None and report["seeds"] > 1:
+        yield (
+            f"Spread over seeds as measured: {100 * spread:.1f} points, so these seeds detect "
+            f"{100 * smallest_difference(spread, report['seeds']):.1f}."
+        )
+    rates = {row["condition"]: row["learning_rate"] for row in report["rows"] if row["kind"] == "run"}
+    if report["settings"]["rates"]:
+        yield "Learning rates as tuned: " + ", ".join(f"`{name}` {rate:g}" for name, rate in rates.items()) + "."
+
+
+def _agreement(agreed: Mapping[str, Mapping[str, object]]) -> str:
+    heads = [f"{key}, {point}" for key in ("cosine", "signal") for point in POINTS]
+    text = "| |" + "".join(f" {head} |" for head in heads) + "\n|---|" + "---|" * len(heads) + "\n"
+    for name, found in agreed.items():
+        cells = (f"{found[point][key]['value']:.2f}" for key in ("cosine", "signal") for point in POINTS)
+        text += f"| `{name}` |" + "".join(f" {cell} |" for cell in cells) + "\n"
+    return text
+
+
+def share(estimate: Mapping[str, float]) -> str:
+    """A share with its interval."""
+    if estimate["low"] is None:
+        return f"{estimate['value']:.1%}"
+    return f"{estimate['value']:.1%} ({max(estimate['low'], 0):.1%} to {min(estimate['high'], 1):.1%})"
+
+
+def points(estimate: Mapping[str, float] | None) -> str:
+    """A difference in points with its interval; -: there is none."""
+    if estimate is None:
+        return "-"
+    if estimate["low"] is None:
+        return f"{100 * estimate['value']:+.1f}"
+    return f"{100 * estimate['value']:+.1f} ({100 * estimate['low']:+.1f} to {100 * estimate['high']:+.1f})"
+
+
+def published() -> dict[str, Mapping[str, object]]:
+    """The reports that the page shows."""
+    return json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+
+
+def publish(reports: Sequence[Mapping[str, object]]) -> None:
+    """Add these reports, each of a regime, in the place of those of before."""
+    kept = published() | {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
+    FIGURES.write_text(json.dumps(kept) + "\n")
+    PAGE.write(block(kept))
+
+
+def rewrite() -> None:
+    """Write the block again, of what is published."""
+    PAGE.write(block(published()))
+
+
+if __name__ == "__main__":
+    rewrite()

@@ -1,0 +1,122 @@
+"""Tasks of many lines in which one silent slip spoils the end, and demonstrations of a policy that slips.
+
+    Let a = 49, b = a - 18, c = b + 36, d = c - a, e = d * 4, f = e - a and g = f - 37. Compute g + b.
+
+Assignments print nothing, so nothing says that one was wrong. A policy that knows how to go about it and slips now and
+then has much to learn about single lines, which is what credit of lines is for.
+"""
+
+import random
+import re
+from string import ascii_lowercase
+
+from repl_rl.coldstart.demonstrations import ECHO, Plan
+from repl_rl.errors import ConfigError
+from repl_rl.tasks import Sketch, Split, Task, split_of, task_of
+
+FAMILY = "long"
+FEWEST, MOST = 7, 9
+"""Assignments of a task; with the expression and the answer it takes two lines more."""
+SLIPS = {" - ": 0.2, " * ": 0.55}
+"""How often the wrong sign stands in an assignment for one with this sign: `+` in either case."""
+OTHER_VARIABLE, OTHER_EXPRESSION, LEFT_OUT = 0.08, 0.12, 0.01
+"""How often an assignment uses another variable, the last expression has another sign, an assignment is left out."""
+_LARGEST = 999
+_DRAWS_PER_TASK = 200
+
+
+def drawn(rng: random.Random) -> Sketch:
+    """A chain of assignments, each of variables before it and a small number."""
+    names = ascii_lowercase[: rng.randint(FEWEST, MOST)]
+    values = {"a": rng.randint(11, 60)}
+    setup = [f"a = {values['a']}"]
+    for name in names[1:]:
+        while True:
+            text, value = _step(rng, values)
+            if 0 < value <= _LARGEST:
+                break
+        values[name] = value
+        setup.append(f"{name} = {text}")
+    last, other = names[-1], rng.choice(names[:-1])
+    question = f"Let {', '.join(setup[:-1])} and {setup[-1]}. Compute {last} + {other}."
+    return Sketch(question, str(values[last] + values[other]), tuple(setup), f"{last} + {other}")
+
+
+def _step(rng: random.Random, values: dict[str, int]) -> tuple[str, int]:
+    newest = list(values)[-1]
+    kind = rng.choice(("plus", "minus", "times", "less"))
+    if kind == "times":
+        factor = rng.randint(2, 4)
+        return f"{newest} * {factor}", values[newest] * factor
+    if kind == "less" and len(values) > 1:
+        other = rng.choice(list(values)[:-1])
+        return f"{newest} - {other}", values[newest] - values[other]
+    number = rng.randint(11, 60)
+    if kind == "plus":
+        return f"{newest} + {number}", values[newest] + number
+    return f"{newest} - {number}", values[newest] - number
+
+
+def tasks(split: Split, count: int, seed: int) -> tuple[Task, ...]:
+    """`count` (>= 1) different tasks of a split. Equal arguments, equal tasks.
+
+    Raises:
+        ConfigError: none of many draws is another question of the split.
+    """
+    rng = random.Random(f"{seed}/{split}/{FAMILY}")
+    found: dict[str, Task] = {}
+    while len(found) < count:
+        task = task_of(FAMILY, sketched(rng, split))
+        for _ in range(_DRAWS_PER_TASK):
+            if task.id not in found:
+                break
+            task = task_of(FAMILY, sketched(rng, split))
+        else:
+            raise ConfigError("number of tasks", count, f"family {FAMILY!r} has too few different questions")
+        found[task.id] = task
+    return tuple(found.values())
+
+
+def sketched(rng: random.Random, split: Split) -> Sketch:
+    """One problem whose question lies in `split`.
+
+    Raises:
+        ConfigError: none of many draws does.
+    """
+    for _ in range(_DRAWS_PER_TASK):
+        one = drawn(rng)
+        if split_of(one.question) is split:
+            return one
+    raise ConfigError("task family", FAMILY, f"it has too few questions in the split {split!s}")
+
+
+def clean_plan(one: Sketch) -> Plan:
+    """Every line as it should be."""
+    lines = (*one.setup, one.expression, f"submit_final_answer({ECHO})")
+    return Plan(tuple(f"{line}\n" for line in lines))
+
+
+def slipping_plan(one: Sketch, rng: random.Random) -> Plan:
+    """The same with silent slips, each line's independent of the others'. The first assignment is always right."""
+    setup = [one.setup[0]]
+    for line in one.setup[1:]:
+        if rng.random() >= LEFT_OUT:
+            setup.append(_slipped(line, rng))
+    swap = rng.random() < OTHER_EXPRESSION
+    expression = one.expression.replace(" + ", " - ") if swap else one.expression
+    lines = (*setup, expression, f"submit_final_answer({ECHO})")
+    return Plan(tuple(f"{line}\n" for line in lines))
+
+
+def _slipped(line: str, rng: random.Random) -> str:
+    name, _, text = line.partition(" = ")
+    for sign, chance in SLIPS.items():
+        if sign in text:
+            text = text.replace(sign, " + ") if rng.random() < chance else text
+            break
+    if rng.random() < OTHER_VARIABLE:
+        used = re.findall(r"[a-z]", text)
+        others = [other for other in ascii_lowercase[: ascii_lowercase.index(name)] if other not in used]
+        if others:
+            text = text.replace(used[0], rng.choice(others), 1)
+    return f"{name} = {text}"

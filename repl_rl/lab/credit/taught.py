@@ -1,0 +1,131 @@
+"""Policies that runs start from, beside the bundled one: each is that one, taught by demonstrations of its own tasks.
+
+The *fenced* one knows the fenced protocol, which the bundled one has never seen; its demonstrations have the bundled
+policy's own shares of guesses and mistakes, so that there is as much to learn. The *failing* one writes lines of which
+many fail, so that there is something for penalties to do. The *slipping* one solves tasks of many lines (`long`), with
+slips that nothing tells it of.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, Mix, Plan, plan
+from repl_rl.coldstart.finetune import finetune, labelled
+from repl_rl.coldstart.played import Course, demonstrations, played
+from repl_rl.coldstart.selection import FinetuneConfig
+from repl_rl.coldstart.verified import Tally
+from repl_rl.lab.credit import long
+from repl_rl.lab.credit.settings import TASKS
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.sandbox import InProcessSandbox
+from repl_rl.tasks import BUILTIN, Sketch, Split, sketch, task_of
+
+DEMONSTRATIONS_A_STEP = 16
+"""Half a batch: each demonstration is seen about twice."""
+FAILING = 0.4
+"""Share of the failing policy's demonstrated lines that end in an error."""
+MOST_FAILURES = 4
+"""Of one line, before it is written right: a demonstration has an end."""
+_GUESSING = Mix(guess=0.5, mistake=0.0)
+
+
+def teach_fenced(base: Path, out: Path, steps: int) -> None:
+    """Fine-tune the policy in `base` on `steps` (>= 2) batches of fenced demonstrations, and save it in `out`.
+
+    Two thirds of the steps teach the protocol, and the others the shares of the bundled policy's own last mix, in which
+    mistakes are demonstrated and learned too.
+    """
+    first, last = out.with_name(out.name + "-clean"), max(1, steps // 3)
+    _learn_fenced(base, first, CLEAN, FinetuneConfig(steps=steps - last, learning_rate=2e-3), seed=1)
+    _learn_fenced(first, out, COLD, FinetuneConfig(steps=last, learning_rate=1e-3), seed=2)
+
+
+def teach_failing(base: Path, out: Path, steps: int) -> None:
+    """Fine-tune the policy in `base` on `steps` (>= 1) batches of demonstrations that fail often; save it in `out`."""
+    renderer = Renderer.from_folder(base)
+    shown = asyncio.run(_failing(renderer, steps * DEMONSTRATIONS_A_STEP, seed=3))
+    _learn(base, renderer, shown, out, FinetuneConfig(steps=steps, learning_rate=1e-3), seed=3)
+
+
+def teach_slipping(base: Path, out: Path, steps: int) -> None:
+    """Fine-tune the policy in `base` on `steps` (>= 3) batches of tasks of many lines, and save it in `out`.
+
+    Two thirds of the steps show them without a slip, the others with slips.
+    """
+    first, last = out.with_name(out.name + "-clean"), max(1, steps // 3)
+    renderer = Renderer.from_folder(base)
+    clean = asyncio.run(_long(renderer, (steps - last) * DEMONSTRATIONS_A_STEP, slips=False, seed=4))
+    _learn(base, renderer, clean, first, FinetuneConfig(steps=steps - last, learning_rate=2e-3), seed=4)
+    slips = asyncio.run(_long(renderer, last * DEMONSTRATIONS_A_STEP, slips=True, seed=5))
+    _learn(first, renderer, slips, out, FinetuneConfig(steps=last, learning_rate=1e-3), seed=5)
+
+
+def failing_plan(drawn: Sketch, rng: random.Random) -> Plan:
+    """Half of the time a guess, else a good demonstration; before each of its lines, failures with chance `FAILING`.
+
+    What fails on the way to an answer that copies what was printed fails before the line that prints it.
+    """
+    lines: list[str] = []
+    at = 0
+    for line in plan(drawn, _GUESSING, rng).lines:
+        lines.append(line)
+        if ECHO not in line and not line.startswith(" "):
+            at = len(lines) - 1
+        failures: list[str] = []
+        while len(failures) < MOST_FAILURES and rng.random() < FAILING:
+            failures.append(_failure(lines[at], rng))
+        lines[at:at] = failures
+        at += len(failures)
+    return Plan(tuple(lines))
+
+
+def _failure(line: str, rng: random.Random) -> str:
+    """A line in error that is as near to this one as a slip is."""
+    text = line.rstrip("\n")
+    return rng.choice((f"{text})\n", "result\n", f"result = value + {rng.randint(1, 9)}\n"))
+
+
+async def _failing(renderer: Renderer, count: int, seed: int) -> list[Trajectory]:
+    families = BUILTIN[TASKS.removeprefix("builtin:")]
+    course = Course(families, _GUESSING, count, seed)
+    rng, sandbox = random.Random(f"{seed}/failing"), InProcessSandbox()
+    shown: list[Trajectory] = []
+    for number in range(count):
+        family = families[number % len(families)]
+        drawn = sketch(family, rng, Split.TRAIN)
+        trajectory = await played(task_of(family, drawn), failing_plan(drawn, rng), course, sandbox, renderer)
+        shown += [trajectory] if trajectory is not None else []
+    return shown
+
+
+async def _long(renderer: Renderer, count: int, slips: bool, seed: int) -> list[Trajectory]:
+    course = Course((long.FAMILY,), CLEAN, count, seed)
+    rng, sandbox = random.Random(f"{seed}/long"), InProcessSandbox()
+    shown: list[Trajectory] = []
+    for _ in range(count):
+        one = long.sketched(rng, Split.TRAIN)
+        planned = long.slipping_plan(one, rng) if slips else long.clean_plan(one)
+        trajectory = await played(task_of(long.FAMILY, one), planned, course, sandbox, renderer)
+        shown += [trajectory] if trajectory is not None else []
+    return shown
+
+
+def _learn_fenced(base: Path, out: Path, mix: Mix, config: FinetuneConfig, seed: int) -> None:
+    renderer = Renderer.from_folder(base)
+    shown = asyncio.run(_fenced(renderer, mix, config.steps * DEMONSTRATIONS_A_STEP, seed))
+    _learn(base, renderer, shown, out, config, seed)
+
+
+def _learn(
+    base: Path, renderer: Renderer, shown: Sequence[Trajectory], out: Path, config: FinetuneConfig, seed: int
+) -> None:
+    examples = [labelled(trajectory, learn_errors=True) for trajectory in shown]
+    finetune(base, renderer, examples, out, config, seed)
+
+
+async def _fenced(renderer: Renderer, mix: Mix, count: int, seed: int) -> list[Trajectory]:
+    course = Course(BUILTIN[TASKS.removeprefix("builtin:")], mix, count, seed, protocol="fenced")
+    return [trajectory async for trajectory in demonstrations(course, InProcessSandbox(), renderer, Tally())]

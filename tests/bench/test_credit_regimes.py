@@ -1,0 +1,72 @@
+"""The shipped regimes: each can be read and played, and what they are to show they can."""
+
+import random
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli.bench import CreditBenchConfig
+from repl_rl.coldstart.demonstrations import ECHO
+from repl_rl.errors import ConfigError
+from repl_rl.lab.credit.conditions import BASELINE, conditions
+from repl_rl.lab.credit.experiment import Experiment
+from repl_rl.lab.credit.settings import REGIMES, Settings
+from repl_rl.lab.credit.taught import FAILING, MOST_FAILURES, failing_plan
+from repl_rl.machine.assets import asset
+from repl_rl.settings.arguments import parse
+from repl_rl.tasks import BUILTIN, Split, sketch
+
+NAMES = sorted(file.stem for file in asset(REGIMES).glob("*.toml"))
+
+
+def regime(name: str, *flags: str) -> CreditBenchConfig:
+    return parse(CreditBenchConfig, "bench credit", ["--regime", name, *flags], asset(REGIMES), "regime")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_regime_is_named_as_its_file_and_compares_six_conditions_with_six_seeds_at_least(name: str) -> None:
+    found = regime(name)
+    assert found.regime == name
+    chosen = [condition.name for condition in conditions(found.conditions)]
+    assert BASELINE in chosen
+    assert len(chosen) == len(found.conditions) >= 6
+    assert found.seeds >= 6
+    assert found.agreement_tokens > 0
+    settings = Settings(**{field.name: getattr(found, field.name) for field in fields(Settings)})
+    assert Experiment(found.out, settings, found.conditions, found.seeds).power.smallest is not None
+
+
+def test_two_regimes_at_least_detect_three_points() -> None:
+    powers = [Experiment(Path("out"), Settings(), found.conditions, found.seeds).power for found in map(regime, NAMES)]
+    assert sum(p.smallest is not None and p.smallest <= 0.03 for p in powers) >= 2
+
+
+def test_a_flag_wins_over_the_regime_and_an_unknown_one_is_named_with_those_that_are() -> None:
+    found = regime("noise", "--seeds", "1", "--first-seed", "3", "--conditions", BASELINE)
+    assert (found.seeds, found.first_seed, found.conditions) == (1, 3, (BASELINE,))
+    assert found.prompts_per_step == regime("noise").prompts_per_step
+    with pytest.raises(ConfigError, match=rf"regime is 'loud'; choose {' or '.join(NAMES)}"):
+        regime("loud")
+
+
+def test_today_is_the_batch_and_the_rate_of_the_defaults() -> None:
+    found, default = regime("today"), Settings()
+    for name in ("tokens", "prompts_per_step", "group_size", "learning_rate", "rates", "start"):
+        assert getattr(found, name) == getattr(default, name)
+
+
+def test_the_demonstrations_of_the_failing_policy_fail_about_as_often_as_they_are_meant_to() -> None:
+    rng, failed, lines = random.Random(0), 0, 0
+    for number in range(2000):
+        drawn = sketch(BUILTIN["quickstart"][number % 3], rng, Split.TRAIN)
+        planned = failing_plan(drawn, rng).lines
+        wrong = [line for line in planned if line.endswith(")\n") and line.count(")") > line.count("(")]
+        wrong += [line for line in planned if line.startswith("result")]
+        failed, lines = failed + len(wrong), lines + len(planned)
+        asks = [at for at, line in enumerate(planned) if ECHO in line]
+        assert all(planned[at - 1] not in wrong for at in asks), "an answer copies what was printed, not a traceback"
+        assert planned[-1] not in wrong
+    # A line that fails too often is written right in the end.
+    longest = FAILING * (1 - FAILING**MOST_FAILURES) / (1 - FAILING)
+    assert failed / lines == pytest.approx(longest / (1 + longest), abs=0.02)
