@@ -151,6 +151,9 @@ class There:
         ):
             if told.status_code != 200:
                 told.read()
+            if told.status_code == 404 and self._id is not None:
+                self._id = None
+                return Reply("kept no longer", None, False)
             for event in _events(_checked(told)):
                 found = event.get("repl", {})
                 if isinstance(line := found.get("line"), dict):
@@ -243,7 +246,8 @@ def _answering(address: str) -> Iterator[None]:
     try:
         yield
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError("server", address, f"it does not answer: {error or type(error).__name__}") from error
+        why = f"it does not answer: {str(error) or type(error).__name__}"
+        raise ConfigError("server", address, f"{why}; give the address that `repl-rl serve` says") from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ConfigError("server", address, f"it does not answer as `repl-rl serve` does: {error!r}") from error
 
@@ -255,7 +259,8 @@ def _checked(told: httpx.Response) -> httpx.Response:
             why = str(told.json()["error"]["message"])
         except (ValueError, KeyError, TypeError):
             why = told.text[:200]
-        raise ConfigError("server", str(told.url), f"it refuses ({told.status_code}): {printable(why)}")
+        remedy = f" (here: in the environment variable {VARIABLE})" if told.status_code == 401 else ""
+        raise ConfigError("server", str(told.url), f"it refuses ({told.status_code}): {printable(why)}{remedy}")
     return told
 
 

@@ -2,12 +2,13 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from repl_rl.cli import main
 from repl_rl.cli.chat import VARIABLE
-from tests.serve.served import Server, served
+from tests.serve.served import BOUNDS, Server, served
 
 KEY = "a-key-of-somebody-whom-we-know"
 
@@ -45,14 +46,42 @@ def test_a_console_that_ended_is_followed_by_a_new_one_and_that_is_said(
     assert "False" in shown
 
 
+class Slow:
+    """Standard input of somebody who asks only when the server keeps no console any more."""
+
+    def __init__(self, server: Server, *lines: str) -> None:
+        self._server = server
+        self._lines = list(lines)
+
+    def readline(self) -> str:
+        self._server.wait(lambda: self._server.figure("repl_rl_conversations") == 0)
+        return f"{self._lines.pop(0)}\n" if self._lines else ""
+
+
+def test_whoever_asks_when_the_console_is_gone_is_told_and_goes_on_in_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with served(bounds=replace(BOUNDS, idle_s=0.01)) as server:
+        monkeypatch.setattr("sys.stdin", Slow(server, "Six?", "Times seven?", "Is x there?"))
+        assert main(["chat", "--server", f"{server.address}/v1"]) == 0
+    shown = capsys.readouterr().out
+    assert "no answer\n[kept no longer; the next question begins in a new console]\n" in shown
+    assert "\nFalse\n" in shown
+
+
 def test_a_server_that_refuses_or_is_not_there_is_said_so(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert main(["chat", "--server", f"{server.address}/v1"]) == 2
-    assert "no API key" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no API key" in said
+    assert VARIABLE in said
     assert main(["chat", "--server", "http://127.0.0.1:1/v1"]) == 2
-    assert "does not answer" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "does not answer" in said
+    assert "`repl-rl serve`" in said
     assert main(["chat", "--server", "127.0.0.1:1"]) == 2
     assert main(["chat", "--server", "http://127.0.0.1:1/v1", "--prompt", "chat"]) == 2
     assert "world of its own" in capsys.readouterr().err

@@ -1,12 +1,13 @@
 """The page at `/` in a real browser: what a person would do with it, and what a hostile program cannot."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from tests.chromium import Tab, chromium
-from tests.serve.served import Server, Stuck, scripted, served
+from tests.serve.served import BOUNDS, Server, Stuck, scripted, served
 
 KEY = "a-key-of-somebody-whom-we-know"
 
@@ -55,6 +56,19 @@ def test_a_task_is_typed_and_its_lines_are_watched(tab: Tab) -> None:
         assert tab.run("[...document.querySelectorAll('.answer')].at(-1).innerText") == "False"
         assert tab.errors == []
         assert all(address.startswith((server.address, "about:", "data:")) for address in tab.requests)
+
+
+@pytest.mark.heavy
+@pytest.mark.alone
+def test_a_console_that_is_gone_is_said_so_and_the_next_question_has_a_new_one(tab: Tab) -> None:
+    with served(bounds=replace(BOUNDS, idle_s=0.01)) as server:
+        answered(opened(tab, server), "Six?")
+        server.wait(lambda: server.figure("repl_rl_conversations") == 0)
+        answered(tab, "Times seven?")
+        assert "no such conversation" in tab.text(".failure")
+        assert "the next question begins in a new console" in tab.text(".failure")
+        answered(tab, "Is x there?")
+        assert tab.run("[...document.querySelectorAll('.answer')].at(-1).innerText") == "False"
 
 
 @pytest.mark.heavy

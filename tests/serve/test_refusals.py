@@ -47,6 +47,7 @@ def error(said: httpx.Response, status: int) -> Mapping[str, object]:
     ("field", "value"),
     [
         ("n", 2),
+        ("n", True),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "auto"),
         ("functions", [{"name": "f"}]),
@@ -65,6 +66,11 @@ def test_a_parameter_that_would_not_be_honoured_is_refused_by_name(server: Serve
     found = error(server.post(question("Six?", **{field: value})), 400)
     assert (found["param"], found["code"]) == (field, "unsupported_parameter")
     assert field in str(found["message"])
+
+
+def test_logprobs_of_no_further_token_are_log_probabilities_too(server: Server) -> None:
+    asked = {"model": MODEL, "prompt": "Six?\n>>> ", "logprobs": 0}
+    assert error(server.post(asked, "completions"), 400)["param"] == "logprobs"
 
 
 def test_parameters_that_ask_for_nothing_are_taken(server: Server) -> None:
@@ -112,6 +118,23 @@ def test_a_value_that_will_not_do_is_refused_by_name(
     found = error(server.post(question("Six?", **more)), 400)
     assert found["type"] == "invalid_request_error"
     assert str(found["param"]).startswith(param or "messages.0")
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0: "),
+        ({"stop": ["a"] * 5}, "stop", "at most 4"),
+        ({"prompt": ["a", "b"]}, "prompt", "valid string, or: Input should be a valid integer"),
+        ({"prompt": [5, -1]}, "prompt", "greater than or equal to 0"),
+    ],
+)
+def test_a_value_that_may_be_of_several_kinds_is_told_what_each_lacks(
+    server: Server, more: Mapping[str, object], param: str, said: str
+) -> None:
+    found = error(server.post({"model": MODEL, "prompt": "Six?\n>>> ", **more}, "completions"), 400)
+    assert found["param"] == param
+    assert said in str(found["message"])
 
 
 def test_a_system_message_is_refused_with_the_reason(server: Server) -> None:
@@ -169,8 +192,12 @@ def test_another_model_is_not_found(server: Server) -> None:
 
 
 def test_addresses_and_methods_that_are_not_there_are_said_so(server: Server) -> None:
-    error(httpx.get(f"{server.address}/v1/nothing"), 404)
-    error(httpx.get(f"{server.address}/v1/chat/completions"), 405)
+    without = httpx.post(f"{server.address}/chat/completions", json=question("Six?"))
+    assert "/v1/chat/completions" in str(error(without, 404)["message"])
+    assert len(str(error(httpx.get(f"{server.address}/{'x' * 9000}"), 404))) < 400
+    got = httpx.get(f"{server.address}/v1/chat/completions")
+    assert str(error(got, 405)["message"]).endswith("; use POST")
+    assert got.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +290,7 @@ def test_keys_come_from_a_file_and_the_environment_and_weak_ones_are_refused(
     file.write_text("# none\n")
     with pytest.raises(ConfigError, match="no key"):
         read_keys(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot be read: .*; give a text file"):
         read_keys(file / "not")
 
 
@@ -302,4 +329,6 @@ def test_settings_that_will_not_do_are_refused(flags: str, said: str, capsys: py
 
 def test_a_port_that_is_taken_is_refused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", server.address.rpartition(":")[2]]) == 2
-    assert "in use" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "in use" in said
+    assert "choose another --port" in said

@@ -79,7 +79,8 @@ class App:
         if self._hosts is not None:
             host, origin = _host(f"//{request.headers.get('host', '')}"), request.headers.get("origin")
             if host not in self._hosts or (origin is not None and _host(origin) not in self._hosts):
-                raise Refusal(403, "this server answers its own machine alone, under a name of its own")
+                remedy = "ask it as 127.0.0.1 or localhost, or let it listen for others with --host and --keys"
+                raise Refusal(403, f"this server answers its own machine alone, under a name of its own; {remedy}")
         owner = "" if path in _OPEN else self._keys.owner(request.headers.get("authorization"))
         if owner is None:
             raise Refusal(401, "no API key, or a wrong one; send `Authorization: Bearer KEY`", code="invalid_api_key")
@@ -135,8 +136,11 @@ class App:
 
     async def _lost(self, request: Request, error: Exception) -> Response:
         """What FastAPI itself refuses: an address or a method that is not there."""
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        return _refused(Refusal(status, f"{request.method} {request.url.path} is not there"))
+        assert isinstance(error, HTTPException)
+        allowed = (error.headers or {}).get("Allow")
+        remedy = f"use {allowed}" if allowed else "addresses are as in OpenAI's API: POST /v1/chat/completions, ..."
+        message = f"{request.method} {request.url.path:.80} is not there; {remedy}"
+        return _refused(Refusal(error.status_code, message, allow=allowed))
 
     def _described(self) -> dict[str, object]:
         return {"id": self._model, "object": "model", "created": 0, "owned_by": "repl_rl"}

@@ -170,11 +170,16 @@ def _asking(kind: type[Asked], said: Mapping[str, object]) -> dict[str, object]:
     asking = {name: value for name, value in said.items() if value is not None}
     for name in sorted(asking.keys() - kind.model_fields.keys()):
         value, shown = asking.pop(name), f"{name:.80}"
-        if value not in NEUTRAL.get(name, ()):
+        if not any(_is(value, neutral) for neutral in NEUTRAL.get(name, ())):
             known = "it is not honoured here" if name in NEUTRAL else "it is not known here"
             message = f"{shown} is {value!r:.80}: {known}; leave it out"
             raise Refusal(400, message, param=shown, code="unsupported_parameter")
     return asking
+
+
+def _is(value: object, other: object) -> bool:
+    """Equal as JSON is: 0 is not false, with which /v1/completions asks for log probabilities."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _check(asked: Asked) -> None:
@@ -208,13 +213,22 @@ def _writable(text: str) -> bool:
 
 
 def _refuse(error: ValidationError) -> NoReturn:
-    """Say the first thing that is wrong."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = f"{'.'.join(map(str, first['loc'])):.80}"
-    remedy = ""
+    """Say the first thing that is wrong, and of what can be read in several ways, what is wrong with each."""
+    found = error.errors(include_url=False, include_context=False)
+    places = [tuple(part for part in each["loc"] if not _is_way(part)) for each in found]
+    of_first = [each for each, place in zip(found, places, strict=True) if place[: len(places[0])] == places[0]]
+    place = f"{'.'.join(map(str, places[0])):.80}"
+    said, remedy = found[0]["input"], ""
+    value = f" is {said!r:.80}" if isinstance(said, str | int | float) else ""
     if place.startswith("messages") and place.endswith("role"):
         remedy = "; the policy has the prompt that it was trained with: put what it is to know into the user's message"
-    raise Refusal(400, f"{place}: {first['msg']}{remedy}", param=place) from error
+    why = ", or: ".join(dict.fromkeys(each["msg"] for each in of_first))
+    raise Refusal(400, f"{place}{value}: {why}{remedy}", param=place) from error
+
+
+def _is_way(part: int | str) -> bool:
+    """Of a place: no field, but one of the types that it may be of, as pydantic writes them."""
+    return part == "str" or str(part).startswith("list[")
 
 
 def _no_number(name: str) -> NoReturn:

@@ -121,7 +121,7 @@ class Conversations:
         """Nobody can tell somebody else's from one that is not there."""
         held = self._kept.get(id)
         if held is None or held.owner != owner:
-            message = "there is no such conversation: it ended, or was kept for too long without a turn"
+            message = "there is no such conversation: it ended, or was kept for too long without a turn; begin another"
             raise Refusal(404, message, param="repl.conversation", code="conversation_not_found")
         if held.expiry is None:
             raise Refusal(409, "this conversation has a turn under way", param="repl.conversation", code="busy")

@@ -55,7 +55,8 @@ def read_keys(file: Path | None) -> Keys:
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("keys", str(file), f"it cannot be read: {error}") from error
+            remedy = "give a text file with a key on each line"
+            raise ConfigError("keys", str(file), f"it cannot be read: {error}; {remedy}") from error
         of_file = [line for line in lines if line and not line.startswith("#")]
         if not of_file:
             raise ConfigError("keys", str(file), "it has no key; write one a line")

@@ -27,6 +27,7 @@ function headers() {
 async function refused(response) {
   if (response.status === 401) $("locked").hidden = false;
   const said = await response.json().catch(() => ({}));
+  if (said.error?.code === "conversation_not_found") conversation = null; // it waited for too long
   return new Error(said.error?.message ?? "the server answered " + response.status);
 }
 
@@ -69,6 +70,8 @@ function end(turn, ours) {
 async function ask(question) {
   const turn = put($("turns"), "section", "turn", "");
   put(turn, "p", "question", question);
+  const before = conversation;
+  let begun = false;
   under_way = new AbortController();
   busy(true);
   try {
@@ -78,6 +81,7 @@ async function ask(question) {
     const body = JSON.stringify(asked);
     const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body, signal: under_way.signal });
     if (!response.ok) throw await refused(response);
+    begun = true;
     let prompt = ">>> ";
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
@@ -86,8 +90,10 @@ async function ask(question) {
     }
   } catch (error) {
     const stopped = error.name === "AbortError";
-    if (stopped) conversation = null;
-    put(turn, "p", "failure", stopped ? "stopped; the next question begins in a new console" : error.message);
+    const lost = stopped || begun || conversation !== before; // a turn that is cut takes its console along
+    if (lost) conversation = null;
+    const next = lost ? "; the next question begins in a new console" : "";
+    put(turn, "p", "failure", (stopped ? "stopped" : error.message) + next);
   } finally {
     under_way = null;
     busy(false);

@@ -20,6 +20,7 @@ class Refusal(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -29,11 +30,14 @@ class Refusal(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         """When to try again, whole seconds; None: it will not help."""
+        self.allow = allow
+        """The methods that are there, where another was used; None: it is not about that."""
 
     @property
     def headers(self) -> Mapping[str, str]:
         """What goes into the answer's headers."""
         found = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        found |= {} if self.allow is None else {"Allow": self.allow}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     @property

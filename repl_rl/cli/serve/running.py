@@ -133,7 +133,8 @@ def listening(host: str, port: int, patience_s: int = PATIENCE_S) -> socket.sock
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.create_server(address[:2], family=family)
     except (OSError, UnicodeError) as error:
-        raise ConfigError("host and port", f"{host}:{port}", f"nothing can listen there: {error}") from error
+        remedy = "choose another --port (0: any that is free), or another --host"
+        raise ConfigError("host and port", f"{host}:{port}", f"nothing can listen there: {error}; {remedy}") from error
     # A connection whose reader takes nothing is given up by the system, which inherits this.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * patience_s)
     return found
