@@ -142,6 +142,14 @@ def test_the_search_finds_a_setting_and_a_name_without_a_network(tab: Tab, site:
         tab.wait(f"[...document.querySelectorAll('.md-search-result__link')].some(a => a.href.includes('{page}'))")
 
 
+def test_curves_that_are_drawn_on_white_are_turned_in_the_dark_and_nothing_else_is(tab: Tab, site: Path) -> None:
+    for page, picture, turned in (("index", "curves", True), ("index", "report", False), ("credit", "credit", False)):
+        for dark in (False, True):
+            tab.open((site / f"{page}.html").as_uri(), dark=dark)
+            style = tab.run(f"getComputedStyle(document.querySelector('img[src$=\"{picture}.png\"]')).filter")
+            assert (style != "none") == (dark and turned), picture
+
+
 def test_the_house_is_drawn_with_every_room_and_its_arrows_lead_to_all_imports(site: Path) -> None:
     page = (site / "design.html").read_text()
     drawing = page[page.index('<svg class="house"') : page.index("</svg>", page.index('<svg class="house"'))]
