@@ -26,6 +26,8 @@ class Apart:
     """Largest gap of one log probability that is no error, nats; None: what the number format makes usual."""
     low: float | None = None
     """Smallest ratio that is kept as it is, in (0, 1); None: all below `cap` are."""
+    stale: bool = False
+    """A mean over many tokens is wanted for lines that are several steps old too."""
 
 
 def capped(
@@ -33,8 +35,19 @@ def capped(
     cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
     tolerance: Annotated[float | None, Above(0)] = None,
 ) -> Apart:
-    """The corrections, which differ in whose ratio it is and in what happens above `cap`."""
+    """The corrections of tokens, which differ in what happens above `cap`."""
     return Apart(cap, tolerance)
+
+
+def averaged(
+    *,
+    cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
+    tolerance: Annotated[float | None, Above(0)] = None,
+    stale: bool = False,
+) -> Apart:
+    """The corrections of whole lines or rollouts. `stale` asks for them a second time, where `trainer.ahead` is above
+    1."""
+    return Apart(cap, tolerance, stale=stale)
 
 
 def banded(
@@ -48,7 +61,8 @@ def banded(
 
 
 IMPORTANCES: Mapping[str, Callable[..., Apart]] = {
-    **{f"{whose}_{how}": capped for whose in ("token", "line", "sequence") for how in ("truncate", "mask")},
+    **{f"token_{how}": capped for how in ("truncate", "mask")},
+    **{f"{whose}_{how}": averaged for whose in ("line", "sequence") for how in ("truncate", "mask")},
     "token_band": banded,
 }
 """Of a token, of a line's tokens or of all of a rollout's; cut to the cap, or masked, above it or on both sides."""
@@ -84,12 +98,14 @@ def refuse_stale(steps: int, corrected: str, plan: str) -> None:
         plan: `trainer.groups`.
 
     Raises:
-        ConfigError: groups are played again or cut; or lines that are several steps old are corrected as a whole.
+        ConfigError: groups are played again or cut; or lines that are several steps old are corrected as a whole, and
+            that was asked for once only.
     """
     if steps and plan:
         remedy = "which groups a step is made of is said before they are played; leave one of both out"
         raise ConfigError("trainer.groups with trainer.ahead", plan, remedy)
-    name, _ = importance(corrected)
-    if steps > 1 and not name.startswith("token"):
+    name, apart = importance(corrected)
+    if steps > 1 and not (name.startswith("token") or apart.stale):
         why = "a mean over a line or a rollout leaves the ratio of a surprising token near 1: hardly a correction"
-        raise ConfigError("trainer.importance with trainer.ahead above 1", corrected, f"{why}; choose token_truncate")
+        remedy = f"{why}; choose token_truncate, or say that you want it all the same with {name}(stale=True)"
+        raise ConfigError("trainer.importance with trainer.ahead above 1", corrected, remedy)

@@ -274,7 +274,13 @@ class Stopped(BaseException):
     """Stands for whatever ends a run."""
 
 
-def play(run: Path, source: EarlySource, stop_after: int | None = None, curriculum: bool = True) -> None:
+def play(
+    run: Path,
+    source: EarlySource,
+    stop_after: int | None = None,
+    curriculum: bool = True,
+    config: TrainerConfig = CONFIG,
+) -> None:
     """Train in `run`, from where it is; stop when a step is told of."""
     folder = RunFolder(run, overwrite=False, resume=True)
     with taken(folder, "seed = 0\n", True) as state:
@@ -286,7 +292,7 @@ def play(run: Path, source: EarlySource, stop_after: int | None = None, curricul
 
         keeper = Keeper(folder.states, Saving(seconds=0, share=1.0), state)
         chosen = Curriculum(TASKS, 7) if curriculum else None
-        fit(tiny_model(), tiny_tokenizer(), IDS, source, CONFIG, folder.checkpoints, on_step, chosen, keeper=keeper)
+        fit(tiny_model(), tiny_tokenizer(), IDS, source, config, folder.checkpoints, on_step, chosen, keeper=keeper)
 
 
 @pytest.mark.parametrize("stop_after", [1, 4, 7])
@@ -325,13 +331,20 @@ def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
         fit(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path, ignore)
 
 
-def test_whole_lines_and_rollouts_are_no_correction_of_what_is_several_steps_old() -> None:
+def test_whole_lines_and_rollouts_are_no_correction_of_what_is_several_steps_old_unless_asked_for_twice() -> None:
     for importance in ("line_truncate", "sequence_mask(cap=3.0)"):
         with pytest.raises(ConfigError, match=r"trainer\.importance with trainer\.ahead above 1 .* near 1"):
             replace(CONFIG, importance=importance)
         assert replace(CONFIG, importance=importance, ahead=1).ahead == 1
+        name, opened, options = importance.partition("(")
+        asked_twice = f"{name}(stale=True{f', {options}' if opened else ')'}"
+        with pytest.raises(ConfigError, match=rf"or say that you want it all the same with {name}\(stale=True\)$"):
+            replace(CONFIG, importance=asked_twice.replace("True", "False"))
+        assert replace(CONFIG, importance=asked_twice).ahead == 2
     for importance in ("token_truncate", "token_mask", "token_band"):
         assert replace(CONFIG, importance=importance).ahead == 2
+        with pytest.raises(ConfigError, match=f"option stale of trainer.importance {importance} is True"):
+            replace(CONFIG, importance=f"{importance}(stale=True)")
 
 
 @pytest.mark.parametrize("plan", ["refill", "overprovision"])
