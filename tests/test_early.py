@@ -1,6 +1,7 @@
 """Rollouts that begin before the step that learns from them: weights change between their lines; nothing is left."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -99,6 +100,22 @@ def test_what_has_ended_is_told_and_is_not_played_again() -> None:
         played = source.collect(["t1", "t2"], 1)
     assert sampler.began == ["1-t1-0"]
     assert played[1] == replace(whole[1], workspace=workspace), "a record has the workspace's name alone"
+
+
+def test_how_long_rollouts_took_is_learned_when_their_step_comes_and_by_a_run_that_goes_on_once() -> None:
+    with opened(ReplSampler()) as source:
+        source.begin(["t1", "t2"], 1)
+        _, rollouts = source._early[1]
+        rollouts.wait()
+        before = source.memory()
+        assert json.loads(json.loads(before)["lengths"]) == {}, "a clock says how far a step to come is"
+        whole = source.collect(["t1", "t2"], 1)
+        learned = json.loads(source.memory())["lengths"]
+    with opened(ReplSampler()) as source:
+        source.remember(before)
+        source.begin(["t1", "t2"], 1, dict(enumerate(whole)))
+        source.collect(["t1", "t2"], 1)
+        assert json.loads(source.memory())["lengths"] == learned != "{}"
 
 
 def test_those_that_ended_well_are_known_while_the_others_go_on() -> None:

@@ -117,9 +117,15 @@ class Rollouts:
         ended = dict(early.finished) if early is not None else {}
         running, notes, played_again = await self._all(tasks, temperature, early=early)
         played = [ended[index] if index in ended else running[index].result() for index in range(len(tasks))]
+        if early is None:
+            self.learn_lengths(tasks, played)
+        return Part(tuple(played), notes, played_again)
+
+    def learn_lengths(self, tasks: Sequence[Task], played: Sequence[Trajectory]) -> None:
+        """Take finished rollouts into account. Whoever begins them early does so when their step comes: what is begun
+        in between has an order that no clock decides, and a run that goes on learns of none twice."""
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
-        return Part(tuple(played), notes, played_again)
 
     async def together(self, tasks: Sequence[Task], part: Part) -> list[Trajectory]:
         """The rollouts of `part`, after the group judges. Raises UserCodeError where one fails."""

@@ -141,7 +141,9 @@ class RolloutThread:
         before are waited for."""
         if policy_step in self._early:
             _, rollouts = self._early.pop(policy_step)
-            return rollouts.wait()
+            played = rollouts.wait()
+            self.rollouts.learn_lengths([self.tasks[i] for i in task_ids], played)
+            return played
         trajectories = self._thread.run(self.rollouts.collect([self.tasks[i] for i in task_ids]))
         self._rest()
         return trajectories

@@ -37,6 +37,7 @@ KINDS: Mapping[str, Sequence[str]] = {
     "transformers": ("--engine", "transformers", "--trainer.updates", "2", "--trainer.mini-batches", "2"),
     "curriculum": ("--engine", "transformers", "--curriculum", "--trainer.fade-steps", "8", "--trainer.no-fast"),
     "lora": ("--engine", "transformers", "--trainer.lora-rank", "2", "--trainer.kl", "k3"),
+    "ahead": ("--engine", "scribe", "--trainer.ahead", "2", "--trainer.importance", "token_truncate(tolerance=100.0)"),
     "scripted": ("--engine", "scribe", "--trainer.importance", "token_truncate(tolerance=100.0)"),
 }
 

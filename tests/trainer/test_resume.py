@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -337,7 +337,18 @@ def test_how_often_is_read_from_a_name_with_options() -> None:
             saving(wrong)
 
 
-def check_killed(folder: Path, kind: str, kills: int, seed: int) -> int:
+def check_ended_alike(run: Path, whole: Path) -> None:
+    """As `check_alike`, and what is told of both at the end."""
+    check_alike(run, whole)
+    ends = [untimed(json.loads((place / "summary.json").read_text())) for place in (run, whole)]
+    assert isinstance(ends[0], dict)
+    ends[0].pop("resumed_at_steps", None)
+    assert ends[0] == ends[1]
+
+
+def check_killed(
+    folder: Path, kind: str, kills: int, seed: int, alike: Callable[[Path, Path], None] = check_ended_alike
+) -> int:
     """How often it was killed before it ended, at most `kills` times."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.trainer.mortal", str(folder), kind, str(kills), str(seed)]
@@ -347,12 +358,7 @@ def check_killed(folder: Path, kind: str, kills: int, seed: int) -> int:
     logs = [(folder / f"{name}.log").read_text()[-2000:] for name in ("whole", "killed")]
     assert done.returncode == 0, (done.stdout, done.stderr, logs)
     print(done.stdout)
-    run, whole = folder / "killed" / "run", folder / "whole" / "run"
-    check_alike(run, whole)
-    ends = [untimed(json.loads((place / "summary.json").read_text())) for place in (run, whole)]
-    assert isinstance(ends[0], dict)
-    ends[0].pop("resumed_at_steps", None)
-    assert ends[0] == ends[1]
+    alike(folder / "killed" / "run", folder / "whole" / "run")
     return int(done.stdout.split("mortal: ")[1].split()[0])
 
 

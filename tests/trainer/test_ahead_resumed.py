@@ -1,0 +1,137 @@
+"""A run that plays ahead and is stopped anywhere: where it goes on bit for bit, and what differs where it cannot."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from repl_rl.record.trajectory import Sampled, Trajectory
+from repl_rl.runs.store import read
+from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.states import newest
+from tests.trainer.policies import tiny_model
+from tests.trainer.test_ahead import CONFIG, EarlySource, Stopped, play
+from tests.trainer.test_resume import check_killed, rows, same
+from tests.untimed import untimed
+
+CLOCKED = {"trainer_idle", "sampler_idle"}
+"""Figures that a clock says."""
+AGED = {"staleness_mean", "staleness_max", "fresh_share", "logprob_gap_mean", "logprob_gap_max",
+        "logprob_gap_after_observation", "logprob_gap_elsewhere"}  # fmt: skip
+"""Figures that say which weights wrote which line, or are of the lines that those of now wrote."""
+
+
+class Halted(EarlySource):
+    """Stops the run in the middle of its nth call of `collect`."""
+
+    left = -1
+
+    def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
+        if not self.left:
+            raise Stopped
+        self.left -= 1
+        return super().collect(task_ids, policy_step)
+
+
+def quick() -> Halted:
+    """Its rollouts are done before weights come."""
+    return Halted(tiny_model(), quick=True)
+
+
+def unmoved(lines: int) -> Halted:
+    """Its draws and log probabilities are those of the first weights, whichever it was given last."""
+    return Halted(tiny_model(), lines=lines, deaf=True)
+
+
+def figures(run: Path, but: set[str]) -> list[Mapping[str, object]]:
+    told = []
+    for row in rows(run):
+        assert isinstance(row, dict)
+        told.append({name: value for name, value in row.items() if name not in but})
+    return told
+
+
+def rollouts(run: Path, aged: bool) -> list[Trajectory]:
+    """Those that were learned from; `aged`: whichever weights wrote their lines."""
+    told = untimed(read(run / "trajectories"))
+    return list(map(ageless, told)) if aged else told
+
+
+def ageless(t: Trajectory) -> Trajectory:
+    """Without what says which weights wrote which line."""
+    segments = [
+        replace(s, lines=tuple(replace(line, policy_step=0) for line in s.lines)) if isinstance(s, Sampled) else s
+        for s in t.segments
+    ]
+    return replace(t, segments=tuple(segments))
+
+
+def check_alike(run: Path, whole: Path, aged: bool = False) -> None:
+    """`run` ended as `whole` did, bit for bit; `aged`: but for what says which weights wrote which line."""
+    but = CLOCKED | (AGED if aged else set())
+    assert figures(run, but) == figures(whole, but)
+    assert rollouts(run, aged) == rollouts(whole, aged)
+    ends = [newest(place / "states") for place in (run, whole)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0].step == ends[1].step
+    assert same(ends[0].tensors(), ends[1].tensors())
+    if not aged:
+        assert ends[0].said["parts"] == ends[1].said["parts"]
+    weights = [load_file(place / "checkpoints" / "final" / "model.safetensors") for place in (run, whole)]
+    assert same(*weights)
+
+
+def stopped(
+    run: Path,
+    source: Callable[[], Halted],
+    stops: Sequence[int],
+    halts: Sequence[int],
+    config: TrainerConfig,
+    curriculum: bool = True,
+) -> list[Halted]:
+    """Train in `run` with a source for each process: stopped when those steps are told of, then in that many steps
+    from where each goes on, then no more."""
+    sources = []
+    for stop_after, left in [*((step, -1) for step in stops), *((None, left) for left in halts)]:
+        sources.append(source())
+        sources[-1].left = left
+        with pytest.raises(Stopped):
+            play(run, sources[-1], stop_after, curriculum, config)
+    sources.append(source())
+    play(run, sources[-1], None, curriculum, config)
+    return sources
+
+
+@pytest.mark.parametrize(("curriculum", "updates"), [(True, 1), (False, 2)])
+def test_where_all_that_was_under_way_had_ended_the_run_goes_on_bit_for_bit(
+    curriculum: bool, updates: int, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, updates=updates)
+    play(tmp_path / "whole", quick(), curriculum=curriculum, config=config)
+    sources = stopped(tmp_path / "run", quick, [1, 4], [0, 1], config, curriculum)
+    check_alike(tmp_path / "run", tmp_path / "whole")
+    kept = [{step // updates: len(begun.finished) for step, begun in source.began.items()} for source in sources[1:]]
+    assert not any(kept[0].values()), "where it began nothing was under way"
+    assert all(list(counts.values())[:3] == [6, 6, 0] for counts in kept[1:]), "each was played once"
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+def test_where_weights_decide_no_draw_what_begins_again_changes_no_weight_either(lines: int, tmp_path: Path) -> None:
+    config = replace(CONFIG, importance="token_truncate(tolerance=100.0)")
+    play(tmp_path / "whole", unmoved(lines), config=config)
+    sources = stopped(tmp_path / "run", lambda: unmoved(lines), [4], [2], config)
+    check_alike(tmp_path / "run", tmp_path / "whole", aged=True)
+    begun = [begun for source in sources[1:] for begun in source.began.values()]
+    assert any(len(one.finished) < 6 for one in begun[:2]), "some began again"
+    with pytest.raises(AssertionError):
+        check_alike(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.heavy
+def test_a_run_that_is_killed_at_random_moments_ends_in_the_weights_of_one_that_never_was(tmp_path: Path) -> None:
+    check_killed(tmp_path, "ahead", 4, random.randrange(1000), partial(check_alike, aged=True))
