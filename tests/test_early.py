@@ -167,7 +167,7 @@ def test_a_probe_is_a_line_of_the_policy_of_now_that_no_console_runs() -> None:
         source.begin(["t1"], 4)
         source.run(sampler.wrote(1))
         source.load_weights(Path("weights"), 2)
-        probe = source.probe("t1")
+        (probe,) = source.probe("t1")
     (line,) = probe.lines
     assert (line.text, line.policy_step, line.execution) == ("x = 3\n", 2, None)
     assert probe.prompt.text.startswith("What is 6 * 7?")

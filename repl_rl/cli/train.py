@@ -150,7 +150,7 @@ class Run:
         check_judges([*self.training, *self.held_out])
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
-        refuse_run(config, config.trainer, len(self.training), config.fleet)
+        refuse_run(config, config.trainer, len(self.training))
         self.plan = plan_run(config, config.trainer, self.training, local=chosen_fleet(config.fleet) is None)
         if self.main:
             config.try_workspaces([*self.training, *self.held_out])

@@ -54,6 +54,8 @@ class Part:
     trajectories: tuple[Trajectory, ...]
     notes: Notes = field(default_factory=Notes)
     played_again: int = 0
+    unjudged: tuple[Trajectory, ...] = ()
+    """As they were before group judges looked at them, where somebody may need that; none: they are the same."""
 
     @classmethod
     def of(cls, parts: "Sequence[Part]") -> "Part":

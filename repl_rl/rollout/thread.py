@@ -183,9 +183,9 @@ class RolloutThread:
         """How long rollouts that were begun were under way, wall clock."""
         return self._busy.elapsed_s
 
-    def probe(self, task_id: str) -> Trajectory:
+    def probe(self, task_id: str) -> Sequence[Trajectory]:
         """The first line that the policy of now writes on a task, for nobody to learn from; see `probed`."""
-        return self._thread.run(probed(self.rollouts, self.tasks[task_id]))
+        return [self._thread.run(probed(self.rollouts, self.tasks[task_id]))]
 
     def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
         """The first `keep` of these groups of task ids that are done: see `Rollouts.race`; else as `collect`."""

@@ -21,14 +21,15 @@ def probed(trainer: GRPOTrainer, gap: Gap, source: RolloutSource, rollouts: Sequ
     task_id = next((t.task_id for t in rollouts if t.trainable), None)
     if task_id is None or not isinstance(source, AheadSource):
         return gap
-    written = source.probe(task_id)
-    if (wrote := written.lines[0].policy_step) != step:
-        raise WeightSyncError(f"the engine has weights of policy step {wrote} while the trainer is at {step}")
-    apart = _apart(trainer, written)
-    first, others = apart[:1].mean().item(), apart[1:]
+    found = source.probe(task_id)
+    for written in found:
+        if (wrote := written.lines[0].policy_step) != step:
+            raise WeightSyncError(f"the engine has weights of policy step {wrote} while the trainer is at {step}")
+    each = [_apart(trainer, written) for written in found]
+    first, others, apart = torch.cat([one[:1] for one in each]), torch.cat([one[1:] for one in each]), torch.cat(each)
     elsewhere = others.mean().item() if len(others) else 0.0
-    mean, most = apart.mean().item(), apart.max().item()
-    return replace(gap, mean=mean, max=most, after_observation=first, elsewhere=elsewhere, tokens=float(len(apart)))
+    mean, most, after = apart.mean().item(), apart.max().item(), first.mean().item()
+    return replace(gap, mean=mean, max=most, after_observation=after, elsewhere=elsewhere, tokens=float(len(apart)))
 
 
 @torch.no_grad()

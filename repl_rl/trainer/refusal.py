@@ -35,7 +35,7 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "lo
     if tasks < needed:
         remedy = f"a step takes {needed} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
-    _refuse_apart(world, config, fleet)
+    _refuse_apart(world, config)
     _refuse_idle(world, fleet)
     config.check_machine()
     config.share(processes())
@@ -48,13 +48,11 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "lo
     refuse_model(world.model_folder, ENGINES.chosen(world.engine), config, lambda: renderer.forbidden_ids)
 
 
-def _refuse_apart(world: World, config: TrainerConfig, fleet: str) -> None:
+def _refuse_apart(world: World, config: TrainerConfig) -> None:
     """Refuse rollouts ahead of the update where sampler and trainer cannot be at work at the same time."""
     engine = ENGINES.chosen(world.engine)
     without = None
-    if chosen_fleet(fleet) is not None:
-        without = "nodes of a fleet play one step at a time; play in this process (--fleet local)"
-    elif processes() > 1:
+    if processes() > 1:
         without = f"{processes()} processes play one step at a time; train in one"
     elif isinstance(engine, Vllm) and engine.sleep:
         without = "vLLM cannot sleep while it samples; leave vllm.sleep out"

@@ -71,8 +71,8 @@ class AheadSource(RolloutSource, Protocol):
     def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
         """Those of a step to come that have ended well, by their number in it."""
 
-    def probe(self, task_id: str) -> Trajectory:
-        """A line that the policy of now writes on a task, for nobody to learn from."""
+    def probe(self, task_id: str) -> Sequence[Trajectory]:
+        """A line that the policy of now writes on a task, for nobody to learn from: one of each engine (>= 1)."""
 
     @property
     def busy_s(self) -> float:

@@ -14,7 +14,7 @@ from repl_rl.errors import BrokenDown, ConfigError, UserCodeError
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Rollouts, RolloutSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.fleet.crew import MOST_BEGUN
+from repl_rl.rollout.fleet.batch import MOST_BEGUN
 from repl_rl.rollout.fleet.source import STATUS, NodeFleet
 from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, here, weights
 from tests.fleet.scripted import rollouts

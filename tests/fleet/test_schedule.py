@@ -41,6 +41,11 @@ class Days(RuleBasedStateMachine):
         self.late += lost
         self.now_s += 1
 
+    @rule(sizes=st.lists(st.integers(1, 7), max_size=3))
+    def add(self, sizes: list[int]) -> None:
+        assert list(self.schedule.add(sizes)) == list(range(len(self.sizes), len(self.sizes) + len(sizes)))
+        self.sizes += sizes
+
     @rule()
     def assign(self) -> None:
         self.now_s += 1

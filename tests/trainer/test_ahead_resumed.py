@@ -48,7 +48,7 @@ def unmoved(lines: int) -> Halted:
 
 
 def figures(run: Path, but: set[str]) -> list[Mapping[str, object]]:
-    told = []
+    told: list[Mapping[str, object]] = []
     for row in rows(run):
         assert isinstance(row, dict)
         told.append({name: value for name, value in row.items() if name not in but})

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
 
@@ -85,7 +86,7 @@ class Simulated:
         ended = self.ended.pop(policy_step)
         return [ended[number] for number in range(len(task_ids))]
 
-    def probe(self, task_id: str) -> Trajectory:
+    def probe(self, task_id: str) -> Sequence[Trajectory]:
         raise AssertionError
 
     def wait(self, seconds: float) -> None:
@@ -145,7 +146,7 @@ def run(
             told = None if groups is None else groups.memory()
             source = Simulated(source.seed, source.places, source.spread) if told else source
             lead = Lead(ahead + late, steps)
-            groups = GroupsAhead(source, SIZE, Accelerator(cpu=True), lead, 1, lambda at=step: upcoming(at))
+            groups = GroupsAhead(source, SIZE, Accelerator(cpu=True), lead, 1, partial(upcoming, step))
             if told is not None:
                 groups.remember(told)
         before_s = source.now_s

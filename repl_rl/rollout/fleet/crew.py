@@ -12,17 +12,16 @@ from dataclasses import replace
 from repl_rl.errors import BrokenDown, NodeLost, ReplRLError
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
+from repl_rl.rollout.fleet.batch import Batch, Batches
 from repl_rl.rollout.fleet.hope import Hope
-from repl_rl.rollout.fleet.members import Batch, Lane, Lost, Member, Stable, Waits, within
+from repl_rl.rollout.fleet.members import Lane, Lost, Member, Stable, Waits, within
 from repl_rl.rollout.fleet.messages import Cluster, Group, Setting, Weights
-from repl_rl.rollout.fleet.schedule import Attempt, Schedule
+from repl_rl.rollout.fleet.schedule import Attempt
 
 log = logging.getLogger(__name__)
 
 MOST_FAILED = 3
 """A seat whose nodes have ended so often in a row, with no group played in between, is not taken again."""
-MOST_BEGUN = 6
-"""A group under which so many nodes have gone ends the run: it is probably why."""
 
 
 class Crew:
@@ -48,7 +47,7 @@ class Crew:
             shared: nodes may find the weights in the owner's folder; False: they are sent in any case.
             heard: is told of each beat.
         """
-        self._cluster, self._setting, self._places, self._most = cluster, setting, places, most
+        self._cluster, self._setting, self._most = cluster, setting, most
         self.waits = waits or Waits()
         self._heard = heard
         self._lane, self._stable = Lane(cluster, shared), Stable()
@@ -56,13 +55,11 @@ class Crew:
         """Nodes that are there, by seat."""
         self.lost: list[Lost] = []
         """All nodes that were lost, in order."""
-        self.replayed = 0
-        """Groups that were begun again."""
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, int] = {}
         self._born = 0
         self._news = asyncio.Condition()
-        self._batch: Batch | None = None
+        self._batches = Batches(places, self.waits.group_s)
         self._managing: asyncio.Task[None] | None = None
         self._refusal: ReplRLError | None = None
         self._hope = Hope(cluster.name, self.waits, 0.0)
@@ -103,6 +100,11 @@ class Crew:
         return self._lane.policy_step
 
     @property
+    def replayed(self) -> int:
+        """Groups that were begun again."""
+        return self._batches.replayed
+
+    @property
     def counts(self) -> dict[str, float]:
         """For `metrics.jsonl`."""
         told = {"nodes": len(self.ready), "nodes_lost": len(self.lost), "groups_replayed": self.replayed}
@@ -138,10 +140,7 @@ class Crew:
             await asyncio.sleep(self.waits.look_s)
 
     def _hurry(self) -> None:
-        batch = self._batch
-        for attempt in batch.schedule.overdue(asyncio.get_running_loop().time()) if batch else ():
-            assert batch is not None
-            task = batch.groups[attempt.group].task.id
+        for attempt, task in list(self._batches.overdue(asyncio.get_running_loop().time())):
             self._doom(self._named(attempt), NodeLost(f"task {task} took longer than {self.waits.group_s:g} s"))
 
     async def _live(self, seat: str) -> None:
@@ -170,10 +169,12 @@ class Crew:
 
     async def _catch_up(self, member: Member) -> None:
         """Give a node that is new the weights of now, and work."""
-        await self._give(member)
+        given = None
+        while given is None or given[0] is not self._lane.weights:  # which may change while it takes them
+            given = (self._lane.weights,)
+            await self._give(member)
         member.state = "ready"
-        if self._batch is not None:
-            self._batch.schedule.join(member.name, self._places)
+        self._batches.join(member.name)
         await self._tell()
 
     async def _give(self, member: Member) -> None:
@@ -191,23 +192,11 @@ class Crew:
         log.warning("%s of the fleet, at %s, is lost: %s", member.name, member.seat, error)
         if member.node is not None:
             member.node.kill()
-        if self._batch is not None:
-            self._drop(self._batch, member.name)
+        self._batches.leave(member.name, str(error))
         member.doomed.set_result(error)
 
-    def _drop(self, batch: Batch, node: str) -> None:
-        lost = batch.schedule.leave(node)
-        self.replayed += len(lost)
-        for attempt in lost:
-            if attempt.number >= MOST_BEGUN:
-                task = batch.groups[attempt.group].task.id
-                gone = f"{task}, under which {MOST_BEGUN} nodes have gone, the last one so: {self.lost[-1].why}"
-                batch.error = BrokenDown("task", gone, "see what its rollouts do to a node")
-        batch.news = True
-
     async def _tell(self) -> None:
-        if self._batch is not None:
-            self._batch.news = True
+        self._batches.news()
         async with self._news:
             self._news.notify_all()
 
@@ -232,7 +221,7 @@ class Crew:
                     pass  # both are looked at again
 
     async def load(self, weights: Weights) -> None:
-        """Give every node these weights; one that does not take them in time is lost.
+        """Give every node these weights, between two lines; one that does not take them in time is lost.
 
         Raises:
             BrokenDown: none took them, and no other came, or the cluster has no room for them.
@@ -250,32 +239,49 @@ class Crew:
                 elif error is not None:
                     raise error
             await self._until(lambda: bool(self.ready))
+            await self._stable.unread()
 
-    async def play(self, groups: Sequence[Group]) -> list[Part]:
+    async def play(self, groups: Sequence[Group], early: dict[int, Part] | None = None) -> list[Part]:
         """Play all groups, wherever there is a node, and return their parts in order.
+
+        With `early` they are of a step to come, and share the nodes' room with those of other such steps: who asked
+        first comes first. Each part is in `early` under its place once it has come.
 
         Raises:
             BrokenDown: there was no node for too long, or one group ended node after node.
             ReplRLError: what a node raised that another would raise too.
         """
-        batch = self._batch = Batch(groups, Schedule([group.size for group in groups], self.waits.group_s))
+        parts: dict[int, Part] = {} if early is None else early
+        batch = self._batches.taking(early is not None)
+        batch.ask(groups, parts)
         try:
             async with self._stable:
-                for member in self.ready:
-                    batch.schedule.join(member.name, self._places)
-                while not batch.schedule.finished:
-                    await self._until(lambda: batch.news)
+                while len(parts) < len(groups):
+                    await self._until(lambda: batch.news or batch.error is not None or len(parts) == len(groups))
                     batch.news = False
                     if batch.error is not None:
                         raise batch.error
                     for attempt in batch.schedule.assign(asyncio.get_running_loop().time()):
-                        batch.calls.add(asyncio.create_task(self._play(batch, attempt, self._named(attempt))))
+                        batch.begun(asyncio.create_task(self._play(batch, attempt, self._named(attempt))))
         finally:
-            self._batch = None
-            for call in batch.calls:
-                call.cancel()
-            await asyncio.gather(*batch.calls, return_exceptions=True)
-        return [batch.parts[number] for number in range(len(groups))]
+            await self._batches.left(batch)
+        return [parts[place] for place in range(len(groups))]
+
+    async def look(self, group: Group) -> list[Part]:
+        """What every node makes of a group that is only looked at. Raises as `play`."""
+        async with self._stable:
+            while True:
+                await self._until(lambda: bool(self.ready))
+                ready = self.ready
+                asked = (member.looked(group, self.waits) for member in ready)
+                told = await asyncio.gather(*asked, return_exceptions=True)
+                for member, one in zip(ready, told, strict=True):
+                    if isinstance(one, NodeLost | BrokenDown):
+                        self._doom(member, one)
+                    elif isinstance(one, BaseException):
+                        raise one
+                if found := [one for one in told if isinstance(one, Part)]:
+                    return found
 
     def _named(self, attempt: Attempt) -> Member:
         return next(member for member in self.members.values() if member.name == attempt.node)
@@ -283,9 +289,8 @@ class Crew:
     async def _play(self, batch: Batch, attempt: Attempt, member: Member) -> None:
         assert member.node is not None
         try:
-            part = await member.node.play(batch.groups[attempt.group])
-            if batch.schedule.finish(attempt):
-                batch.parts[attempt.group] = part
+            part = await member.node.play(batch.group(attempt))
+            if batch.played(attempt, part):
                 member.groups += 1
         except (NodeLost, BrokenDown) as error:
             if batch.schedule.running.get(attempt.group) == attempt:

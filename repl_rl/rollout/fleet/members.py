@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +12,6 @@ from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts
 from repl_rl.rollout.fleet.messages import Beat, Cluster, Group, Node, Setting, Weights
 from repl_rl.rollout.fleet.node import weight_files
-from repl_rl.rollout.fleet.schedule import Schedule
 
 T = TypeVar("T")
 _LONGEST_WAIT_S = 1.0
@@ -143,6 +142,10 @@ class Stable:
             self._is.clear()
             await self._none.wait()
 
+    async def unread(self) -> None:
+        """Wait until nobody reads it: whoever began before it was changed has looked at the change since."""
+        await self._none.wait()
+
     async def reading(self, read: Callable[[], Awaitable[None]]) -> None:
         """Wait for it to be stable, and keep it so meanwhile."""
         await self._is.wait()
@@ -217,6 +220,11 @@ class Member:
         finally:
             asked.cancel()
 
+    async def looked(self, group: Group, waits: Waits) -> Part:
+        """What it makes of a group that is only looked at. Raises ReplRLError: it is lost; or as `Node.play`."""
+        assert self.node is not None
+        return await within(waits.load_s, "a line to look at", self.unless_lost(self.node.play(group)))
+
     async def _beating(self, node: Node, waits: Waits, heard: Callable[["Member"], None]) -> None:
         while True:
             limit_s = waits.lost_s if self.state == "ready" else max(waits.lost_s, waits.busy_s)
@@ -246,15 +254,3 @@ class Lost:
     name: str
     seat: str
     why: str
-
-
-@dataclass(slots=True)
-class Batch:
-    """What is being played."""
-
-    groups: Sequence[Group]
-    schedule: Schedule
-    parts: dict[int, Part] = field(default_factory=dict)
-    calls: set["asyncio.Task[None]"] = field(default_factory=set)
-    error: Exception | None = None
-    news: bool = True

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.again import Part
 from repl_rl.rollout.facts import Facts, Figures
 from repl_rl.rollout.thread import Alter
@@ -32,8 +33,15 @@ class Group:
     size: int
     temperature: float
     policy_step: int
-    """Of the weights that they are sampled from, and no others."""
+    """Of the policy that learns from them: part of their ids and seeds."""
     alter: Alter | None = None
+    begin: int | None = None
+    """Policy step of the weights that they begin with, or newer ones: they are of a step to come, and others may come
+    between their lines. None: they are sampled from those of `policy_step`, and no others."""
+    finished: Mapping[int, Trajectory] = field(default_factory=dict)
+    """Those that have ended before, by their number; they are not played again."""
+    look: bool = False
+    """One line is written for somebody to look at, and no console runs it."""
 
 
 @dataclass(frozen=True, slots=True)

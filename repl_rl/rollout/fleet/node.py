@@ -18,8 +18,10 @@ from repl_rl.engine.checkpoint import INDEX, WHOLE, checkpoint_files
 from repl_rl.errors import EngineError, WeightSyncError
 from repl_rl.machine.folders import private_folder
 from repl_rl.rollout.again import Part
+from repl_rl.rollout.early import Early
 from repl_rl.rollout.facts import Facts, Figures
 from repl_rl.rollout.fleet.messages import Beat, Group, Setting, Weights
+from repl_rl.rollout.probe import probed
 from repl_rl.rollout.runner import Rollouts
 
 NodeOpener = Callable[[int], AbstractAsyncContextManager[Rollouts]]
@@ -37,8 +39,8 @@ class RolloutNode:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._opened: Rollouts | None = None
-        self._place: Path | None = None
-        self._held = ExitStack()
+        self._places: list[Path] = []
+        self._held = [ExitStack(), ExitStack()]
         self._turned_s = time.monotonic()
         self._beat = Beat()
         self._under_way = self._played = self._tokens = 0
@@ -63,7 +65,8 @@ class RolloutNode:
         return self._opened
 
     async def load(self, weights: Weights, files: Mapping[str, bytes] | None) -> str | None:
-        """See `Node.load`. Files are written to this machine's memory; they stay there until the next ones come."""
+        """See `Node.load`. Files are written to this machine's memory. While something is played they stay there until
+        the engine has the next ones: one that dies meanwhile is opened again with what it had."""
         if files is None:
             folder = Path(weights.folder)
             if not os.access(folder, os.R_OK):
@@ -71,6 +74,7 @@ class RolloutNode:
         else:
             folder = await asyncio.to_thread(self._written, files)
         await self._rollouts.engine.load_weights(folder, weights.policy_step)
+        self._held[1].close()
         # Afterwards: what was exchanged while the engine read it is noticed too.
         return await asyncio.to_thread(checksum, folder)
 
@@ -80,23 +84,31 @@ class RolloutNode:
         Raises:
             EngineError: there is no room for them.
         """
-        if self._place is None:
-            self._place = self._stack.enter_context(private_folder(Path(tempfile.gettempdir()), _PREFIX))
-            self._stack.callback(self._held.close)
-        self._held.close()
+        if not self._places:
+            folder = self._stack.enter_context(private_folder(Path(tempfile.gettempdir()), _PREFIX))
+            for number, held in enumerate(self._held):
+                self._places.append(folder / str(number))
+                self._places[-1].mkdir()
+                self._stack.callback(held.close)
+        if not self._under_way:
+            self._held[0].close()
+        self._places.reverse()
+        self._held.reverse()
+        place, held = self._places[0], self._held[0]
+        held.close()
         for name, content in files.items():
-            link = self._place / name
+            link = place / name
             try:
-                file = self._held.enter_context(os.fdopen(os.memfd_create(name), "wb"))
+                file = held.enter_context(os.fdopen(os.memfd_create(name), "wb"))
                 link.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-                self._held.callback(link.unlink)
+                held.callback(link.unlink)
                 file.write(content)
                 file.flush()
             except OSError as error:
                 raise EngineError(
                     f"{name} of the new weights does not go into this machine's memory: {error}"
                 ) from error
-        return self._place
+        return place
 
     async def play(self, group: Group) -> Part:
         """See `Node.play`.
@@ -104,14 +116,19 @@ class RolloutNode:
         Raises:
             WeightSyncError: the engine has other weights than the group is to be sampled from.
         """
-        has = self._rollouts.engine.policy_step
-        if has != group.policy_step:
-            raise WeightSyncError(f"the node's engine is at policy step {has}, its group at {group.policy_step}")
+        if group.look:
+            return Part((await probed(self._rollouts, group.task),))
+        has, begin = self._rollouts.engine.policy_step, group.begin
+        if has < begin if begin is not None else has != group.policy_step:
+            wanted = group.policy_step if begin is None else begin
+            raise WeightSyncError(f"the node's engine is at policy step {has}, its group at {wanted}")
         rollouts = self._rollouts if group.alter is None else group.alter(self._rollouts)
-        tasks = [group.task] * group.size
+        tasks, early = [group.task] * group.size, None
+        if begin is not None:
+            early = Early(group.policy_step, asyncio.Semaphore(rollouts.concurrency), dict(group.finished))
         self._under_way += group.size
         try:
-            part = await rollouts.part(tasks, group.temperature)
+            part = await rollouts.part(tasks, group.temperature, early)
             judged = await rollouts.together(tasks, part)
         finally:
             self._under_way -= group.size
@@ -119,7 +136,8 @@ class RolloutNode:
         self._tokens += sum(trajectory.sampled_tokens for trajectory in judged)
         if not self._under_way and isinstance(rollouts.engine, Resting):
             await rollouts.engine.rest()
-        return Part(tuple(judged), part.notes, part.played_again)
+        unjudged = part.trajectories if early is not None and rollouts.group_judges else ()
+        return Part(tuple(judged), part.notes, part.played_again, unjudged)
 
     async def beat(self) -> Beat:
         """See `Node.beat`."""

@@ -6,7 +6,7 @@ been begun. An answer counts if it is that of the group's latest attempt: nothin
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,22 @@ class Schedule:
             sizes: rollouts of each group (>= 1).
             within_s: how long an attempt may take (> 0).
         """
-        self._sizes = tuple(sizes)
+        self._sizes: list[int] = []
         self._within_s = within_s
-        self._waiting = list(range(len(self._sizes)))
-        heapify(self._waiting)
-        self._begun = [0] * len(self._sizes)
+        self._waiting: list[int] = []
+        self._begun: list[int] = []
         self._running: dict[int, Attempt] = {}
         self._done: set[int] = set()
         self._members: dict[str, _Member] = {}
+        self.add(sizes)
+
+    def add(self, sizes: Sequence[int]) -> range:
+        """More groups, which are begun after those that are there. Returns their numbers."""
+        numbers = range(len(self._sizes), len(self._sizes) + len(sizes))
+        self._sizes += sizes
+        self._begun += [0] * len(sizes)
+        self._waiting += numbers  # still a heap: each is larger than all before it
+        return numbers
 
     @property
     def finished(self) -> bool:

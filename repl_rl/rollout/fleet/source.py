@@ -2,27 +2,28 @@
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from repl_rl.engine.ahead import Tally
 from repl_rl.engine.base import Pressure
 from repl_rl.machine.files import Json, write_whole
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout.again import Broken, Part, weigh
+from repl_rl.rollout.again import Broken, Part
+from repl_rl.rollout.early import Busy
 from repl_rl.rollout.facts import Facts, Figures, counted
 from repl_rl.rollout.fleet.crew import Crew
 from repl_rl.rollout.fleet.members import Member, Waits
 from repl_rl.rollout.fleet.messages import Cluster, Group, Setting, Weights
 from repl_rl.rollout.fleet.node import checksum
+from repl_rl.rollout.fleet.step import Step
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.sampler import RolloutSampler
-from repl_rl.rollout.thread import Alter, LoopThread
+from repl_rl.rollout.thread import Alter, LoopThread, UnderWay
 from repl_rl.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class NodeFleet:
         self._before = Figures(Tally(), asdict(Broken()))
         self._told: dict[str, Figures] = {}
         self._preempted = 0
+        self._early: dict[int, tuple[Step, UnderWay[list[Trajectory]]]] = {}
+        self._busy = Busy()
         self._notes: Path | None = None
         self._over = False
 
@@ -85,7 +88,9 @@ class NodeFleet:
     ) -> None:
         self._over = True
         self._write_status()
-        self._stack.close()
+        with self._stack:
+            for _, rollouts in self._early.values():
+                rollouts.end()
 
     @property
     def forbidden_ids(self) -> frozenset[int]:
@@ -103,11 +108,19 @@ class NodeFleet:
         return Figures(tally, faults, Pressure(preempted, recomputed) if pressures else None)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        """See `Fleet.collect`."""
-        pressure = self.figures.pressure or Pressure()
-        played = self._play([self.tasks[i] for i in task_ids], 1.0, policy_step, None)
-        self._preempted = (self.figures.pressure or Pressure()).since(pressure).preempted
+        """See `Fleet.collect`. Those that began before are waited for."""
+        if policy_step in self._early:
+            step, rollouts = self._early.pop(policy_step)
+            pressure, played = step.pressure, self._learned(step.tasks, rollouts.wait())
+        else:
+            pressure = self._pressure
+            played = self._play([self.tasks[i] for i in task_ids], 1.0, policy_step, None)
+        self._preempted = self._pressure.since(pressure).preempted
         return played
+
+    @property
+    def _pressure(self) -> Pressure:
+        return self.figures.pressure or Pressure()
 
     def sample(
         self, tasks: Sequence[Task], temperature: float = 1.0, alter: Alter | None = None
@@ -118,18 +131,51 @@ class NodeFleet:
     def _play(
         self, tasks: Sequence[Task], temperature: float, policy_step: int, alter: Alter | None
     ) -> list[Trajectory]:
-        """Groups are all rollouts of a task: their numbers in a group, their ids and seeds are those of one process."""
-        order = dict.fromkeys(tasks[index].id for index in self._lengths.longest_first(tasks))
-        named = {task.id: task for task in tasks}
-        sizes = Counter(task.id for task in tasks)
-        groups = [Group(named[id], sizes[id], temperature, policy_step, alter) for id in order]
-        parts = dict(zip(order, self._thread.run(self.crew.play(groups)), strict=True))
-        weigh(Part.of([parts[id] for id in named]), self.facts.sandbox)
-        left = {id: iter(part.trajectories) for id, part in parts.items()}
-        played = [next(left[task.id]) for task in tasks]
+        step = Step(tasks, self._lengths.longest_first(tasks))
+        groups = [Group(task, len(places), temperature, policy_step, alter) for task, places in step.groups]
+        return self._learned(tasks, step.played(self._thread.run(self.crew.play(groups)), self.facts.sandbox))
+
+    def _learned(self, tasks: Sequence[Task], played: list[Trajectory]) -> list[Trajectory]:
         for task, trajectory in zip(tasks, played, strict=True):
             self._lengths.learn(task, trajectory)
         return played
+
+    def begin(
+        self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory] = MappingProxyType({})
+    ) -> None:
+        """As `RolloutThread.begin`. They begin with the weights of now or newer ones, wherever that is, and groups of
+        earlier steps get a node first.
+        """
+        tasks = [self.tasks[i] for i in task_ids]
+        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record names it alone
+        step = Step(tasks, self._lengths.longest_first(tasks), whole, self._pressure)
+        groups = [
+            Group(task, len(places), 1.0, policy_step, None, self.crew.policy_step, step.before(places))
+            for task, places in step.groups
+        ]
+        self._early[policy_step] = step, self._thread.begin(self._played(step, groups))
+
+    async def _played(self, step: Step, groups: Sequence[Group]) -> list[Trajectory]:
+        self._busy.begin()
+        try:
+            return step.played(await self.crew.play(groups, step.parts), self.facts.sandbox)
+        finally:
+            self._busy.end()
+
+    def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
+        """Those of a step to come that have ended well, by their number in it: of groups that have ended whole."""
+        step, _ = self._early[policy_step]
+        return step.finished
+
+    def probe(self, task_id: str) -> Sequence[Trajectory]:
+        """The first line that the policy of now writes on a task, on each node."""
+        group = Group(self.tasks[task_id], 1, 1.0, self.crew.policy_step, look=True)
+        return Part.of(self._thread.run(self.crew.look(group))).trajectories
+
+    @property
+    def busy_s(self) -> float:
+        """How long rollouts that were begun were under way, wall clock."""
+        return self._busy.elapsed_s
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """See `Fleet.metrics`; with the nodes that are ready, those that were lost, and groups begun again."""
