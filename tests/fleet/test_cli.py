@@ -50,6 +50,12 @@ def test_gpus_that_an_engine_would_leave_idle_are_refused_before_anything_opens(
         refuse_run(config, config.trainer, 512, config.fleet)
 
 
+def told_of(run: Path) -> dict[str, object]:
+    """What a run's file says of its nodes now."""
+    told: dict[str, object] = json.loads((run / STATUS).read_text())
+    return told
+
+
 def test_the_status_of_a_run_names_its_nodes_and_the_lost_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +66,7 @@ def test_the_status_of_a_run_names_its_nodes_and_the_lost_ones(
         cluster.nodes[-1].kill()
         wait_for(lambda: source.crew.lost and len(source.crew.ready) == 2, None)
         source.collect(["t0"], 0)
-        wait_for(lambda: json.loads((tmp_path / STATUS).read_text())["lost"], None)
+        wait_for(lambda: told_of(tmp_path)["lost"] and json.dumps(told_of(tmp_path)).count('"ready"') == 2, None)
         assert main(["fleet", "status", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "memory: nodes of" in said
