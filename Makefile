@@ -18,7 +18,7 @@ models:
 
 test:
 	scripts/setup test
-	.venv/bin/python -m pytest -m "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
+	scripts/suite "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
 
 # A minute of `make test`, for while one writes: the files of tests/quick.txt, which start neither vLLM nor Docker.
 test-quick:
@@ -27,8 +27,8 @@ test-quick:
 
 test-heavy:
 	scripts/setup test
-	.venv/bin/python -m pytest -m "heavy and not alone" -n 2 --dist loadfile --no-loadscope-reorder
-	.venv/bin/python -m pytest -m alone
+	scripts/suite "heavy and not alone" -n 2 --dist loadfile --no-loadscope-reorder
+	scripts/suite alone
 
 test-soak:
 	scripts/setup test

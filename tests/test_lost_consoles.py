@@ -129,8 +129,13 @@ def fork_servers() -> list[psutil.Process]:
 
 
 def kill_fork_server() -> None:
-    for child in fork_servers():
-        os.kill(child.pid, signal.SIGKILL)
+    """Returns when its consoles are gone too: they die with it, but on a busy machine not in the same moment."""
+    servers = fork_servers()
+    held = [each for server in servers for each in server.children(recursive=True)]
+    for server in servers:
+        os.kill(server.pid, signal.SIGKILL)
+    _, left = psutil.wait_procs(held, timeout=30)
+    assert left == []
 
 
 def test_consoles_that_die_with_their_fork_server_are_lost_and_not_killed_by_their_lines() -> None:
