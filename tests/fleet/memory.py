@@ -145,6 +145,21 @@ class MemoryCluster:
         return files
 
 
+def hard_times() -> MemoryCluster:
+    """Two nodes, of which a group's attempts kill two and freeze one, and one that comes late."""
+
+    def strike(number: int, node: MemoryNode) -> None:
+        if number in (2, 8):
+            node.kill()
+        if number == 5:
+            node.frozen = True
+        if number == 10:
+            cluster.places.append("late")
+
+    cluster = MemoryCluster(2, strike)
+    return cluster
+
+
 def setting(opener: Callable[[int], object]) -> Setting:
     """How a node opens a world of the tests."""
     return Setting(pickle.dumps(opener), 0, os.getcwd(), tuple(sys.path))

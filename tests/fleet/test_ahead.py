@@ -15,7 +15,7 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.episode import Episode
 from repl_rl.tasks import Task
-from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, here, weights
+from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, hard_times, here, weights
 from tests.fleet.scripted import WeighedEngine, rollouts
 from tests.fleet.test_training import CONFIG, STEPS, Trained
 from tests.fleet.test_training import whole as whole
@@ -114,16 +114,7 @@ def test_any_number_of_nodes_that_play_ahead_train_the_weights_of_one_process_th
 
 
 def test_a_training_ahead_whose_nodes_die_freeze_and_come_ends_the_same(whole: Trained, tmp_path: Path) -> None:
-    def strike(number: int, node: MemoryNode) -> None:
-        if number in (2, 8):
-            node.kill()
-        if number == 5:
-            node.frozen = True
-        if number == 10:
-            cluster.places.append("late")
-
-    cluster = MemoryCluster(2, strike)
-    with fleet(cluster) as source:
+    with fleet(hard_times()) as source:
         trained = Trained(source, tmp_path, AHEAD)
         assert len(source.crew.lost) == 3
         assert source.crew.replayed >= 3

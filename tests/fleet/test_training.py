@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Fleet
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
-from tests.fleet.memory import TASKS, MemoryCluster, MemoryNode, fleet, here
+from tests.fleet.memory import TASKS, MemoryCluster, fleet, hard_times, here
 from tests.fleet.scripted import RENDERER
 from tests.trainer.policies import tiny_model
 from tests.untimed import untimed
@@ -62,15 +62,7 @@ def test_any_number_of_nodes_trains_the_weights_of_one_process(nodes: int, whole
 
 
 def test_a_training_whose_nodes_die_freeze_and_come_ends_the_same(whole: Trained, tmp_path: Path) -> None:
-    def strike(number: int, node: MemoryNode) -> None:
-        if number in (2, 8):
-            node.kill()
-        if number == 5:
-            node.frozen = True
-        if number == 10:
-            cluster.places.append("late")
-
-    cluster = MemoryCluster(2, strike)
+    cluster = hard_times()
     with fleet(cluster) as source:
         trained = Trained(source, tmp_path)
         assert len(source.crew.lost) == 3
