@@ -1,7 +1,7 @@
 """Rollouts of steps to come on a fleet: nodes take weights between lines, each line names its own, none is too old."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from repl_rl.errors import NodeLost, WeightSyncError
 from repl_rl.judges import GroupJudge
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
-from repl_rl.rollout.episode import Episode
 from repl_rl.tasks import Task
+from tests.fleet.halting import Halting, halt, halted, hurry, let_go, slow, until
 from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, hard_times, here, weights
 from tests.fleet.scripted import WeighedEngine, rollouts
 from tests.fleet.test_training import CONFIG, STEPS, Trained
@@ -27,33 +27,13 @@ PATIENT = replace(QUICK, patience_s=20.0, lost_s=20.0)
 AGES = {"staleness_mean", "staleness_max", "fresh_share", "trainer_idle", "sampler_idle"}
 
 
-class Halting(ReplSampler):
-    """Its rollouts wait after their first line until they are let go on. One for all nodes of a test."""
-
-    on = asyncio.Event()
-    written = 0
-
-    async def rollout(self, episode: Episode) -> None:
-        async for line in episode.lines():
-            await episode.push(line)
-            if not Halting.on.is_set():
-                Halting.written += 1
-                await Halting.on.wait()
-
-
 @pytest.fixture(autouse=True)
 def halting() -> None:
-    Halting.on, Halting.written = asyncio.Event(), 0
+    halt()
 
 
 def shortest(task: Task, group: Sequence[Trajectory]) -> list[float]:
     return [float(len(t.lines)) for t in group]
-
-
-@asynccontextmanager
-async def halted(number: int = 0) -> AsyncIterator[Rollouts]:
-    """Rollouts wait after their first line."""
-    yield rollouts(Halting())
 
 
 @asynccontextmanager
@@ -77,16 +57,6 @@ class Deaf(WeighedEngine):
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
         pass
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Let the event loop turn until that is so."""
-    while not true():  # noqa: ASYNC110
-        await asyncio.sleep(0)
-
-
-async def let_go() -> None:
-    Halting.on.set()
 
 
 async def killed(node: MemoryNode) -> None:
@@ -171,6 +141,27 @@ def test_a_node_that_comes_while_rollouts_are_under_way_has_the_weights_of_now_b
         source._thread.run(let_go())
         played = list(source.collect(IDS, 3))
     assert {line.policy_step for t in played for line in t.lines} == {1, 2}
+    late = {group.task.id for group in cluster.nodes[1].played}
+    assert late
+    assert {line.policy_step for t in played if t.task_id in late for line in t.lines} == {2}
+
+
+def test_weights_that_change_while_a_node_takes_the_ones_before_are_what_it_plays_with(tmp_path: Path) -> None:
+    cluster = MemoryCluster(1)
+    with fleet(cluster, PATIENT, opener=slow) as source, ThreadPoolExecutor(1) as beside:
+        source.load_weights(weights(tmp_path / "1"), 1)
+        source.begin(IDS, 3)
+        source._thread.run(until(lambda: Halting.written == 6))
+        cluster.places.append("late")
+        source._thread.run(until(lambda: len(cluster.nodes) == 2 and bool(cluster.nodes[1].loads)))
+        changing = beside.submit(source.load_weights, weights(tmp_path / "2"), 2)
+        source._thread.run(until(lambda: source.crew.policy_step == 2))
+        source._thread.run(hurry())
+        changing.result()
+        assert [step for step, _ in cluster.nodes[1].loads] == [1, 2]
+        source._thread.run(until(lambda: Halting.written == 12))
+        source._thread.run(let_go())
+        played = list(source.collect(IDS, 3))
     late = {group.task.id for group in cluster.nodes[1].played}
     assert late
     assert {line.policy_step for t in played if t.task_id in late for line in t.lines} == {2}
