@@ -142,9 +142,16 @@ class Tab:
         assert isinstance(result, dict)
         return str(result["value"])
 
-    def screenshot(self, path: Path) -> None:
-        """Write what is seen as a PNG."""
-        data = self.send("Page.captureScreenshot", format="png")["data"]
+    def screenshot(self, path: Path, element: str = "") -> None:
+        """Write what is seen as a PNG: all of the page, or an element, given as an expression of the page."""
+        clip: dict[str, object] = {}
+        if element:
+            box = self.run(
+                f"(r => ({{x: r.x, y: r.y, width: r.width, height: r.height}}))({element}.getBoundingClientRect())"
+            )
+            assert isinstance(box, dict)
+            clip = {"clip": {**box, "scale": 1}}
+        data = self.send("Page.captureScreenshot", format="png", **clip)["data"]
         path.write_bytes(base64.b64decode(str(data)))
 
 

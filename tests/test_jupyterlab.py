@@ -83,6 +83,21 @@ def write_line(tab: Tab, text: str, act: str) -> None:
     tab.mouse(inside(f"[data-act={act}]"))
 
 
+def write_notebook(folder: Path, source: str) -> None:
+    """The notebook `play.ipynb` with one cell."""
+    cell: dict[str, object] = {
+        "cell_type": "code",
+        "id": "0",
+        "execution_count": None,
+        "metadata": {},
+        "outputs": [],
+        "source": source,
+    }
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    notebook = {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "play.ipynb").write_text(json.dumps(notebook))
+
+
 def run_notebook(tab: Tab, address: str) -> None:
     """Open it, wait for its kernel, run its cell by Shift+Enter, wait for the player."""
     tab.open(address)
@@ -97,17 +112,7 @@ def run_notebook(tab: Tab, address: str) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_in_jupyter_lines_are_stepped_scrubbed_edited_run_and_branched_from(program: str, tmp_path: Path) -> None:
-    cell: dict[str, object] = {
-        "cell_type": "code",
-        "id": "0",
-        "execution_count": None,
-        "metadata": {},
-        "outputs": [],
-        "source": CELL,
-    }
-    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    notebook = {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-    (tmp_path / "play.ipynb").write_text(json.dumps(notebook))
+    write_notebook(tmp_path, CELL)
     with jupyter(tmp_path, program) as address, chromium(offline=False) as tab:
         run_notebook(tab, address)
         cells = tab.count(".jp-Notebook .jp-Cell")
