@@ -61,6 +61,12 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
+async def turns(count: int) -> None:
+    """Let the event loop turn so often."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 async def let_go() -> None:
     Halting.on.set()
 

@@ -50,6 +50,8 @@ class MemoryNode:
         """What crossed the wire, by name."""
         self.loads: list[tuple[int, bool]] = []
         """Policy steps of the weights that it was given, and whether their files were sent."""
+        self.taken: list[int] = []
+        """Policy steps of those that it has."""
         self.played: list[Group] = []
         self.loaded_before: list[int] = []
         """The policy step that its engine was at when it began each group."""
@@ -75,6 +77,7 @@ class MemoryNode:
         self.loads.append((weights.policy_step, files is not None))
         assert files is None or isinstance(files, Mapping)
         arrived = await self._call("load", self._inner.load(weights, files))
+        self.taken.append(weights.policy_step)
         return "others" if weights.policy_step in self._cluster.garbled else arrived
 
     async def play(self, group: Group) -> Part:

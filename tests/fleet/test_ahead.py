@@ -14,7 +14,7 @@ from repl_rl.judges import GroupJudge
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.tasks import Task
-from tests.fleet.halting import Halting, halt, halted, hurry, let_go, slow, until
+from tests.fleet.halting import Halting, halt, halted, hurry, let_go, slow, turns, until
 from tests.fleet.memory import IDS, QUICK, TASKS, MemoryCluster, MemoryNode, fleet, hard_times, here, weights
 from tests.fleet.scripted import WeighedEngine, rollouts
 from tests.fleet.test_training import CONFIG, STEPS, Trained
@@ -155,7 +155,9 @@ def test_weights_that_change_while_a_node_takes_the_ones_before_are_what_it_play
         cluster.places.append("late")
         source._thread.run(until(lambda: len(cluster.nodes) == 2 and bool(cluster.nodes[1].loads)))
         changing = beside.submit(source.load_weights, weights(tmp_path / "2"), 2)
-        source._thread.run(until(lambda: source.crew.policy_step == 2))
+        source._thread.run(until(lambda: cluster.nodes[0].taken == [1, 2]))
+        source._thread.run(turns(100))
+        assert not changing.done(), "the folder of the weights is still being read"
         source._thread.run(hurry())
         changing.result()
         assert [step for step, _ in cluster.nodes[1].loads] == [1, 2]
