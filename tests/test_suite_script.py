@@ -67,6 +67,6 @@ def test_a_suite_that_passes_says_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_a_suite_without_tests_is_no_success(tmp_path: Path) -> None:
-    command = [ROOT / "scripts" / "suite", "soak", "-c", ROOT / "pyproject.toml", tmp_path]
+    command = [str(ROOT / "scripts" / "suite"), "soak", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == 5
