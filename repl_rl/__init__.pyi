@@ -1,10 +1,12 @@
 """The public names, for type checkers and editors: what `__init__.py` imports when it is first used."""
 
 from repl_rl.coldstart.selection import select as select
-from repl_rl.credit.advantages import GroupRewards as GroupRewards
 from repl_rl.credit.advantages import estimator as estimator
 from repl_rl.credit.credited import Credited as Credited
 from repl_rl.credit.credited import LineCredit as LineCredit
+from repl_rl.credit.earnings import GroupRewards as GroupRewards
+from repl_rl.credit.earnings import LineEarnings as LineEarnings
+from repl_rl.credit.earnings import RolloutEarnings as RolloutEarnings
 from repl_rl.credit.rewards import RewardTable as RewardTable
 from repl_rl.credit.rewards import line_rewards as line_rewards
 from repl_rl.credit.states import line_states as line_states
@@ -113,6 +115,7 @@ __all__ = [
     "Limits",
     "Line",
     "LineCredit",
+    "LineEarnings",
     "LineEnd",
     "LineStatus",
     "Observed",
@@ -123,6 +126,7 @@ __all__ = [
     "ReplRLError",
     "ReplSampler",
     "RewardTable",
+    "RolloutEarnings",
     "RolloutLimits",
     "RolloutSampler",
     "RolloutThread",

@@ -34,7 +34,7 @@ lines = st.lists(rewards, max_size=5).map(tuple)
 def groups(draw: st.DrawFn, outcomes: st.SearchStrategy[float | None] = rewards) -> GroupRewards:
     rows = draw(st.lists(st.tuples(outcomes, lines), min_size=1, max_size=8))
     states = tuple(tuple(draw(st.sampled_from("abc")) for _ in r) for _, r in rows)
-    return GroupRewards(tuple(o for o, _ in rows), tuple(r for _, r in rows), states)
+    return GroupRewards.of(tuple(o for o, _ in rows), tuple(r for _, r in rows), states)
 
 
 def with_shaping(group: GroupRewards, entries: Sequence[float], bound: float = math.inf) -> GroupRewards:
@@ -44,7 +44,7 @@ def with_shaping(group: GroupRewards, entries: Sequence[float], bound: float = m
     rewards = tuple(
         tuple(r + s for r, s in zip(*rows, strict=True)) for rows in zip(group.rewards_G_L, shaping, strict=True)
     )
-    return GroupRewards(group.outcomes_G, rewards, group.states_G_L, shaping, bound)
+    return GroupRewards.of(group.outcomes_G, rewards, group.states_G_L, shaping, bound)
 
 
 graded = groups()
@@ -70,7 +70,7 @@ def test_outcome_equals_trl_bit_for_bit_in_batches_of_any_shape(size: int, count
     ours = []
     for start in range(0, len(values), size):
         outcomes = tuple(None if math.isnan(v) else v for v in values[start : start + size])
-        ours += [row[0] for row in estimator("outcome")(GroupRewards(outcomes, ((0.5,),) * size))]
+        ours += [row[0] for row in estimator("outcome")(GroupRewards.of(outcomes, ((0.5,),) * size))]
     assert ours == theirs
 
 
@@ -83,35 +83,35 @@ def test_every_estimator_gives_one_finite_number_a_line(name: str, group: GroupR
 
 @given(names, st.integers(1, 6), st.sampled_from([0.0, 1.0]), st.integers(0, 3))
 def test_a_group_without_variance_gives_exact_zeros(name: str, size: int, value: float, count: int) -> None:
-    group = GroupRewards((value,) * size, ((0.0,) * min(count, 1),) * size)
+    group = GroupRewards.of((value,) * size, ((0.0,) * min(count, 1),) * size)
     assert all(a == 0.0 for row in estimator(name)(group) for a in row)
     if name == "outcome":
-        group = GroupRewards((value,) * size, ((0.25,) * count,) * size)
+        group = GroupRewards.of((value,) * size, ((0.25,) * count,) * size)
         assert all(a == 0.0 for row in estimator(name)(group) for a in row)
 
 
 @given(names, rewards)
 def test_a_group_of_one_line_has_nothing_to_compare_it_with(name: str, value: float) -> None:
     as_given = 0.5 if name == "merged_prefixes" else 0.0  # it compares no rewards of lines
-    assert estimator(name)(GroupRewards((value,), ((0.5,),), (("a",),))) == ((as_given,),)
+    assert estimator(name)(GroupRewards.of((value,), ((0.5,),), (("a",),))) == ((as_given,),)
 
 
 @given(names, graded)
 def test_a_rollout_that_failed_takes_no_part_in_any_baseline(name: str, group: GroupRewards) -> None:
-    with_fault = GroupRewards((*group.outcomes_G, None), (*group.rewards_G_L, ()), (*group.states_G_L, ()))
+    with_fault = GroupRewards.of((*group.outcomes_G, None), (*group.rewards_G_L, ()), (*group.states_G_L, ()))
     for ours, theirs in zip(estimator(name)(with_fault), estimator(name)(group), strict=False):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
 
 
 @given(graded)
 def test_outcome_does_not_look_at_line_rewards(group: GroupRewards) -> None:
-    blank = GroupRewards(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
+    blank = GroupRewards.of(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
     assert estimator("outcome")(group) == estimator("outcome")(blank)
 
 
 @given(graded)
 def test_two_stream_without_line_rewards_is_outcome(group: GroupRewards) -> None:
-    blank = GroupRewards(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
+    blank = GroupRewards.of(group.outcomes_G, tuple((0.0,) * len(row) for row in group.rewards_G_L))
     assert estimator("two_stream")(blank) == estimator("outcome")(blank)
 
 
@@ -133,7 +133,7 @@ def test_two_stream_is_the_weighted_sum_of_outcome_rewards_and_shaping(
 
 
 def test_in_two_stream_an_error_costs_its_own_line_and_pays_no_other() -> None:
-    a = estimator("two_stream")(GroupRewards((1.0, 1.0), ((0.0, -0.1, 0.0), (0.0, 0.0))))
+    a = estimator("two_stream")(GroupRewards.of((1.0, 1.0), ((0.0, -0.1, 0.0), (0.0, 0.0))))
     assert a[0][1] < 0
     assert a[0][0] == a[0][2] == a[1][0] == a[1][1] == 0.0
 
@@ -150,7 +150,7 @@ def test_harmless_lines_by_the_dozen_gain_nothing_over_an_honest_rollout_of_equa
         *(("m", "n") for _ in others),
     )
     rows = ((0.0,) * farmed, (0.0,) * honest, *mates)
-    group = GroupRewards((1.0, 1.0, *others), rows, states, rows, 0.5)
+    group = GroupRewards.of((1.0, 1.0, *others), rows, states, rows, 0.5)
     advantages = estimator(name)(group)
     assert max(advantages[0]) <= min(advantages[1]) + 1e-6, "no token of the long rollout is worth more"
     assert advantages[:2] == estimator(name)(group.plain())[:2], "the errors of others pay neither of them"
@@ -158,7 +158,7 @@ def test_harmless_lines_by_the_dozen_gain_nothing_over_an_honest_rollout_of_equa
 
 @given(names, graded, st.floats(0, 1))
 def test_faded_credit_goes_from_shaped_to_plain(name: str, group: GroupRewards, share: float) -> None:
-    blank = GroupRewards(group.outcomes_G, tuple((0.0,) * len(r) for r in group.rewards_G_L), group.states_G_L)
+    blank = GroupRewards.of(group.outcomes_G, tuple((0.0,) * len(r) for r in group.rewards_G_L), group.states_G_L)
     function = estimator(name)
     assert faded(function, group, 1.0) == function(group)
     assert faded(function, group, 0.0) == function(blank)
@@ -177,7 +177,7 @@ def test_normalised_values_that_vary_have_mean_zero_and_unbiased_deviation_one(v
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_equal_rewards_leave_nothing_behind_by_rounding(count: int) -> None:
-    group = GroupRewards((-0.1, -0.1), ((-0.1,) * count, (-0.1,) * count))
+    group = GroupRewards.of((-0.1, -0.1), ((-0.1,) * count, (-0.1,) * count))
     assert estimator("process")(group) == ((0.0,) * count, (0.0,) * count)
 
 
@@ -209,7 +209,7 @@ def test_process_is_the_formula_of_deepseekmath_read_aloud(group: GroupRewards, 
 @given(graded)
 def test_process_without_rewards_of_lines_is_outcome(group: GroupRewards) -> None:
     kept = [i for i, row in enumerate(group.rewards_G_L) if row]
-    plain = GroupRewards(
+    plain = GroupRewards.of(
         tuple(group.outcomes_G[i] for i in kept), tuple((0.0,) * len(group.rewards_G_L[i]) for i in kept)
     )
     for ours, theirs in zip(estimator("process")(plain), estimator("outcome")(plain), strict=True):
@@ -243,12 +243,12 @@ def test_return_to_go_is_the_discounted_return_less_that_of_the_others_at_the_sa
 
 
 def test_return_to_go_without_line_rewards_is_leave_one_out_of_outcomes() -> None:
-    a = estimator("return_to_go")(GroupRewards((1.0, 0.0, 0.5), ((0.0, 0.0), (0.0,), (0.0, 0.0, 0.0))))
+    a = estimator("return_to_go")(GroupRewards.of((1.0, 0.0, 0.5), ((0.0, 0.0), (0.0,), (0.0, 0.0, 0.0))))
     assert a == ((0.75, 0.75), (-0.75,), (0.0, 0.0, 0.0))
 
 
 def test_state_anchor_compares_lines_that_start_from_the_same_state() -> None:
-    group = GroupRewards((1.0, 1.0), ((0.0, -0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
+    group = GroupRewards.of((1.0, 1.0), ((0.0, -0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
     a = estimator("state_anchor(discount=1.0)")(group)
     assert a[0][1] == a[1][1] == 0.0, "nothing else started from x or from y, and the outcomes are equal"
     assert a[0][0] < 0 < a[1][0]
@@ -257,7 +257,7 @@ def test_state_anchor_compares_lines_that_start_from_the_same_state() -> None:
 
 @given(graded)
 def test_state_anchor_without_known_states_is_outcome(group: GroupRewards) -> None:
-    unknown = GroupRewards(group.outcomes_G, group.rewards_G_L)
+    unknown = GroupRewards.of(group.outcomes_G, group.rewards_G_L)
     assert estimator("state_anchor")(unknown) == estimator("outcome")(unknown)
 
 
@@ -286,7 +286,7 @@ def broken(group: GroupRewards) -> Advantages:
     ],
 )
 def test_an_estimator_that_lies_is_named_in_the_error(function: str, message: str) -> None:
-    group = GroupRewards((0.0, 1.0), ((0.0, 0.0), (0.0,)))
+    group = GroupRewards.of((0.0, 1.0), ((0.0, 0.0), (0.0,)))
     with pytest.raises(UserCodeError, match=message):
         estimator(f"{__name__}:{function}")(group)
 
@@ -328,7 +328,7 @@ def lucky(group: GroupRewards, *, luck: float = 1.0) -> Advantages:
 
 
 def test_an_estimator_of_the_user_takes_options_of_its_own() -> None:
-    group = GroupRewards((1.0, 0.0), ((0.0,), (0.0, 0.0)))
+    group = GroupRewards.of((1.0, 0.0), ((0.0,), (0.0, 0.0)))
     assert estimator(f"{__name__}:lucky(luck=0.5)")(group) == ((0.5,), (0.5, 0.5))
     with pytest.raises(ConfigError, match="its options are luck"):
         estimator(f"{__name__}:lucky(chance=0.5)")
@@ -336,6 +336,6 @@ def test_an_estimator_of_the_user_takes_options_of_its_own() -> None:
 
 def test_rewards_that_do_not_match_the_rollouts_are_refused() -> None:
     with pytest.raises(UserCodeError, match="2 outcomes and 1 rows"):
-        GroupRewards((0.0, 1.0), ((0.0,),))
+        GroupRewards.of((0.0, 1.0), ((0.0,),))
     with pytest.raises(UserCodeError, match="nan"):
-        GroupRewards((0.0,), ((math.nan,),))
+        GroupRewards.of((0.0,), ((math.nan,),))

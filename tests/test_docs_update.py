@@ -11,6 +11,8 @@ import torch
 from benchmarks import update
 from repl_rl.cli import VERBS
 from repl_rl.cli.train import TrainConfig
+from repl_rl.credit.advantages import estimator
+from repl_rl.credit.earnings import GroupRewards, LineEarnings, RolloutEarnings
 from repl_rl.credit.rewards import RewardTable, line_rewards
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.settings.arguments import parse
@@ -26,7 +28,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (source,) = blocks("python")
+    source, _ = blocks("python")
     (tmp_path / "shaping.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -47,6 +49,21 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
     t = rollout(ran(LineStatus.OK), ran(LineStatus.EXCEPTION))
     assert line_rewards(t, RewardTable(), credit.extras) == pytest.approx((0.05, -0.05))
     assert line_rewards(t, RewardTable(), (), potential.potential) == pytest.approx((0.0, -0.1))
+
+
+def test_the_estimator_of_the_page_pays_each_token_of_a_rollout_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source = blocks("python")
+    (tmp_path / "paying.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    group = GroupRewards((
+        RolloutEarnings(1.0, (LineEarnings(0.0, tokens=2), LineEarnings(0.0, tokens=3))),
+        RolloutEarnings(0.0, (LineEarnings(0.0, tokens=4),)),
+        RolloutEarnings(None),
+    ))  # fmt: skip
+    assert estimator("paying:by_length(scale=2.0)")(group) == ((0.2, 0.2), (-0.25,), ())
+    sys.modules.pop("paying")
 
 
 def test_the_page_names_every_loss_optimizer_and_schedule_that_there_is() -> None:

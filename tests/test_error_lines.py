@@ -38,13 +38,13 @@ def test_penalties_count_only_where_a_rollout_of_the_group_did_without(
     rows: list[tuple[float, ...]], seed: int
 ) -> None:
     outcomes = tuple(float((i + seed) % 2) for i in range(len(rows)))
-    group = GroupRewards(outcomes, tuple(rows), shaping_G_L=tuple(rows))
+    group = GroupRewards.of(outcomes, tuple(rows), shaping_G_L=tuple(rows))
     playing = [row for row in rows if row]
     without = tuple(tuple(max(s, 0.0) for s in row) for row in rows)
-    left = group if any(min(row) >= 0 for row in playing) else GroupRewards(outcomes, without, shaping_G_L=without)
+    left = group if any(min(row) >= 0 for row in playing) else GroupRewards.of(outcomes, without, shaping_G_L=without)
     assert estimator("repl_rl.credit.errors:spared")(group) == estimator("two_stream")(left)
 
 
 def test_a_group_without_a_table_is_two_stream_of_what_was_given() -> None:
-    group = GroupRewards((1.0, 0.0), ((0.5, 0.0), (0.0,)))
+    group = GroupRewards.of((1.0, 0.0), ((0.5, 0.0), (0.0,)))
     assert estimator("repl_rl.credit.errors:spared")(group) == estimator("two_stream")(group)

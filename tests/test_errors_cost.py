@@ -27,7 +27,7 @@ def rewarded(
 ) -> GroupRewards:
     rows = [[g + s for g, s in zip(*pair, strict=True)] for pair in zip(given_G_L, shaping_G_L, strict=True)]
     frozen = [tuple(tuple(row) for row in each) for each in (rows, shaping_G_L)]
-    return GroupRewards(tuple(outcomes), frozen[0], tuple(map(tuple, states)), frozen[1], TABLE.bound)
+    return GroupRewards.of(tuple(outcomes), frozen[0], tuple(map(tuple, states)), frozen[1], TABLE.bound)
 
 
 @st.composite
@@ -102,7 +102,7 @@ def test_what_the_table_takes_never_becomes_less_in_any_of_them(
     before, after, i, at = case
 
     def table_s(group: GroupRewards) -> list[float]:
-        bare = replace(group, rewards_G_L=group.given_G_L, shaping_G_L=())
+        bare = group.each(lambda line: replace(line, reward=line.given, shaping=0.0))
         rows = zip(estimator(name)(group)[i], estimator(name)(bare)[i], strict=True)
         return [with_table - without for with_table, without in rows]
 
@@ -119,7 +119,7 @@ def test_a_rollout_of_errors_is_worth_no_more_than_seven_honest_ones_with_one_ea
     honest = [[-0.1, 0.0] for _ in range(7)]
     rows = tuple(map(tuple, [[-0.1] * errors, *honest]))
     states = tuple(tuple("s" * len(row)) for row in rows)
-    advantages = estimator(name)(GroupRewards((0.0,) * 8, rows, states, rows, TABLE.bound))
+    advantages = estimator(name)(GroupRewards.of((0.0,) * 8, rows, states, rows, TABLE.bound))
     spam, error = advantages[0], advantages[1][0]
     assert max(spam) <= error + LEAST
     assert fmean(spam) <= error + LEAST
@@ -130,7 +130,7 @@ def test_a_loss_that_is_put_off_weighs_less_under_a_discount_and_that_is_not_our
     """The counterexample of docs/specification.md: an error before a loss of 1, and one more error after it."""
     one, two = ((-0.1, 0.0), (0.0,)), ((-0.1, -0.1, 0.0), (0.0,))
     name = "return_to_go(discount=0.5)"
-    old, new = (estimator(name)(GroupRewards((-1.0, 0.0), rows, (), rows, TABLE.bound))[0][0] for rows in (one, two))
+    old, new = (estimator(name)(GroupRewards.of((-1.0, 0.0), rows, (), rows, TABLE.bound))[0][0] for rows in (one, two))
     assert [old, new] == pytest.approx([-0.6, -0.45])
 
 
@@ -139,9 +139,9 @@ def test_an_exception_may_leave_a_state_that_nobody_shares_and_that_is_not_ours_
     one, two = ((0.0, -0.1), (0.0, 0.0)), ((0.0, -0.1, -0.1), (0.0, 0.0))
     here, there = (("a", "b"), ("a", "b")), (("a", "b", "c"), ("a", "b"))
     plain = "state_anchor(discount=1.0)"
-    old = estimator(plain)(GroupRewards((0.0, 1.0), one, here, one, TABLE.bound))[0][1]
-    new = estimator(plain)(GroupRewards((0.0, 1.0), two, there, two, TABLE.bound))[0][2]
-    outcome = estimator("outcome")(GroupRewards((0.0, 1.0), one))[0][1]
+    old = estimator(plain)(GroupRewards.of((0.0, 1.0), one, here, one, TABLE.bound))[0][1]
+    new = estimator(plain)(GroupRewards.of((0.0, 1.0), two, there, two, TABLE.bound))[0][2]
+    outcome = estimator("outcome")(GroupRewards.of((0.0, 1.0), one))[0][1]
     assert [old - outcome, new - outcome] == pytest.approx([-1.2, -0.2])
 
 
@@ -153,7 +153,7 @@ def as_given(name: str) -> str:
 
 
 def without_given(group: GroupRewards) -> GroupRewards:
-    return replace(group, rewards_G_L=group.shaping_G_L)
+    return group.each(lambda line: replace(line, reward=line.shaping))
 
 
 @pytest.mark.parametrize("name", AS_GIVEN)
@@ -179,7 +179,7 @@ def test_one_more_penalty_of_a_samplers_own_raises_no_penalised_lines_advantage_
     before, after, i, at = case
     rows = [[*row] for row in without_shaping(after, i, at).rewards_G_L]
     rows[i][at] = penalty
-    more = replace(without_shaping(after, i, at), rewards_G_L=tuple(map(tuple, rows)))
+    more = GroupRewards.of(after.outcomes_G, rows, after.states_G_L, (), after.bound)
     old, new = (estimator(as_given(name))(group)[i] for group in (without_shaping(before, i, None), more))
     kept = (*new[:at], *new[at + 1 :])
     penalised = [b - a for a, b, g in zip(old, kept, before.given_G_L[i], strict=True) if g < 0]
@@ -189,12 +189,12 @@ def test_one_more_penalty_of_a_samplers_own_raises_no_penalised_lines_advantage_
 def without_shaping(group: GroupRewards, i: int, at: int | None) -> GroupRewards:
     """What was given alone, and nothing to line `at` of rollout `i`."""
     rows = [[0.0 if (j, n) == (i, at) else g for n, g in enumerate(row)] for j, row in enumerate(group.given_G_L)]
-    return replace(group, rewards_G_L=tuple(map(tuple, rows)), shaping_G_L=())
+    return GroupRewards.of(group.outcomes_G, rows, group.states_G_L, (), group.bound)
 
 
 def test_compared_a_penalty_that_is_due_more_often_is_nearer_to_the_mean_and_as_given_it_is_what_it_is() -> None:
     once, often = ((-0.3, 0.0), (0.0,)), ((-0.3,) * 8, (0.0,))
-    first = [estimator("two_stream")(GroupRewards((0.0, 0.0), rows))[0][0] for rows in (once, often)]
+    first = [estimator("two_stream")(GroupRewards.of((0.0, 0.0), rows))[0][0] for rows in (once, often)]
     assert first[0] < first[1] < 0
-    first = [estimator(as_given("two_stream"))(GroupRewards((0.0, 0.0), rows))[0][0] for rows in (once, often)]
+    first = [estimator(as_given("two_stream"))(GroupRewards.of((0.0, 0.0), rows))[0][0] for rows in (once, often)]
     assert first == [-0.3, -0.3]

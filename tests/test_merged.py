@@ -26,8 +26,10 @@ Path = tuple[str, ...]
 
 def named(group: GroupRewards, rows: Sequence[Sequence[str]], by: str) -> GroupRewards:
     """The group with these names of where its lines start from."""
-    names = tuple(map(tuple, rows))
-    return replace(group, states_G_L=names) if by == "states" else replace(group, prefixes_G_L=names)
+    names = iter([name for row in rows for name in row])
+    return group.each(
+        lambda line: replace(line, state=next(names)) if by == "states" else replace(line, prefix=next(names))
+    )
 
 
 @st.composite
@@ -46,7 +48,7 @@ def groups(draw: st.DrawFn, by: str, ungraded: bool = True) -> GroupRewards:
         rows.append(row[:length])
     values = draw(st.lists(worth, min_size=size, max_size=size))
     blank = tuple((0.0,) * length for length in lengths)
-    return named(GroupRewards(tuple(values), blank), rows, by)
+    return named(GroupRewards.of(tuple(values), blank), rows, by)
 
 
 def node(names_L: Sequence[str], at: int) -> Path:
@@ -132,7 +134,7 @@ def test_without_a_shared_prefix_it_is_outcome_bit_for_bit(by: str, form: str, d
     values = data.draw(st.lists(worth, min_size=1, max_size=8))
     lengths = data.draw(st.lists(st.integers(0, 5), min_size=len(values), max_size=len(values)))
     rows = [["start", *(f"{i}.{at}" for at in range(1, length))][:length] for i, length in enumerate(lengths)]
-    group = named(GroupRewards(tuple(values), tuple((0.0,) * n for n in lengths)), rows, by)
+    group = named(GroupRewards.of(tuple(values), tuple((0.0,) * n for n in lengths)), rows, by)
     assert estimator(name_of(by, form))(group) == estimator("outcome")(group)
 
 
@@ -142,16 +144,16 @@ def test_without_a_shared_prefix_it_is_outcome_bit_for_bit(by: str, form: str, d
 def test_where_nodes_are_not_known_or_all_outcomes_are_equal_it_is_outcome_bit_for_bit(
     form: str, group: GroupRewards
 ) -> None:
-    unknown = replace(group, prefixes_G_L=())
+    unknown = group.each(lambda line: replace(line, prefix=None))
     assert estimator(name_of("ids", form))(unknown) == estimator("outcome")(unknown)
-    equal = replace(group, outcomes_G=(0.1,) * len(group.outcomes_G))
+    equal = replace(group, rollouts=tuple(replace(rollout, outcome=0.1) for rollout in group.rollouts))
     assert estimator(name_of("ids", form))(equal) == estimator("outcome")(equal)
 
 
 def test_a_line_that_several_wrote_shares_what_came_of_it_and_those_after_it_are_held_to_that() -> None:
     # Three wrote "a": two of them solved. One wrote "b" and failed.
     rows = (("s", "sa"), ("s", "sa"), ("s", "sa"), ("s", "sb"))
-    group = GroupRewards((1.0, 1.0, 0.0, 0.0), ((0.0, 0.0),) * 4, prefixes_G_L=rows)
+    group = GroupRewards.of((1.0, 1.0, 0.0, 0.0), ((0.0, 0.0),) * 4, prefixes_G_L=rows)
     scale = math.sqrt(1 / 3) + EPSILON
     first, second = 2 / 3 - 1 / 2, (2 + 3 / 2) / 6
     assert estimator("merged_prefixes")(group) == tuple(
@@ -173,7 +175,7 @@ def test_shaping_within_its_bound_and_rewards_as_they_were_given_come_on_top(
 ) -> None:
     shaping = tuple(tuple(entries[n % len(entries)] for n in range(len(row))) for row in group.rewards_G_L)
     rewards = tuple(tuple(0.5 * (at == 1) + s for at, s in enumerate(row)) for row in shaping)
-    earned = replace(group, rewards_G_L=rewards, shaping_G_L=shaping, bound=0.25)
+    earned = GroupRewards.of(group.outcomes_G, rewards, (), shaping, 0.25, group.prefixes_G_L)
     name = name_of("ids", form)
     for full, bare, shaped, given_L in zip(
         estimator(name)(earned), estimator(name)(group), earned.shaping_to_go(), earned.given_G_L, strict=True
@@ -184,7 +186,7 @@ def test_shaping_within_its_bound_and_rewards_as_they_were_given_come_on_top(
 
 def test_rollouts_of_thousands_of_lines_are_no_deeper_than_ones_of_few() -> None:
     rows = (tuple(map(str, range(5000))),) * 2
-    group = GroupRewards((0.0, 1.0), ((0.0,) * 5000,) * 2, prefixes_G_L=rows)
+    group = GroupRewards.of((0.0, 1.0), ((0.0,) * 5000,) * 2, prefixes_G_L=rows)
     assert {len(row) for row in estimator("merged_prefixes")(group)} == {5000}
 
 

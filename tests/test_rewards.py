@@ -96,7 +96,7 @@ def test_what_is_left_of_the_table_from_a_line_on_is_never_more_than_the_bound(
     statuses: list[LineStatus], bound: float
 ) -> None:
     row = shaping(rollout(*map(ran, statuses)), RewardTable(bound=bound))
-    (sums_L,) = GroupRewards((None,), (row,), (), (row,), bound).shaping_to_go()
+    (sums_L,) = GroupRewards.of((None,), (row,), (), (row,), bound).shaping_to_go()
     assert all(abs(value) <= bound for value in sums_L)
     assert sums_L == pytest.approx([max(-bound, math.fsum(row[at:])) for at in range(len(row))])
 
@@ -236,7 +236,7 @@ def test_under_returns_a_potential_moves_no_first_line(data: st.DataObject) -> N
     rollouts = [rollout(*(ran(LineStatus.OK) for _ in range(n))) for n in sizes]
     outcomes = tuple(data.draw(st.sampled_from([0.0, 1.0])) for _ in sizes)
     shaped, plain = (
-        estimator("return_to_go")(GroupRewards(outcomes, tuple(rewards)))
+        estimator("return_to_go")(GroupRewards.of(outcomes, tuple(rewards)))
         for rewards in (
             [line_rewards(t, RewardTable(), potential=fixed(p)) for t, p in zip(rollouts, phi, strict=True)],
             [line_rewards(t, RewardTable()) for t in rollouts],

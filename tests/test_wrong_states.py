@@ -11,8 +11,7 @@ from typing import TypeVar, cast
 
 import pytest
 
-from repl_rl.credit.advantages import GroupRewards
-from repl_rl.credit.group import Earned
+from repl_rl.credit.earnings import GroupRewards, LineEarnings, RolloutEarnings
 from repl_rl.credit.tensors import Columns
 from repl_rl.engine import Chunk, ChunkEnd, Sampling
 from repl_rl.errors import ReplRLError
@@ -154,16 +153,16 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a follow-up without a question": (lambda: FollowUp("", "3"), "follow-up.question is ''; it may not be empty"),
     "a group whose outcome is no number": (
-        lambda: GroupRewards((math.nan, 1.0), ((), ())),
+        lambda: GroupRewards.of((math.nan, 1.0), ((), ())),
         "an outcome is nan; give a finite number, or None",
     ),
     "a group of unequal lists": (
-        lambda: GroupRewards((1.0,), ((), ())),
+        lambda: GroupRewards.of((1.0,), ((), ())),
         "1 outcomes and 2 rows of line rewards; give one of each per rollout",
     ),
-    "earnings of unequal lists": (
-        lambda: Earned("task", "key", 1.0, (0.0,), ("a", "b"), (4,)),
-        "1 rewards, 2 states and 1 token counts; give one of each per line",
+    "a group of which some lines have a state": (
+        lambda: GroupRewards((RolloutEarnings(1.0, (LineEarnings(0.0, state="a"), LineEarnings(0.0))),)),
+        "the state of some lines is None and of others it is not; give one to each line of a group, or to none",
     ),
     "columns of unequal rows": (
         lambda: Columns([[1]], [[2]], [[-0.5]], []),

@@ -84,14 +84,13 @@ def two_stream(group: GroupRewards, *, line_weight: LineWeight = 0.3, given: Giv
     given_G_L = compared.given_G_L
     zeros = [0.0 for rewards_L in given_G_L if rewards_L]
     scores = iter(scores_of([g for given_L in given_G_L for g in given_L if g], zeros) if len(zeros) > 1 else ())
-    shaping_G_L = group.shaping_G_L or group.plain().rewards_G_L
     return _joined(
         tuple(
             tuple(
                 score + line_weight * ((next(scores, 0.0) if g else 0.0) + s / LINE_DEVIATION)
                 for g, s in zip(given_L, shaping_L, strict=True)
             )
-            for score, given_L, shaping_L in zip(outcome_scores(group), given_G_L, shaping_G_L, strict=True)
+            for score, given_L, shaping_L in zip(outcome_scores(group), given_G_L, group.shaping_G_L, strict=True)
         ),
         apart,
     )
@@ -179,7 +178,7 @@ def _parted(group: GroupRewards, given: Given) -> tuple[GroupRewards, Advantages
     """What is compared within the group, and what each line was given that is not."""
     if given == "compared":
         return group, ()
-    return replace(group, rewards_G_L=group.shaping_G_L or group.plain().rewards_G_L), group.given_G_L
+    return group.each(lambda line: replace(line, reward=line.shaping)), group.given_G_L
 
 
 def _joined(rows: Advantages, apart: Sequence[Sequence[float]]) -> Advantages:

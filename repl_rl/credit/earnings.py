@@ -1,8 +1,8 @@
 """What the rollouts of a group earned, and the arithmetic that estimators share. It sees no token."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,62 +19,156 @@ Advantages = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRewards:
-    """What the rollouts of one group earned, in reward units."""
+class LineEarnings:
+    """What one line earned, in reward units, and where it stood."""
 
-    outcomes_G: tuple[float | None, ...]
-    """The outcome of each rollout; None: not graded, so it is in no baseline of outcomes and adds nothing to a sum."""
-    rewards_G_L: tuple[tuple[float, ...], ...]
-    """One reward a line, shaping included; empty for a rollout that may not be trained on."""
-    states_G_L: tuple[tuple[str, ...], ...] = ()
-    """A name of the console state that each line started from, equal for equal states; (): not known."""
-    shaping_G_L: tuple[tuple[float, ...], ...] = ()
-    """How much of each line's reward the status table gave; (): nothing."""
-    bound: float = math.inf
-    """Most that shaping counts where it is added up, > 0."""
-    prefixes_G_L: tuple[tuple[str, ...], ...] = ()
-    """A name of all that stood before each line, equal for equal ids; (): not known."""
+    reward: float
+    """All of it, shaping included."""
+    shaping: float = 0.0
+    """How much of it the status table gave."""
+    state: str | None = None
+    """A name of the console state that the line started from, equal for equal states; None: not known."""
+    prefix: str | None = None
+    """A name of all that stood before the line, equal for equal ids; None: not known."""
+    tokens: int = 0
+    """How many tokens the policy sampled for it; 0: not known."""
 
     def __post_init__(self) -> None:
-        lengths = [len(row) for row in self.rewards_G_L]
-        parts = {"states": self.states_G_L, "shaping rewards": self.shaping_G_L, "prefixes": self.prefixes_G_L}
-        for name, rows in parts.items():
-            if rows and [len(row) for row in rows] != lengths:
-                remedy = "give one of each per line"
-                raise UserCodeError(f"a group has other numbers of {name} than of line rewards; {remedy}")
-        if not self.bound > 0:
-            raise UserCodeError(f"the bound of a group's shaping is {self.bound!r}; give a number above 0")
-        if len(self.outcomes_G) != len(self.rewards_G_L):
-            raise UserCodeError(
-                f"a group has {len(self.outcomes_G)} outcomes and {len(self.rewards_G_L)} rows of line rewards; "
-                "give one of each per rollout"
-            )
-        for outcome in self.outcomes_G:
-            if outcome is not None and not math.isfinite(outcome):
-                raise UserCodeError(f"an outcome is {outcome!r}; give a finite number, or None where none was graded")
-        for reward in (r for rows in (self.rewards_G_L, self.shaping_G_L) for row in rows for r in row):
+        for reward in (self.reward, self.shaping):
             if not math.isfinite(reward):
                 raise UserCodeError(f"a line reward is {reward!r}; a reward is a finite number")
 
     @property
+    def given(self) -> float:
+        """What it earned beside shaping; exactly 0 where it was given nothing."""
+        return self.reward - self.shaping
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEarnings:
+    """What one rollout earned, in reward units."""
+
+    outcome: float | None
+    """None: not graded, so it is in no baseline of outcomes and adds nothing to a sum."""
+    lines: tuple[LineEarnings, ...] = ()
+    """In order; empty for a rollout that may not be trained on."""
+
+    def __post_init__(self) -> None:
+        if self.outcome is not None and not math.isfinite(self.outcome):
+            raise UserCodeError(f"an outcome is {self.outcome!r}; give a finite number, or None where none was graded")
+
+    @property
+    def rewards_L(self) -> tuple[float, ...]:
+        """The reward of each line, shaping included."""
+        return tuple(line.reward for line in self.lines)
+
+    @property
+    def shaping_L(self) -> tuple[float, ...]:
+        """How much of each line's reward the status table gave."""
+        return tuple(line.shaping for line in self.lines)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(line.tokens for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRewards:
+    """What the rollouts of one group earned: what an estimator is given. Its rows have one value a line, or none."""
+
+    rollouts: tuple[RolloutEarnings, ...]
+    bound: float = math.inf
+    """Most that shaping counts where it is added up, > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.bound > 0:
+            raise UserCodeError(f"the bound of a group's shaping is {self.bound!r}; give a number above 0")
+        for name in ("state", "prefix"):
+            known = {getattr(line, name) is not None for rollout in self.rollouts for line in rollout.lines}
+            if len(known) > 1:
+                remedy = "give one to each line of a group, or to none"
+                raise UserCodeError(f"the {name} of some lines is None and of others it is not; {remedy}")
+
+    @classmethod
+    def of(
+        cls,
+        outcomes_G: Sequence[float | None],
+        rewards_G_L: Sequence[Sequence[float]],
+        states_G_L: Sequence[Sequence[str]] = (),
+        shaping_G_L: Sequence[Sequence[float]] = (),
+        bound: float = math.inf,
+        prefixes_G_L: Sequence[Sequence[str]] = (),
+    ) -> "GroupRewards":
+        """A group from rows, one a rollout, each with one value a line; (): nothing is known of that kind, or given.
+
+        Raises:
+            UserCodeError: rows, or values in them, are too few or too many, or no finite numbers.
+        """
+        lengths = [len(row) for row in rewards_G_L]
+        parts = {"states": states_G_L, "shaping rewards": shaping_G_L, "prefixes": prefixes_G_L}
+        for name, rows in parts.items():
+            if rows and [len(row) for row in rows] != lengths:
+                remedy = "give one of each per line"
+                raise UserCodeError(f"a group has other numbers of {name} than of line rewards; {remedy}")
+        if len(outcomes_G) != len(lengths):
+            raise UserCodeError(
+                f"a group has {len(outcomes_G)} outcomes and {len(lengths)} rows of line rewards; "
+                "give one of each per rollout"
+            )
+        nothing, unknown = [[0.0] * n for n in lengths], [[None] * n for n in lengths]
+        rows_G = zip(rewards_G_L, shaping_G_L or nothing, states_G_L or unknown, prefixes_G_L or unknown, strict=True)
+        earned_G = [tuple(map(LineEarnings, *rows)) for rows in rows_G]
+        return cls(tuple(map(RolloutEarnings, outcomes_G, earned_G)), bound)
+
+    @property
+    def outcomes_G(self) -> tuple[float | None, ...]:
+        """The outcome of each rollout; None: not graded."""
+        return tuple(rollout.outcome for rollout in self.rollouts)
+
+    @property
+    def rewards_G_L(self) -> tuple[tuple[float, ...], ...]:
+        """The reward of each line, shaping included."""
+        return tuple(rollout.rewards_L for rollout in self.rollouts)
+
+    @property
+    def shaping_G_L(self) -> tuple[tuple[float, ...], ...]:
+        """How much of each line's reward the status table gave."""
+        return tuple(rollout.shaping_L for rollout in self.rollouts)
+
+    @property
     def given_G_L(self) -> tuple[tuple[float, ...], ...]:
         """What each line earned beside shaping; exactly 0 where it was given nothing."""
-        if not self.shaping_G_L:
-            return self.rewards_G_L
-        return tuple(
-            tuple(reward - shaped for reward, shaped in zip(rewards_L, shaping_L, strict=True))
-            for rewards_L, shaping_L in zip(self.rewards_G_L, self.shaping_G_L, strict=True)
-        )
+        return tuple(tuple(line.given for line in rollout.lines) for rollout in self.rollouts)
+
+    @property
+    def states_G_L(self) -> tuple[tuple[str, ...], ...]:
+        """The console state that each line started from; (): not known."""
+        return _known(tuple(tuple(line.state for line in rollout.lines) for rollout in self.rollouts))
+
+    @property
+    def prefixes_G_L(self) -> tuple[tuple[str, ...], ...]:
+        """All that stood before each line; (): not known."""
+        return _known(tuple(tuple(line.prefix for line in rollout.lines) for rollout in self.rollouts))
 
     def shaping_to_go(self) -> list[tuple[float, ...]]:
         """The shaping of each line and those after it, summed, within `bound`: one more error never makes it more."""
-        rows = self.shaping_G_L or tuple((0.0,) * len(rewards_L) for rewards_L in self.rewards_G_L)
-        return [tuple(max(-self.bound, min(self.bound, s)) for s in to_go(row, 1.0)) for row in rows]
+        return [tuple(max(-self.bound, min(self.bound, s)) for s in to_go(row, 1.0)) for row in self.shaping_G_L]
 
     def plain(self) -> "GroupRewards":
         """The same without any line reward."""
-        blank = tuple((0.0,) * len(rewards_L) for rewards_L in self.rewards_G_L)
-        return GroupRewards(self.outcomes_G, blank, self.states_G_L, prefixes_G_L=self.prefixes_G_L)
+        return replace(self.each(lambda line: replace(line, reward=0.0, shaping=0.0)), bound=math.inf)
+
+    def each(self, change: Callable[[LineEarnings], LineEarnings]) -> "GroupRewards":
+        """The same with every line changed."""
+        rollouts = (replace(rollout, lines=tuple(map(change, rollout.lines))) for rollout in self.rollouts)
+        return replace(self, rollouts=tuple(rollouts))
+
+
+def _known(names_G_L: tuple[tuple[str | None, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """Names of lines; (): those of some line, and so of all, are not known."""
+    known = tuple(tuple(name for name in names_L if name is not None) for names_L in names_G_L)
+    return known if known == names_G_L else ()
 
 
 def normalise(values: Tensor) -> Tensor:

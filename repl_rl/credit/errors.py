@@ -6,7 +6,7 @@ Neither is a setting of its own: the first is a reward of lines, the second an e
 from dataclasses import replace
 
 from repl_rl.credit.advantages import LineWeight, two_stream
-from repl_rl.credit.earnings import Advantages, GroupRewards
+from repl_rl.credit.earnings import Advantages, GroupRewards, LineEarnings
 from repl_rl.record.trajectory import LineStatus, Trajectory
 
 
@@ -32,11 +32,11 @@ def spared(group: GroupRewards, *, line_weight: LineWeight = 0.3) -> Advantages:
 
     Where all had an error, the task or the policy is to blame, and no line of theirs says how it could be avoided.
     """
-    rows = [row for row in group.shaping_G_L if row]
-    if not rows or any(min(row) >= 0 for row in rows):
-        return two_stream(group, line_weight=line_weight)
-    without = tuple(tuple(max(s, 0.0) for s in row) for row in group.shaping_G_L)
-    rewards = tuple(
-        tuple(g + s for g, s in zip(*pair, strict=True)) for pair in zip(group.given_G_L, without, strict=True)
-    )
-    return two_stream(replace(group, rewards_G_L=rewards, shaping_G_L=without), line_weight=line_weight)
+    if all(min(row) < 0 for row in group.shaping_G_L if row):
+        group = group.each(_without_penalty)
+    return two_stream(group, line_weight=line_weight)
+
+
+def _without_penalty(line: LineEarnings) -> LineEarnings:
+    shaping = max(line.shaping, 0.0)
+    return replace(line, reward=line.given + shaping, shaping=shaping)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import correlation, fmean
 
-from repl_rl.credit.earnings import Advantages, to_go
+from repl_rl.credit.earnings import Advantages, RolloutEarnings, to_go
 from repl_rl.credit.group import Credit, Earned
 from repl_rl.record.group import Group
 
@@ -11,7 +11,7 @@ from repl_rl.record.group import Group
 def earned_metrics(earned: Sequence[Earned], credit: Credit) -> dict[str, float]:
     """`shaping_metrics`, and `bound_rate`: the share of rollouts in which the bound took something off the shaping that
     the estimator adds up; 0 for an estimator that adds none up."""
-    sums = [to_go(e.shaping_L, 1.0) for e in earned if e.shaping_L]
+    sums = [to_go(e.earnings.shaping_L, 1.0) for e in earned if e.earnings.lines]
     bitten = sum(any(abs(s) > credit.table.bound * (1 + 1e-9) for s in sums_L) for sums_L in sums) * credit.sums
     return {**shaping_metrics(earned), "bound_rate": bitten / max(len(sums), 1)}
 
@@ -22,8 +22,9 @@ def shaping_metrics(earned: Sequence[Earned]) -> dict[str, float]:
     `shaping_mean` is the mean sum of a rollout's line rewards; `shaping_share` the part of all absolute reward that
     they make up; `shaping_correlation` that sum's correlation with the outcome, 0 where one of them does not vary.
     """
-    pairs = [(sum(e.rewards_L), e.outcome) for e in earned if e.outcome is not None]
-    absolute = sum(abs(reward) for e in earned if e.outcome is not None for reward in e.rewards_L)
+    graded = [e.earnings for e in earned if e.earnings.outcome is not None]
+    pairs = [(sum(r.rewards_L), r.outcome) for r in graded if r.outcome is not None]
+    absolute = sum(abs(reward) for r in graded for reward in r.rewards_L)
     outcomes = sum(abs(outcome) for _, outcome in pairs)
     return {
         "shaping_mean": fmean(shaping for shaping, _ in pairs) if pairs else 0.0,
@@ -43,9 +44,9 @@ def length_metrics(groups: Sequence[Group[Earned]], advantages: Sequence[Advanta
     graded: list[tuple[float, float]] = []
     credited: list[tuple[float, float]] = []
     for group, rows in zip(groups, advantages, strict=True):
-        members = [(m, _mean_of_tokens(m, row)) for m, row in zip(group.members, rows, strict=True) if m.tokens_L]
-        graded += _centred([(sum(m.tokens_L), m.outcome) for m, _ in members if m.outcome is not None])
-        credited += _centred([(sum(m.tokens_L), advantage) for m, advantage in members])
+        played = [(m.earnings, row) for m, row in zip(group.members, rows, strict=True) if m.earnings.lines]
+        graded += _centred([(r.tokens, r.outcome) for r, _ in played if r.outcome is not None])
+        credited += _centred([(r.tokens, _mean_of_tokens(r, row)) for r, row in played])
     weight = sum(abs(advantage) for _, advantage in credited)
     return {
         "length_outcome_correlation": _correlation(graded),
@@ -54,8 +55,8 @@ def length_metrics(groups: Sequence[Group[Earned]], advantages: Sequence[Advanta
     }
 
 
-def _mean_of_tokens(member: Earned, advantages_L: Sequence[float]) -> float:
-    return sum(a * n for a, n in zip(advantages_L, member.tokens_L, strict=True)) / sum(member.tokens_L)
+def _mean_of_tokens(rollout: RolloutEarnings, advantages_L: Sequence[float]) -> float:
+    return sum(a * line.tokens for a, line in zip(advantages_L, rollout.lines, strict=True)) / rollout.tokens
 
 
 def _centred(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -7,10 +7,10 @@ from itertools import islice
 
 from repl_rl.credit.advantages import Advantages, Estimator, GroupRewards, faded
 from repl_rl.credit.credited import LineCredit
+from repl_rl.credit.earnings import LineEarnings, RolloutEarnings
 from repl_rl.credit.rewards import TABLE, Potential, RewardTable, Weighted, given, shaping
 from repl_rl.credit.states import line_prefixes, line_states
 from repl_rl.credit.stops import StopPolicy
-from repl_rl.errors import InvariantError
 from repl_rl.record.group import Group
 from repl_rl.record.trajectory import NamedReward, Trajectory
 
@@ -43,26 +43,10 @@ class Earned:
 
     task_id: str
     prompt_key: str
-    outcome: float | None = None
-    rewards_L: tuple[float, ...] = ()
-    states_L: tuple[str, ...] = ()
-    """(): not known."""
-    tokens_L: tuple[int, ...] = ()
-    """Sampled tokens of each line."""
-    shaping_L: tuple[float, ...] = ()
-    """How much of each line's reward the status table gave; (): nothing."""
+    earnings: RolloutEarnings
     solved: bool = False
     named: tuple[NamedReward, ...] = ()
     """What all lines earned together, by who gave it: the table, the sampler's names, functions, a potential."""
-    prefixes_L: tuple[str, ...] = ()
-    """(): not known."""
-
-    def __post_init__(self) -> None:
-        optional = (row or self.rewards_L for row in (self.states_L, self.shaping_L, self.prefixes_L))
-        rows = (self.rewards_L, self.tokens_L, *optional)
-        if len({len(values_L) for values_L in rows}) > 1:
-            counts = f"{len(self.rewards_L)} rewards, {len(self.states_L)} states and {len(self.tokens_L)} token counts"
-            raise InvariantError(f"a rollout of task {self.task_id} has {counts}; give one of each per line")
 
 
 def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
@@ -72,33 +56,33 @@ def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
         UserCodeError: a function of the user broke its contract.
     """
     if not trajectory.trainable:
-        return Earned(trajectory.task_id, trajectory.prompt_key)
+        return Earned(trajectory.task_id, trajectory.prompt_key, RolloutEarnings(None))
     shaping_L = shaping(trajectory, credit.table)
     parts = given(trajectory, credit.table.gated, credit.extras, credit.potential)
+    of_lines = zip(
+        shaping_L,
+        line_states(trajectory),
+        line_prefixes(trajectory),
+        (len(line.token_ids) for line in trajectory.lines),
+        *parts.values(),
+        strict=True,
+    )
+    lines = tuple(
+        LineEarnings(math.fsum((shaped, *given_to)), shaped, state, prefix, tokens)
+        for shaped, state, prefix, tokens, *given_to in of_lines
+    )
     return Earned(
         trajectory.task_id,
         trajectory.prompt_key,
-        trajectory.outcome,
-        tuple(map(math.fsum, zip(shaping_L, *parts.values(), strict=True))),
-        line_states(trajectory),
-        tuple(len(line.token_ids) for line in trajectory.lines),
-        shaping_L,
+        RolloutEarnings(trajectory.outcome, lines),
         trajectory.solved,
         tuple(NamedReward(name, math.fsum(values_L)) for name, values_L in ((TABLE, shaping_L), *parts.items())),
-        line_prefixes(trajectory),
     )
 
 
 def group_advantages(group: Group[Earned], credit: Credit, step: int) -> Advantages:
     """Advantages of one group after so many steps, a row a rollout."""
-    rewards = GroupRewards(
-        tuple(m.outcome for m in group.members),
-        tuple(m.rewards_L for m in group.members),
-        tuple(m.states_L for m in group.members),
-        tuple(m.shaping_L or (0.0,) * len(m.rewards_L) for m in group.members),
-        credit.table.bound,
-        tuple(m.prefixes_L for m in group.members),
-    )
+    rewards = GroupRewards(tuple(m.earnings for m in group.members), credit.table.bound)
     return faded(credit.estimator, rewards, credit.share(step))
 
 

@@ -71,7 +71,7 @@ def advantages_of(group: Sequence[Trajectory]) -> Advantages:
     outcomes_G = tuple(t.outcome for t in group)
     rewards_G_L = tuple(line_rewards(t, REWARDS) for t in group)
     shaping_G_L = tuple(shaping(t, REWARDS) for t in group)
-    return two_stream(GroupRewards(outcomes_G, rewards_G_L, shaping_G_L=shaping_G_L))
+    return two_stream(GroupRewards.of(outcomes_G, rewards_G_L, shaping_G_L=shaping_G_L))
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class ReplGRPOTrainer(KeptTrainer):
         metrics = {**earned_metrics(earned, self.credit), **length_metrics(groups, advantages), **self.groups.metrics}
         if self.curriculum is not None:
             metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
-            self.curriculum.record((e.task_id, float(e.solved)) for e in earned if e.outcome is not None)
+            self.curriculum.record((e.task_id, float(e.solved)) for e in earned if e.earnings.outcome is not None)
         first = self.accelerator.process_index * len(learned)
         here = slice(first, first + len(learned))
         mine = [row for rows in advantages for row in rows][here]
@@ -192,9 +192,9 @@ class ReplGRPOTrainer(KeptTrainer):
             tuple(rows),
             widen(advantages_B_L, rows, width).to(self.accelerator.device),
             taught,
-            tuple(zip([e.rewards_L for e in earned[here]], mine, strict=True)),
+            tuple(zip([e.earnings.rewards_L for e in earned[here]], mine, strict=True)),
             metrics,
-            mean_parts([e.named for e in earned if e.rewards_L]),
+            mean_parts([e.named for e in earned if e.earnings.lines]),
         )
 
     def _row_count(self, mine: int) -> int:

@@ -121,7 +121,7 @@ def test_a_cell_that_is_left_out_gives_the_advantages_of_the_one_that_stands_for
         method, shaping = cell.split("/")
         penalty, bonus = SHAPINGS[shaping].exception, SHAPINGS[shaping].ok
         rows = tuple((penalty, bonus * outcome, 0.0) for outcome in group)
-        return estimator(method)(GroupRewards(group, rows))
+        return estimator(method)(GroupRewards.of(group, rows))
 
     assert advantages(name) == advantages(SAME_AS[name])
 

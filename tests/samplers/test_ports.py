@@ -67,7 +67,7 @@ def test_a_three_penalties_of_three_tenths_arrive_as_three_tenths_each() -> None
     assert any(isinstance(s, Observed) and "Paris" in s.text for s in t.segments)
     assert t.outcome == 1.0
     for name in ESTIMATORS:
-        assert earned(t, TrainerConfig(estimator=name, rewards=ports.PENALTIES)).rewards_L == (
+        assert earned(t, TrainerConfig(estimator=name, rewards=ports.PENALTIES)).earnings.rewards_L == (
             -0.3,
             -0.3,
             -0.3,
@@ -88,7 +88,7 @@ def test_b_minus_two_arrives_as_minus_two_under_its_own_name() -> None:
     assert named == {"exact": 1.0, "queried": -2.0, "structured": -0.25, "correct": 1.0}
     assert (lazy.outcome, worked.outcome) == (-0.25, 1.0 + 0.5 + 0.25 + 1.0)
     assert lazy.solved
-    assert earned(lazy).outcome == -0.25
+    assert earned(lazy).earnings.outcome == -0.25
 
 
 def test_c_outcomes_are_discounted_by_turns_and_solved_all_the_same() -> None:
@@ -99,7 +99,7 @@ def test_c_outcomes_are_discounted_by_turns_and_solved_all_the_same() -> None:
     assert early.solved
     per_turn = FeedbackSampler(max_assistant_turns=3, reassign=to_go(0.9))
     paid = earned(played(per_turn, ["\\boxed{40}", "\\boxed{41}", "\\boxed{42}"]))
-    assert paid.rewards_L == pytest.approx((0.81, 0.9, 1.0)), "turn rewards arrive as the function gave them"
+    assert paid.earnings.rewards_L == pytest.approx((0.81, 0.9, 1.0)), "turn rewards arrive as the function gave them"
 
 
 @pytest.mark.parametrize(("coins", "solved"), [(0.4, False), (10.0, True), (-3.0, False)])
@@ -107,12 +107,12 @@ def test_c_an_environments_reward_is_the_outcome(coins: float, solved: bool) -> 
     task = Task("chest", "Open?", "solved", fields={"coins": coins})
     (t,) = asyncio.run(world(["yes\n"], ports.CHESTS).collect([task]))
     assert (t.outcome, t.solved) == (coins, solved)
-    assert earned(t).rewards_L == (coins,)
+    assert earned(t).earnings.rewards_L == (coins,)
 
 
 def test_d_every_turn_has_its_own_reward_and_the_conversation_goes_on() -> None:
     t = played(ports.GSM8K, ["\\boxed{40}", "no idea", "\\boxed{42}"])
-    assert earned(t).rewards_L == (-0.25, -0.25, 1.0)
+    assert earned(t).earnings.rewards_L == (-0.25, -0.25, 1.0)
     assert t.outcome == 1.0
 
 

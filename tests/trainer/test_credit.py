@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from repl_rl.credit.earnings import LineEarnings, RolloutEarnings
 from repl_rl.credit.figures import length_metrics
 from repl_rl.credit.group import Earned
 from repl_rl.errors import InvariantError
@@ -15,7 +16,8 @@ from tests.trainer.test_grpo import SMALL, make, run
 
 
 def earned(outcome: float | None, *tokens_L: int) -> Earned:
-    return Earned("task", "prompt", outcome, (0.0,) * len(tokens_L), (), tokens_L)
+    lines = tuple(LineEarnings(0.0, tokens=count) for count in tokens_L)
+    return Earned("task", "prompt", RolloutEarnings(outcome, lines))
 
 
 def test_rollouts_of_one_task_from_different_prompts_are_no_group(tmp_path: Path) -> None:
@@ -54,5 +56,5 @@ def test_the_advantage_of_a_rollout_is_the_mean_over_its_tokens() -> None:
 
 
 def test_rollouts_that_teach_nothing_have_no_length() -> None:
-    group = Group((Earned("task", "prompt"), Earned("task", "prompt")))
+    group = Group((earned(None), earned(None)))
     assert set(length_metrics([group], [((), ())]).values()) == {0.0}

@@ -295,7 +295,7 @@ def test_the_gradient_of_a_token_is_the_advantage_of_its_own_line(name: str, tmp
     rewards = tuple(line_rewards(t, RewardTable()) for t in group)
     assert {r for row in rewards for r in row} == {0.0, -0.1}
     states = tuple(line_states(t) for t in group)
-    advantages = estimator(name)(GroupRewards(outcomes, rewards, states, rewards, RewardTable().bound))
+    advantages = estimator(name)(GroupRewards.of(outcomes, rewards, states, rewards, RewardTable().bound))
     tokens = sum(t.sampled_tokens for t in group)
     for row, advantages_L, t in zip(gradient, advantages, group, strict=True):
         expected = [-a / tokens for a in spread(advantages_L, t)]

@@ -49,7 +49,7 @@ def test_a_masked_rollout_gets_no_gradient_and_is_in_no_baseline(tmp_path: Path)
     assert (gradient[2] == 0).all()
     assert (advantages[2] == 0).all()
     outcomes = tuple(t.outcome for t in group[:2])
-    expected = estimator("outcome")(GroupRewards(outcomes, tuple((0.0,) * len(t.lines) for t in group[:2])))
+    expected = estimator("outcome")(GroupRewards.of(outcomes, tuple((0.0,) * len(t.lines) for t in group[:2])))
     for t, row, (value, *_) in zip(group[:2], gradient.tolist(), expected, strict=False):
         sampled = [g for g, mine in zip(row, t.loss_mask, strict=False) if mine]
         tokens = sum(t.sampled_tokens for t in group[:2])
