@@ -86,3 +86,12 @@ def test_how_often_the_bound_bit_is_told_where_shaping_is_added_up(estimator: st
     errors = [["1 / 0\n"] * count + ["submit_final_answer(42)\n"] for count in (5, 6)]
     earned = [earned_by(played(lines), credit) for lines in errors]
     assert earned_metrics(earned, credit)["bound_rate"] == bitten
+
+
+def test_errors_cost_no_more_than_the_tables_bound_where_shaping_is_added_up() -> None:
+    once, often = (
+        played(["1 / 0\n", "submit_final_answer(42)\n"]),
+        played(["1 / 0\n"] * 6 + ["submit_final_answer(42)\n"]),
+    )
+    mine, theirs = advantages([once, often], "return_to_go")
+    assert (mine[0], theirs[0]) == (pytest.approx(-0.1), pytest.approx(-TrainerConfig().rewards.bound))
