@@ -57,7 +57,7 @@ def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("times", [3, 10])
 def test_a_training_whose_vllm_is_killed_several_times_comes_to_its_end(times: int, tmp_path: Path) -> None:
     told: list[str] = []
-    steps = 4 * times  # a strike may take two seconds to come, in which a quick machine ends steps
+    steps = 12 * times  # a strike may take two seconds to come, in which a quick machine ends half a dozen steps
     found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=steps, strikes=times), told.append, read)
     assert told[1].startswith("engine: survived: "), told
     assert f'"engine_deaths": {times}' in json.dumps(found)
