@@ -1,7 +1,8 @@
-"""One process of `test_processes`: python -m tests.trainer.passes KIND STEPS OUT [trees]
+"""One process of `test_processes`: python -m tests.trainer.passes STEPS OUT
 
-It learns from rows of random lengths with so few tokens a pass that the processes need other numbers of passes.
-With `trees`, prompts are long and some rows have the same one, so that some passes of some processes are trees.
+It learns from rows of random lengths with so few tokens a pass that the processes need other numbers of passes, with
+each of `WAYS`, one after the other: importing takes longer than all of them. In `trees`, prompts are long and some rows
+have the same one, so that some passes of some processes are trees.
 """
 
 import os
@@ -23,6 +24,8 @@ from repl_rl.trainer.scoring import Laid, Tally, buckets, trees
 from repl_rl.trainer.sharing import Sharing
 from tests.trainer.policies import PAD, VOCAB, tiny_model
 
+KINDS = ("ddp", "fsdp2")
+WAYS = ("rows", "trees")
 ROWS = 6
 TOKENS_PER_PASS = 8
 LEARNING_RATE = 1e-3
@@ -77,12 +80,9 @@ def wrapped(model: torch.nn.Module, kind: str) -> torch.nn.Module:
     return model
 
 
-def main(kind: str, steps: int, out: Path, alike: bool) -> None:
-    torch.set_num_threads(1)
-    rank, processes = 0, 1
-    if kind != "one":
-        distributed.init_process_group("gloo", timeout=LIMIT)
-        rank, processes = distributed.get_rank(), distributed.get_world_size()
+def learned(kind: str, alike: bool, steps: int, out: Path) -> None:
+    """Learn for so many steps, and store the weights in `out`. `kind` is `one`, `ddp` or `fsdp2`."""
+    rank, processes = (0, 1) if kind == "one" else (distributed.get_rank(), distributed.get_world_size())
     model = tiny_model(hidden=16)
     sharing = Sharing(sys.exit) if alike else None
     if sharing is not None:
@@ -112,14 +112,20 @@ def main(kind: str, steps: int, out: Path, alike: bool) -> None:
         for name, p in model.named_parameters()
     }
     if rank == 0:
-        save_file(state, out / "weights.safetensors")
-    if kind != "one":
-        # Destroyed while its threads still free the tensors of the last meeting, gloo waits for them for ever.
-        distributed.barrier()
-        del policy, fast, optimizer
-        distributed.destroy_process_group()
+        save_file(state, out)
+
+
+def main(steps: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", timeout=LIMIT)
+    for kind in KINDS:
+        for way in WAYS:
+            learned(kind, way == "trees", steps, out / f"{kind}-{way}.safetensors")
+    # Destroyed while its threads still free the tensors of the last meeting, gloo waits for them for ever.
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), "trees" in sys.argv[4:])
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainer import worker
+from tests.trainer.passes import KINDS, WAYS, learned
 from tests.trainer.policies import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +29,6 @@ def launch(processes: int, module: str, *arguments: str, limit_s: float = 280) -
             **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        if processes == 1:
-            env = {k: v for k, v in env.items() if "RANK" not in k and not k.startswith(("WORLD", "MASTER"))}
         command = [sys.executable, "-m", module, *arguments]
         workers.append(subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     try:
@@ -39,21 +39,27 @@ def launch(processes: int, module: str, *arguments: str, limit_s: float = 280) -
     assert all(worker.returncode == 0 for worker in workers), outputs
 
 
-def run(
-    processes: int, estimator: str, fast: bool, weight: float, out: Path
-) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Train two steps in `processes` processes; the weights and the records of the first process."""
-    launch(processes, "tests.trainer.worker", estimator, str(int(fast)), str(weight), str(out))
+def stored(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """The weights of a training and the records of its first process."""
     return load_file(out / "final" / "model.safetensors"), json.loads((out / "records.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes train in each of `worker.WAYS`."""
+    folder = tmp_path_factory.mktemp("two")
+    launch(2, "tests.trainer.worker", str(folder))
+    return folder
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize(("fast", "weight"), [(True, 0.0), (False, 0.0), (True, 0.3)])
-def test_two_processes_train_the_same_weights_as_one(fast: bool, weight: float, tmp_path: Path) -> None:
-    """`weight` is that of what the console printed."""
+@pytest.mark.parametrize("number", range(len(worker.WAYS)))
+def test_two_processes_train_the_same_weights_as_one(number: int, trained_by_two: Path, tmp_path: Path) -> None:
     # Three groups of two over two processes of three rollouts: the second group begins on one, ends on the other.
-    one, records = run(1, "two_stream", fast, weight, tmp_path / "one")
-    two, records_two = run(2, "two_stream", fast, weight, tmp_path / "two")
+    fast, weight = worker.WAYS[number]
+    worker.trained(fast, weight, tmp_path / "one")
+    one, records = stored(tmp_path / "one")
+    two, records_two = stored(trained_by_two / str(number))
     for name, expected in one.items():
         torch.testing.assert_close(two[name], expected, rtol=0, atol=1e-6)
     start = tiny_model()
@@ -64,23 +70,29 @@ def test_two_processes_train_the_same_weights_as_one(fast: bool, weight: float, 
             assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-5), key
 
 
-@pytest.mark.parametrize("steps", [
-    pytest.param(40, marks=pytest.mark.heavy),
-    pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
-])  # fmt: skip
-@pytest.mark.parametrize("alike", [(), ("trees",)], ids=["rows", "trees"])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(40, marks=pytest.mark.heavy),
+        pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+def by_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """So many steps, and the weights that two processes learned in them, by kind and way."""
+    steps: int = request.param
+    folder = tmp_path_factory.mktemp("two")
+    launch(2, "tests.trainer.passes", str(steps), str(folder), limit_s=1500 if steps > 99 else 280)
+    return steps, folder
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_processes_that_need_other_numbers_of_passes_wait_for_nobody_and_equal_one(
-    kind: str, alike: tuple[str, ...], steps: int, tmp_path: Path
+    kind: str, way: str, by_two: tuple[int, Path], tmp_path: Path
 ) -> None:
-    found = []
-    for name, processes in (("one", 1), (kind, 2)):
-        folder = tmp_path / name
-        folder.mkdir()
-        limit_s = 1500 if steps > 99 else 280
-        launch(processes, "tests.trainer.passes", name, str(steps), str(folder), *alike, limit_s=limit_s)
-        found.append(load_file(folder / "weights.safetensors"))
-    one, two = found
+    steps, folder = by_two
+    learned("one", way == "trees", steps, tmp_path / "one.safetensors")
+    one, two = load_file(tmp_path / "one.safetensors"), load_file(folder / f"{kind}-{way}.safetensors")
     start = tiny_model(hidden=16)
     apart = max((two[name] - weight).abs().max().item() for name, weight in one.items())
     moved = max((weight - start.get_parameter(name)).abs().max().item() for name, weight in one.items())

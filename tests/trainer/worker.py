@@ -1,4 +1,7 @@
-"""One process of a training run of `test_processes`: python -m tests.trainer.worker ESTIMATOR FAST WEIGHT OUT"""
+"""One process of the trainings of `test_processes`: python -m tests.trainer.worker OUT
+
+It trains in each of `WAYS`, one after the other: importing takes longer than all of them.
+"""
 
 import copy
 import json
@@ -21,6 +24,9 @@ from tests.trainer.policies import (
     trajectory_of,
 )
 
+WAYS = ((True, 0.0), (False, 0.0), (True, 0.3))
+"""With the fast pass or TRL's own, and how much of what the console printed is learned."""
+
 
 class SharedSource(SampledSource):
     """Gives each process its part of the same rollouts: a rollout's dice are those of its place in the whole step."""
@@ -37,15 +43,16 @@ class SharedSource(SampledSource):
         )
 
 
-def main(estimator: str, fast: str, weight: str, out: Path) -> None:
+def trained(fast: bool, weight: float, out: Path) -> None:
+    """Train two steps; `weight` is that of what the console printed. The records are in `out`, too."""
     config = TrainerConfig(
         steps=2,
         prompts_per_step=3,
         group_size=2,
         warmup_steps=0,
-        estimator=estimator,
-        fast=fast == "1",
-        observation_weight=float(weight),
+        estimator="two_stream",
+        fast=fast,
+        observation_weight=weight,
         # Plain descent: Adam would blow up the rounding of a gradient that is nearly 0, and what rounds differs.
         optimizer="sgd",
         learning_rate=0.1,
@@ -66,4 +73,5 @@ def main(estimator: str, fast: str, weight: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    for number, (fast, weight) in enumerate(WAYS):
+        trained(fast, weight, Path(sys.argv[1]) / str(number))
