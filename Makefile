@@ -27,7 +27,7 @@ test-quick:
 
 test-heavy:
 	scripts/setup test
-	scripts/suite "heavy and not alone" -n 2 --dist loadfile --no-loadscope-reorder
+	scripts/suite "heavy and not alone" -n 2 --dist loadfile
 	scripts/suite alone
 
 test-soak:

@@ -20,11 +20,6 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test comes first, so that where two run at a time nobody waits for it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_pretrained.py")
-
-
 _CORPUS = [
     "for i in range(10):\n    print(i)\n\nsubmit_final_answer(3)\n>>> x = 1\n160\n>>> ",
     "if x:\n    y\n\ndef f(x):\n    return x\n\nf(3)\nx = [1, 2]\nlen('abc')\n",

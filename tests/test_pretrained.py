@@ -14,7 +14,7 @@ from repl_rl.settings.arguments import parse
 from tests.documents import ROOT
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_a_pretrained_model_goes_from_its_package_to_its_report(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -19,7 +19,7 @@ from website.links import Read, dead, external, pages
 from website.pages import notebooks, origin, rewritten, sources
 from website.settings import commands, settings
 
-pytestmark = [pytest.mark.heavy, pytest.mark.alone]
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(scope="module")

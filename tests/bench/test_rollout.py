@@ -53,7 +53,7 @@ def test_figures_of_few_and_many_rollouts_are_about_the_same_lines() -> None:
     assert 0 < figures["rollout_kib"] < 10_000
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_bench_reports_every_way_a_reason_for_each_null_and_a_profile() -> None:
     from repl_rl.lab.rollout import KEYS, RolloutEffort, bench_rollout

@@ -33,7 +33,7 @@ def solved(shown: str) -> list[bool]:
     return found
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_trained_policy_streams_right_answers_to_openais_client(tmp_path: Path) -> None:
     train = [sys.executable, "-m", "repl_rl.cli", "train", "--name", "quickstart", "--trainer.steps", "24"]

@@ -362,7 +362,7 @@ def check_killed(
     return int(done.stdout.split("mortal: ")[1].split()[0])
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 def test_two_processes_that_end_in_a_step_go_on_as_if_they_had_not(tmp_path: Path) -> None:
     launch(2, "tests.trainer.paused", str(tmp_path / "whole"), "0")
     for stop_at in (3, 4, 0):

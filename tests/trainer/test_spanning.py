@@ -113,7 +113,7 @@ def check(world: World, steps: int, least: int, out: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_each_line_has_the_log_probabilities_of_the_policy_that_it_names(engine: str, tmp_path: Path) -> None:
-    check(World(engine=engine, sandbox="unsafe", concurrency=32), 100, 20, tmp_path)
+    check(World(engine=engine, sandbox="unsafe", concurrency=32), 100, 8, tmp_path)
 
 
 @pytest.mark.soak
