@@ -60,9 +60,9 @@ def test_the_estimator_of_the_page_pays_each_token_of_a_rollout_alike(
     group = GroupRewards((
         RolloutEarnings(1.0, (LineEarnings(0.0, tokens=2), LineEarnings(0.0, tokens=3))),
         RolloutEarnings(0.0, (LineEarnings(0.0, tokens=4),)),
-        RolloutEarnings(None),
+        RolloutEarnings(None, (LineEarnings(0.0, tokens=1),)),
     ))  # fmt: skip
-    assert estimator("paying:by_length(scale=2.0)")(group) == ((0.2, 0.2), (-0.25,), ())
+    assert estimator("paying:by_length(scale=2.0)")(group) == ((0.2, 0.2), (-0.25,), (0.0,))
     sys.modules.pop("paying")
 
 

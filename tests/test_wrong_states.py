@@ -160,6 +160,14 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: GroupRewards.of((1.0,), ((), ())),
         "1 outcomes and 2 rows of line rewards; give one of each per rollout",
     ),
+    "a line of less than no token": (
+        lambda: LineEarnings(0.0, tokens=-1),
+        "a line has -1 tokens; count them, or give 0",
+    ),
+    "earnings of lines in a list": (
+        lambda: RolloutEarnings(1.0, listed(LineEarnings(0.0))),
+        "the lines of a rollout are a list; give a tuple",
+    ),
     "a group of which some lines have a state": (
         lambda: GroupRewards((RolloutEarnings(1.0, (LineEarnings(0.0, state="a"), LineEarnings(0.0))),)),
         "the state of some lines is None and of others it is not; give one to each line of a group, or to none",

@@ -37,6 +37,8 @@ class LineEarnings:
         for reward in (self.reward, self.shaping):
             if not math.isfinite(reward):
                 raise UserCodeError(f"a line reward is {reward!r}; a reward is a finite number")
+        if self.tokens < 0:
+            raise UserCodeError(f"a line has {self.tokens} tokens; count them, or give 0 where that is not known")
 
     @property
     def given(self) -> float:
@@ -56,6 +58,8 @@ class RolloutEarnings:
     def __post_init__(self) -> None:
         if self.outcome is not None and not math.isfinite(self.outcome):
             raise UserCodeError(f"an outcome is {self.outcome!r}; give a finite number, or None where none was graded")
+        if not isinstance(self.lines, tuple):
+            raise UserCodeError(f"the lines of a rollout are a {type(self.lines).__name__}; give a tuple")
 
     @property
     def rewards_L(self) -> tuple[float, ...]:
