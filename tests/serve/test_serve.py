@@ -1,6 +1,7 @@
 """The server as OpenAI's own client sees it: whole answers, streams, lines, and the ids of training."""
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,6 +9,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from repl_rl.cli.serve.running import listening
 from repl_rl.rollout import RolloutThread
 from repl_rl.tasks import Split
 from repl_rl.world import World
@@ -28,6 +30,13 @@ def told(lines: object) -> list[tuple[object, object, object]]:
     assert isinstance(lines, list)
     assert all(line["ms"] >= 0 and line["cut"] is False for line in lines)
     return [(line["source"], line["output"], line["status"]) for line in lines]
+
+
+def test_a_line_does_not_wait_until_the_client_has_acknowledged_the_one_before() -> None:
+    with listening("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()):
+        accepted, _ = door.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
 def test_a_whole_answer_is_the_transcript_with_its_lines_beside_it(server: Server) -> None:

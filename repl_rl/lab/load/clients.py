@@ -18,6 +18,8 @@ TURNS = 4
 _TICK_S = 0.005
 _GONE_S = 30.0
 """How long engine and console may take to be free before it is said that they are not."""
+_TRIES = 40
+"""Turns in a row that end before their client is gone until it is said that none can be left."""
 _LEFT = "repl_rl_turns_abandoned_total"
 _ENDED = 'repl_rl_requests_total{path="/v1/completions",status="200"}'
 """Nobody but the client that goes away asks there."""
@@ -146,15 +148,16 @@ class Leaving:
         its console's. A turn that ended before its client was gone is none, and another is asked for.
 
         Raises:
-            EngineError: it is not freed.
+            EngineError: it is not freed, or turns end before anybody could leave them.
         """
-        while True:
+        for _ in range(_TRIES):
             there = await self._server.settled() if alone else frozenset[int]()
             before = await self._server.figures(self._client)
             left_s = await self._left()
             gone = await self._freed(before, left_s, there)
             if gone is not None:
                 return gone
+        raise EngineError(f"{_TRIES} turns ended before their client was gone: a line does not come when it is written")
 
     async def _left(self) -> float:
         """Ask, and go away: when, by the clock."""
