@@ -12,6 +12,8 @@ from repl_rl.lab.faults import FaultsConfig, run_faults
 from repl_rl.lab.strikes import STRIKES, tear
 from repl_rl.runs.store import read
 
+STEPS = 12
+"""Of a run a strike: one may take two seconds to come, in which a quick machine ends half a dozen steps."""
 PAGE = Path(__file__).parents[2] / "docs" / "specification.md"
 
 
@@ -48,7 +50,7 @@ def test_a_torn_state_is_the_newest_and_another_than_was_written(tmp_path: Path)
 @pytest.mark.parametrize("fault", ["fork-server", "torn-state"])
 def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
     told: list[str] = []
-    run_faults(FaultsConfig(tmp_path, (fault,), steps=4), told.append, read)
+    run_faults(FaultsConfig(tmp_path, (fault,), steps=STEPS), told.append, read)
     assert told[1].startswith(f"{fault}: survived: "), told
 
 
@@ -57,7 +59,6 @@ def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("times", [3, 10])
 def test_a_training_whose_vllm_is_killed_several_times_comes_to_its_end(times: int, tmp_path: Path) -> None:
     told: list[str] = []
-    steps = 12 * times  # a strike may take two seconds to come, in which a quick machine ends half a dozen steps
-    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=steps, strikes=times), told.append, read)
+    found = run_faults(FaultsConfig(tmp_path, ("engine",), steps=STEPS * times, strikes=times), told.append, read)
     assert told[1].startswith("engine: survived: "), told
     assert f'"engine_deaths": {times}' in json.dumps(found)
