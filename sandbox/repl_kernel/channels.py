@@ -117,8 +117,6 @@ class Channels:
             if not ready.keys() - {pipe.fd for pipe in self._pipes}:
                 select.select([self._wake], [], [], _GATHER_S)
             self._publish()
-            if self._iopub in ready:
-                self._welcome(self._iopub.recv())
             if self.control in ready:
                 self.on_control(self.control.recv_multipart())
         self._publish()
@@ -127,7 +125,12 @@ class Channels:
         self._context.term()
 
     def _publish(self) -> None:
-        """What has been printed, then the messages that were handed over before it was read."""
+        """What has been printed, then the messages that were handed over before it was read.
+
+        Whoever has subscribed by now hears them: a client may ask for the next cell before its welcome.
+        """
+        while self._iopub.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._welcome(self._iopub.recv())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         messages = []

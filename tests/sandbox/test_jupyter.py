@@ -1,5 +1,6 @@
 """An ordinary Jupyter client gets what the messaging protocol promises, isolated by our provisioner or not."""
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,6 +185,31 @@ def test_a_restarted_kernel_keeps_its_clients_and_forgets_the_rest(either: Clien
         pass
     ran = either.run("left")
     assert (ran.reply["ename"], ran.reply["execution_count"]) == ("NameError", 1)
+
+
+@pytest.mark.soak
+def test_clients_that_subscribe_and_ask_at_the_same_moment_hear_that_it_is_busy(kernel: Client) -> None:
+    address = f"tcp://127.0.0.1:{kernel.client.get_connection_info()['iopub_port']}"
+    process = kernel.manager.provisioner.process  # type: ignore[union-attr]
+    context = kernel.client.context
+    missed = 0
+    for _ in range(60):
+        with context.socket(zmq.SUB) as subscriber:
+            subscriber.linger = 0
+            with subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
+                subscriber.connect(address)
+                monitor.recv_multipart()
+                subscriber.disable_monitor()
+            process.send_signal(signal.SIGSTOP)
+            subscriber.subscribe(b"")
+            asked = kernel.client.execute("1")
+            process.send_signal(signal.SIGCONT)
+            kernel.reply(asked)
+            heard = (subscriber.recv_multipart() for _ in range(2))
+            kinds = [json.loads(frames[frames.index(b"<IDS|MSG>") + 2])["msg_type"] for frames in heard]
+            missed += kinds != ["iopub_welcome", "status"]
+    # 1 or 2, where the request was heard first; 11 to 23 where cells are published before subscriptions are looked at.
+    assert missed <= 6
 
 
 def test_a_shutdown_ends_the_kernel_while_a_cell_runs(tmp_path: Path) -> None:
