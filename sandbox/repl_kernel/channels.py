@@ -24,6 +24,8 @@ _PIPE_BYTES = 1 << 20
 _GATHER_S = 0.01
 """How long output may wait for more, so that a loop that prints does not send a message a word."""
 _LINGER_MS = 1000
+_READER_S = 1.0
+"""How long a first reader is waited for; ZeroMQ connects again after 0.2 s at most."""
 
 
 class _Pipe:
@@ -59,6 +61,7 @@ class Channels:
         self._waiting: SimpleQueue[tuple[list[object], threading.Event]] = SimpleQueue()
         self._pid = os.getpid()
         self._ended = False
+        self._read = threading.Event()
         self.on_control: Callable[[list[bytes]], None] = lambda frames: None
         self.parent: dict[str, object] = {}
         """The request that output belongs to."""
@@ -69,6 +72,15 @@ class Channels:
     def start(self) -> None:
         """Begin to answer control requests."""
         self._thread.start()
+
+    def wait_for_reader(self) -> None:
+        """Until somebody has subscribed, though not for long, and only once.
+
+        A client whose connections came before the kernel listened opens each of them again at a moment of its own, so
+        that its first requests may come before it hears what they publish, and it would wait for that for ever.
+        """
+        self._read.wait(_READER_S)
+        self._read.set()
 
     def attach(self) -> None:
         """Make the pipes the standard output and error of the process."""
@@ -153,5 +165,6 @@ class Channels:
         topic = subscription[1:]
         self._iopub.setsockopt(zmq.SUBSCRIBE if subscription[:1] == b"\x01" else zmq.UNSUBSCRIBE, topic)
         if subscription[:1] == b"\x01":
+            self._read.set()
             content = {"subscription": topic.decode("utf-8", "replace")}
             self._session.send(self._iopub, "iopub_welcome", content, ident=topic)

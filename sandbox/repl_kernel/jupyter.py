@@ -120,6 +120,7 @@ class JupyterKernel(ReplKernel):
         self._aborting = False
 
     def _dispatch(self, frames: list[bytes]) -> None:
+        self._channels.wait_for_reader()
         _drive(self.dispatch_shell([zmq.Frame(frame) for frame in frames]))
 
     def pre_handler_hook(self) -> None:

@@ -105,16 +105,25 @@ class Client:
 
 
 @contextmanager
-def started() -> Iterator[Client]:
+def launched() -> Iterator[KernelManager]:
     """A kernel started by its name, as `jupyter_client` documents it."""
     manager = KernelManager(kernel_name=jupyter.NAME)
     manager.start_kernel()
-    client = manager.client()
-    client.start_channels()
     try:
-        client.wait_for_ready(timeout=TIMEOUT_S)
-        yield Client(manager, client)
+        yield manager
     finally:
-        client.stop_channels()
         manager.shutdown_kernel(now=True)
         manager.cleanup_resources()
+
+
+@contextmanager
+def started() -> Iterator[Client]:
+    """Such a kernel, and a client that it has answered."""
+    with launched() as manager:
+        client = manager.client()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=TIMEOUT_S)
+            yield Client(manager, client)
+        finally:
+            client.stop_channels()

@@ -2,14 +2,16 @@
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import zmq
+from jupyter_client.manager import KernelManager
 
 from repl_rl.sandbox.wire import Wire
-from tests.sandbox.clients import TIMEOUT_S, Client, installed, started
+from tests.sandbox.clients import TIMEOUT_S, Client, installed, launched, started
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "isolated"])
@@ -187,6 +189,45 @@ def test_a_restarted_kernel_keeps_its_clients_and_forgets_the_rest(either: Clien
     assert (ran.reply["ename"], ran.reply["execution_count"]) == ("NameError", 1)
 
 
+def asking(manager: KernelManager, stack: ExitStack) -> tuple[zmq.Socket[bytes], Callable[[], Sequence[str]]]:
+    """A client's shell that has asked for a cell, and what lets the client hear what the kernel publishes."""
+    found, context = manager.get_connection_info(session=True), stack.enter_context(zmq.Context())
+    shell, heard = stack.enter_context(context.socket(zmq.DEALER)), stack.enter_context(context.socket(zmq.SUB))
+    shell.linger = heard.linger = 0
+    shell.connect(f"tcp://127.0.0.1:{found['shell_port']}")
+    found["session"].send(shell, "execute_request", {"code": "6 * 7"})
+
+    def listen() -> list[str]:
+        heard.subscribe(b"")
+        heard.connect(f"tcp://127.0.0.1:{found['iopub_port']}")
+        kinds = list[str]()
+        while "execute_result" not in kinds:
+            assert heard.poll(int(1000 * TIMEOUT_S))
+            kinds.append(kind(heard.recv_multipart()))
+        return kinds
+
+    return shell, listen
+
+
+def kind(frames: Sequence[bytes]) -> str:
+    """The type of a message."""
+    return str(json.loads(frames[frames.index(b"<IDS|MSG>") + 2])["msg_type"])
+
+
+def test_the_first_request_waits_until_its_client_hears_what_it_publishes(tmp_path: Path) -> None:
+    with installed(tmp_path, isolated=False), launched() as manager, ExitStack() as stack:
+        shell, listen = asking(manager, stack)
+        assert not shell.poll(200)
+        assert listen() == ["iopub_welcome", "status", "execute_input", "execute_result"]
+
+
+def test_a_client_that_hears_nothing_is_answered_all_the_same(tmp_path: Path) -> None:
+    with installed(tmp_path, isolated=False), launched() as manager, ExitStack() as stack:
+        shell, _ = asking(manager, stack)
+        assert shell.poll(int(1000 * TIMEOUT_S))
+        assert kind(shell.recv_multipart()) == "execute_reply"
+
+
 @pytest.mark.soak
 def test_clients_that_subscribe_and_ask_at_the_same_moment_hear_that_it_is_busy(kernel: Client) -> None:
     address = f"tcp://127.0.0.1:{kernel.client.get_connection_info()['iopub_port']}"
@@ -206,7 +247,7 @@ def test_clients_that_subscribe_and_ask_at_the_same_moment_hear_that_it_is_busy(
             process.send_signal(signal.SIGCONT)
             kernel.reply(asked)
             heard = (subscriber.recv_multipart() for _ in range(2))
-            kinds = [json.loads(frames[frames.index(b"<IDS|MSG>") + 2])["msg_type"] for frames in heard]
+            kinds = [kind(frames) for frames in heard]
             missed += kinds != ["iopub_welcome", "status"]
     # 1 or 2, where the request was heard first; 11 to 23 where cells are published before subscriptions are looked at.
     assert missed <= 6
