@@ -1,6 +1,7 @@
 """What belongs to this machine: files and folders that are whole, calls that are left behind, installed packages."""
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from repl_rl.machine.folders import whole_folder
 from repl_rl.machine.threads import InThread
 from repl_rl.machine.versions import installed, versions
 from repl_rl.record.clip import clip
+from tests.processes import identity, wait_for
 
 
 def test_a_file_that_is_not_finished_leaves_the_older_one_and_nothing_else(tmp_path: Path) -> None:
@@ -62,6 +64,26 @@ def test_a_call_that_hangs_is_left_behind_and_keeps_no_process_alive() -> None:
     assert not thread.outcome.cancel()  # who stops waiting takes nothing from the thread
     release.set()
     assert thread.outcome.result() is True
+
+
+ENDING = """
+import os, signal, sys, time
+from repl_rl.machine.processes import end_with_parent
+if os.fork():
+    signal.pause()
+end_with_parent()
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+def test_a_process_that_ends_with_its_parent_is_gone_when_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = identity(int(parent.stdout.readline()))
+        assert child is not None
+        parent.kill()
+        wait_for(lambda: identity(child[0]) != child, None, 30)
 
 
 def test_versions_are_of_what_is_installed_and_of_nothing_else() -> None:

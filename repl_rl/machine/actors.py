@@ -19,6 +19,7 @@ from ray.actor import ActorHandle as Actor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from repl_rl.errors import BrokenDown, ReplRLError, RolloutFailure
+from repl_rl.machine.processes import end_with_parent
 
 __all__ = ["Actor", "Machine", "answer", "brief", "end", "living", "machines", "published", "start"]
 
@@ -91,7 +92,8 @@ def living() -> list[Machine]:
 
 
 def start(kind: type, machine: str, *, gpus: int = 0, apart: str = "", calls: int = _CALLS) -> Actor:
-    """A new actor, which ends with this process. It may not have started when this returns.
+    """A new actor, which ends with this process and with its machine's part of Ray. It may not have started when this
+    returns.
 
     Args:
         kind: its class, all of whose methods are coroutines.
@@ -101,9 +103,23 @@ def start(kind: type, machine: str, *, gpus: int = 0, apart: str = "", calls: in
         calls: that are answered at a time (>= 1), beside those.
     """
     groups = {apart: 1} if apart else {}
-    made = ray.remote(concurrency_groups=groups, max_restarts=0, max_task_retries=0, num_cpus=0)(kind)
+    made = ray.remote(concurrency_groups=groups, max_restarts=0, max_task_retries=0, num_cpus=0)(_ending(kind))
     there = NodeAffinitySchedulingStrategy(machine, soft=False)
     return made.options(num_gpus=gpus, scheduling_strategy=there, max_concurrency=calls).remote()
+
+
+def _ending(kind: type) -> type:
+    """`kind` in a process that ends with the one that has started it, the raylet of its machine.
+
+    Ray sees to that itself, but only once the raylet's parent has taken note of its death, or the actor has asked the
+    raylet for something: one that is idle would stay, with its GPU and its consoles.
+    """
+
+    def init(self: object) -> None:
+        end_with_parent()
+        kind.__init__(self)  # type: ignore[misc]
+
+    return type(kind.__name__, (kind,), {"__init__": init})
 
 
 def end(actor: Actor) -> None:

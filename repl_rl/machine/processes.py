@@ -1,10 +1,14 @@
-"""Processes that a process has started."""
+"""Processes that a process has started, and the one that has started it."""
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+_LOOK_S = 0.5
 
 
 def descendants(pid: int) -> list[int]:
@@ -34,3 +38,15 @@ def end_now(pids: Iterable[int]) -> None:
     for pid in doomed:
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
+
+
+def end_with_parent() -> None:
+    """From now on this process ends, at once and without a word, when the one that has started it does."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()

@@ -92,6 +92,19 @@ def test_a_frozen_node_is_given_up_and_what_it_says_later_is_ignored(expected: l
         assert source.metrics(expected)["fleet_nodes_lost"] == 1
 
 
+def test_a_seat_whose_nodes_have_played_nothing_is_taken_again_and_again() -> None:
+    cluster = MemoryCluster(2)
+    with fleet(cluster, replace(QUICK, pause_s=0.01)) as source:
+        source.collect(IDS, 0)
+        for lost in range(1, 6):
+            wait_for(lambda: len(source.crew.ready) == 2, None)
+            cluster.nodes[-1].kill()
+            wait_for(lambda: len(source.crew.lost) == lost, None)  # noqa: B023
+        wait_for(lambda: len(source.crew.ready) == 2, None)
+        assert len({one.seat for one in source.crew.lost}) == 1
+        assert len(cluster.nodes) == 7
+
+
 def test_a_node_that_joins_has_the_weights_of_now_before_it_plays(tmp_path: Path) -> None:
     def strike(number: int, node: MemoryNode) -> None:
         if number == 3:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from repl_rl.errors import NodeLost
-from repl_rl.rollout.fleet.members import within
+from repl_rl.rollout.fleet.members import Waits, within
 
 
 class Pausable(asyncio.SelectorEventLoop):
@@ -51,3 +51,9 @@ def test_what_a_node_raises_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(within(10, "an answer", broken()))
+
+
+def test_a_seat_rests_the_longer_the_more_of_its_nodes_have_played_nothing_and_is_never_lost() -> None:
+    waits = Waits(pause_s=1.0, rest_s=300.0)
+    assert [waits.before(failed) for failed in range(5)] == [1.0, 1.0, 2.0, 4.0, 8.0]
+    assert waits.before(100_000) == 300.0

@@ -20,9 +20,6 @@ from repl_rl.rollout.fleet.schedule import Attempt
 
 log = logging.getLogger(__name__)
 
-MOST_FAILED = 3
-"""A seat whose nodes have ended so often in a row, with no group played in between, is not taken again."""
-
 
 class Crew:
     """Everything here is called in one event loop."""
@@ -57,6 +54,7 @@ class Crew:
         """All nodes that were lost, in order."""
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, int] = {}
+        """Nodes of a seat that have ended in a row, with no group played in between."""
         self._born = 0
         self._news = asyncio.Condition()
         self._batches = Batches(places, self.waits.group_s)
@@ -134,7 +132,7 @@ class Crew:
                 self._hope.manned(loop.time())
             for seat in seats:
                 full = bool(self._most) and len(self._lives) >= self._most
-                if seat not in self._lives and not full and self._failed.get(seat, 0) < MOST_FAILED:
+                if seat not in self._lives and not full:
                     self._lives[seat] = asyncio.create_task(self._live(seat))
             self._hurry()
             await asyncio.sleep(self.waits.look_s)
@@ -156,7 +154,7 @@ class Crew:
                 self._refusal = why
             self._doom(member, why)
             await self._tell()
-            await asyncio.sleep(self.waits.pause_s)
+            await asyncio.sleep(self.waits.before(self._failed[seat]))
         finally:
             await asyncio.shield(member.end(self.waits))
             del self.members[seat], self._lives[seat]

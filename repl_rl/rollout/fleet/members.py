@@ -15,6 +15,7 @@ from repl_rl.rollout.fleet.node import weight_files
 
 T = TypeVar("T")
 _LONGEST_WAIT_S = 1.0
+_MOST_DOUBLED = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,19 @@ class Waits:
     look_s: float = 1.0
     """Between two looks for seats, and for what has taken too long."""
     pause_s: float = 1.0
-    """Before a seat is taken again."""
+    """Before a seat is taken again; twice as long after each further node there that has played nothing."""
+    rest_s: float = 300.0
+    """Before that, at most."""
     patience_s: float = 300.0
     """For any node at all."""
     silent_s: float = 30.0
     """For a cluster that does not say where nodes can be. Ray ends a process for that after 60."""
+
+    def before(self, failed: int) -> float:
+        """How long a seat rests of which `failed` nodes (>= 0) have ended in a row, with no group played in between:
+        where machines are taken away and come back it is not to be lost, and a broken one is not to be tried without
+        end."""
+        return min(self.pause_s * 2.0 ** min(max(failed - 1, 0), _MOST_DOUBLED), self.rest_s)
 
 
 async def within(limit_s: float, what: str, call: Awaitable[T]) -> T:
