@@ -7,6 +7,7 @@ settings alone, so it stands there before anything was played.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from benchmarks.pages import ROOT, Block
 from repl_rl.cli.bench import CreditBenchConfig
@@ -16,6 +17,7 @@ from repl_rl.lab.credit.plan import SPREAD
 from repl_rl.lab.credit.power import ALPHA, POWER, smallest_difference
 from repl_rl.lab.credit.rows import POINTS
 from repl_rl.lab.credit.settings import REGIMES, Settings
+from repl_rl.lab.credit.taught import DEMONSTRATIONS_A_STEP
 from repl_rl.machine.assets import asset
 from repl_rl.settings.arguments import parse
 
@@ -23,6 +25,13 @@ PAGE = Block(ROOT / "docs" / "credit.md", "regimes")
 FIGURES = ROOT / "docs" / "credit_regimes.json"
 DEFAULT = "two_stream/penalty"
 """The condition that the default preset is."""
+BLOCKS = {
+    "train_solve_rate": "solved over the budget",
+    "solve_rate": "held out",
+    "greedy": "held out, greedy",
+    "with_error": "held-out rollouts with an error",
+    "repaired": "of those, solved",
+}
 KEPT = (
     "settings",
     "versions",
@@ -70,7 +79,7 @@ def plan() -> str:
         rate = f"one of {', '.join(f'{r:g}' for r in config.rates)}" if config.rates else f"{config.learning_rate:g}"
         text += (
             f"| `{name}` | {config.prompts_per_step} tasks x {config.group_size} | {rate} | {config.tokens} | "
-            f"{config.start} | {len(config.conditions)} | {config.seeds} | {100 * power.smallest:.1f} | "
+            f"{_started(config)} | {len(config.conditions)} | {config.seeds} | {100 * power.smallest:.1f} | "
             f"{100 * power.smallest_corrected:.1f} |\n"
         )
     text += (
@@ -84,6 +93,13 @@ def plan() -> str:
     return text
 
 
+def _started(config: CreditBenchConfig) -> str:
+    if config.start != "shown":
+        return config.start
+    shown = f"`{Path(config.model).stem}`, {config.shown_steps * DEMONSTRATIONS_A_STEP} demonstrations of "
+    return shown + " and ".join(config.families)
+
+
 def _regime(name: str, report: Mapping[str, object]) -> str:
     settings, found = report["settings"], report["figures"]["conditions"]
     parts = [f"### `{name}`\n", _about(report), _table(found), *(f"- {line}" for line in sentences(report))]
@@ -94,6 +110,30 @@ def _regime(name: str, report: Mapping[str, object]) -> str:
             f"\nGradients of two independent batches of {settings['agreement_tokens']} sampled tokens at least: the "
             "cosine between them, and the share of a gradient's squared length that is signal.\n\n" + _agreement(agreed)
         )
+    return text + (_blocks(report) if {BASELINE, "fenced"} <= found.keys() else "")
+
+
+def _blocks(report: Mapping[str, object]) -> str:
+    """Code between fences against lines, both with the outcome alone, and rollouts of each."""
+    found, starts = report["figures"]["conditions"], report["figures"]["start"]
+    lines, blocks = found[BASELINE], found["fenced"]
+    text = "\nBlocks against lines, both with the outcome alone, after training where nothing else is said:\n\n"
+    text += "| | line by line | blocks | blocks less lines, points |\n|---|---|---|---|\n"
+    before = (f"{starts[way]['solve_rate']:.1%}" for way in ("lines", "fenced"))
+    text += "| held out, before training |" + "".join(f" {cell} |" for cell in before) + " |\n"
+    for name, label in BLOCKS.items():
+        difference = points(blocks["difference"].get(name))
+        text += f"| {label} | {share(lines['mean'][name])} | {share(blocks['mean'][name])} | {difference} |\n"
+    text += f"| tokens until {report['target']:.0%} are solved (runs that get there) |"
+    for reached in (lines["reached"], blocks["reached"]):
+        text += f" {reached['tokens']['value']:.0f} ({reached['runs']} of {reached['of']}) |"
+    text += " |\n"
+    first = min(row["seed"] for row in report["rows"] if row["kind"] == "run")
+    for name, label in ((BASELINE, "Line by line"), ("fenced", "Blocks")):
+        for row in report["rows"]:
+            if row["kind"] == "run" and row["condition"] == name and row["seed"] == first:
+                text += f"\n{label}, greedy, after training with seed {first}:\n\n"
+                text += "\n".join(f"````text\n{told.rstrip()}\n````\n" for told in row["transcripts"])
     return text
 
 

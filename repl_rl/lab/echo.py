@@ -21,7 +21,7 @@ from repl_rl.lab.credit.ledger import ENDLESS_STEPS, spent
 from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, record
 from repl_rl.lab.credit.settings import TARGET, WINDOW
 from repl_rl.lab.credit.statistics import differences, mean, measures, reached
-from repl_rl.lab.credit.worker import held_out_figures
+from repl_rl.lab.credit.worker import held_out
 from repl_rl.machine.cores import cores
 from repl_rl.machine.versions import versions
 from repl_rl.record.printed import printed
@@ -167,7 +167,7 @@ class Player:
         """The policy that `model` is and the engine holds, on held-out tasks."""
         never = self.source.forbidden_ids
         nats = console_nats(model, self.shown, never)
-        return {**held_out_figures(self.source, self.held_out), "console_nats": round(nats, 5)}
+        return {**held_out(self.source, self.held_out).figures, "console_nats": round(nats, 5)}
 
 
 @torch.no_grad()

@@ -34,9 +34,12 @@ from repl_rl.lab.credit.processes import Processes
 from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, parse, record
 from repl_rl.lab.credit.settings import Settings, header
 from repl_rl.lab.credit.worker import trainer_config
+from repl_rl.machine.assets import asset
 from repl_rl.record.group import Group
 from repl_rl.trainer import credit_of
 from tests.worlds import TASK, world
+
+BASE = asset("policies/quickstart")
 
 START = Start("lines", {"solve_rate": 0.2, "greedy": 0.1}, 1.0)
 AFTER = {"solve_rate": 0.9, "greedy": 1.0}
@@ -255,17 +258,17 @@ def test_a_report_is_about_what_was_asked_for_although_more_was_played(tmp_path:
 
 def test_runs_with_other_settings_are_never_mixed(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    file = RowFile(path, header(Settings()))
+    file = RowFile(path, header(Settings(), BASE))
     file.add(START)
     file.add(row())
-    assert RowFile(path, header(Settings())).rows == [START, row()]
+    assert RowFile(path, header(Settings(), BASE)).rows == [START, row()]
     with pytest.raises(ConfigError, match=r"another fingerprint \(.*\) and settings\."):
-        RowFile(path, header(Settings(tokens=1)))
+        RowFile(path, header(Settings(tokens=1), BASE))
     with pytest.raises(ConfigError, match="another policy"):
-        RowFile(path, {**header(Settings()), "policy": "other"})
+        RowFile(path, {**header(Settings(), BASE), "policy": "other"})
     path.write_text("hello\n")
     with pytest.raises(ConfigError, match="something else"):
-        RowFile(path, header(Settings()))
+        RowFile(path, header(Settings(), BASE))
 
 
 def test_a_row_survives_json_and_nonsense_is_named() -> None:

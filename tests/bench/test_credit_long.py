@@ -4,7 +4,7 @@ import random
 
 from repl_rl.coldstart.demonstrations import ECHO
 from repl_rl.lab.credit import long
-from repl_rl.lab.credit.settings import LONG_LIMITS
+from repl_rl.lab.credit.beginnings import LONG_LIMITS
 from repl_rl.tasks import Split, split_of
 
 

@@ -16,9 +16,11 @@ from repl_rl.lab.credit.settings import REGIMES, Settings, header
 from repl_rl.machine.assets import asset
 from repl_rl.settings.arguments import parse
 
+BASE = asset("policies/quickstart")
+TOLD = ("Q\n>>> 1\n",)
 FIGURES = (
     *("solve_rate", "greedy", "line_error_rate", "lines_per_rollout", "rollout_tokens", "void_line_rate"),
-    *("print_rate", "try_rate", "repeat_rate"),
+    *("print_rate", "try_rate", "repeat_rate", "with_error", "repaired"),
 )
 
 
@@ -29,7 +31,9 @@ def run(condition: str, seed: int, level: float) -> Run:
     agreed = {point: {"cosine": 0.25, "signal": 0.5, "tokens": 40.0} for point in POINTS}
     # What seeds have in common cancels in a difference; this does not.
     solve[0] += 0.002 * ((seed * len(condition)) % 5)
-    return Run(condition, seed, [40, 80, 120], solve, flat, flat, after, 1e-6, 1.0, 1.0, 30.0, 2e-3, agreed)
+    return Run(
+        condition, seed, [40, 80, 120], solve, flat, flat, after, 1e-6, 1.0, 1.0, 30.0, 2e-3, agreed, ("Q\n>>> 1\n",)
+    )
 
 
 def written(levels: dict[str, float], seeds: int, regime: str = "", rates: tuple[float, ...] = ()) -> dict[str, object]:
@@ -37,7 +41,7 @@ def written(levels: dict[str, float], seeds: int, regime: str = "", rates: tuple
     settings = Settings(regime=regime, tokens=100, rates=rates)
     runs = [run(name, seed, level) for name, level in levels.items() for seed in range(seeds)]
     starts = [Start("lines", dict.fromkeys(FIGURES, 0.2), 1.0), Start("fenced", dict.fromkeys(FIGURES, 0.3), 9.0)]
-    found = report(header(settings), runs, starts, Experiment(Path("out"), settings, list(levels), seeds))
+    found = report(header(settings, BASE), runs, starts, Experiment(Path("out"), settings, list(levels), seeds))
     copied: dict[str, object] = json.loads(json.dumps(found))
     return copied
 
@@ -76,6 +80,17 @@ def test_a_regime_is_told_with_corrected_differences_agreement_and_what_its_seed
     assert "| `errors/first` | 0.25 | 0.25 | 0.25 | 0.50 |" in text
     assert "Learning rates as tuned: `outcome/none` 0.002" in text
     assert "Spread over seeds as measured" in text
+
+
+def test_blocks_are_told_beside_lines_with_rollouts_of_both() -> None:
+    found = written({BASELINE: 0.4, "fenced": 0.2}, seeds=3, regime="pretrained")
+    text = regimes.block({"pretrained": found})
+    assert "| held out, before training | 20.0% | 30.0% | |" in text
+    assert re.search(r"\| solved over the budget \| 4\d\.\d% .*\| 2\d\.\d% .*\| -20\.\d ", text)
+    assert "| of those, solved |" in text
+    assert "Line by line, greedy, after training with seed 0:\n\n````text\nQ\n>>> 1\n````\n" in text
+    assert "Blocks, greedy, after training with seed 0:" in text
+    assert "Blocks against lines" not in regimes.block({"noise": written({BASELINE: 0.4}, seeds=2, regime="noise")})
 
 
 def test_a_plan_alone_says_that_nothing_is_published() -> None:

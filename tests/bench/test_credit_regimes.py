@@ -9,10 +9,11 @@ import pytest
 from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.coldstart.demonstrations import ECHO
 from repl_rl.errors import ConfigError
+from repl_rl.lab.credit.beginnings import BEGINNINGS
 from repl_rl.lab.credit.conditions import BASELINE, conditions
 from repl_rl.lab.credit.experiment import Experiment
 from repl_rl.lab.credit.settings import REGIMES, Settings
-from repl_rl.lab.credit.taught import FAILING, MOST_FAILURES, failing_plan
+from repl_rl.lab.credit.taught import DEMONSTRATIONS_A_STEP, FAILING, MOST_FAILURES, failing_plan
 from repl_rl.machine.assets import asset
 from repl_rl.settings.arguments import parse
 from repl_rl.tasks import BUILTIN, Split, sketch
@@ -30,11 +31,22 @@ def test_a_regime_is_named_as_its_file_and_compares_six_conditions_with_six_seed
     assert found.regime == name
     chosen = [condition.name for condition in conditions(found.conditions)]
     assert BASELINE in chosen
-    assert len(chosen) == len(found.conditions) >= 6
-    assert found.seeds >= 6
+    few = found.start == "shown"  # a real model: a check of signs
+    assert len(chosen) == len(found.conditions) >= (4 if few else 6)
+    assert found.seeds >= (3 if few else 6)
     assert found.agreement_tokens > 0
     settings = Settings(**{field.name: getattr(found, field.name) for field in fields(Settings)})
     assert Experiment(found.out, settings, found.conditions, found.seeds).power.smallest is not None
+
+
+def test_a_model_is_shown_as_much_by_lines_as_by_blocks_and_may_write_as_much_in_either_way() -> None:
+    found = regime("pretrained")
+    assert {"fenced", BASELINE} <= set(found.conditions)
+    assert found.transcripts == 3
+    assert len(found.families) == 2
+    limits = BEGINNINGS[found.start].limits
+    assert len({limit.max_lines * limit.max_line_tokens for limit in limits.values()}) == 1
+    assert found.shown_steps * DEMONSTRATIONS_A_STEP == 256, "what docs/credit.md says"
 
 
 def test_two_regimes_at_least_detect_three_points() -> None:

@@ -6,13 +6,16 @@ from typing import Literal
 
 import pytest
 
-from repl_rl.lab.credit.conditions import BASELINE, conditions
+from repl_rl.errors import ConfigError
+from repl_rl.lab.credit.conditions import BASELINE, Way, conditions
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.jobs import TUNING, Job
 from repl_rl.lab.credit.rows import POINTS, Run, Start
-from repl_rl.lab.credit.settings import Settings, header
-from repl_rl.lab.credit.worker import opened
+from repl_rl.lab.credit.settings import Settings, base_of, header
+from repl_rl.lab.credit.worker import opened, repaired
+from tests.runs import rollout
 
+WAYS: tuple[Way, ...] = ("lines", "fenced")
 TINY = Settings(tokens=60, prompts_per_step=2, group_size=2, held_out=4, agreement_tokens=20, engine="transformers")
 
 
@@ -59,7 +62,41 @@ def test_runs_can_start_from_a_policy_that_was_taught(kind: Literal["failing", "
     assert isinstance(start, Start)
     assert isinstance(run, Run)
     assert run.agreement == {}
-    assert (tmp_path / f"{kind}-{header(settings)['fingerprint']}" / "model.safetensors").exists()
+    fingerprint = header(settings, base_of(settings, tmp_path))["fingerprint"]
+    assert (tmp_path / f"{kind}-lines-{fingerprint}" / "model.safetensors").exists()
+
+
+def test_a_model_is_shown_the_console_and_fences_by_equally_many_demonstrations_and_what_it_writes_is_kept(
+    tmp_path: Path,
+) -> None:
+    shown = replace(
+        TINY, start="shown", shown_steps=3, families=("chain", "reverse"), agreement_tokens=0, transcripts=2
+    )
+    with opened(shown, tmp_path) as worker:
+        assert {task.family for task in (*worker.tasks, *worker.held_out)} == {"chain", "reverse"}
+        starts = [worker.play(Job(way)) for way in WAYS]
+        runs = [worker.play(Job(c.way, c)) for c in conditions([BASELINE, "fenced"])]
+    for row in (*starts, *runs):
+        assert len(row.transcripts) == 2
+        assert all(text.startswith(task.question) for text, task in zip(row.transcripts, worker.held_out, strict=False))
+    assert [">>> " in row.transcripts[0] for row in starts] == [True, False]
+    lines, fenced = (row.figures for row in starts if isinstance(row, Start))
+    assert lines.keys() == fenced.keys() > {"with_error", "repaired"}
+
+
+def test_what_a_start_does_not_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match="model is 'mine'; start is 'bundled', which does not read it"):
+        replace(TINY, model="mine")
+    with pytest.raises(ConfigError, match=r"families is .*chain.*; start is 'bundled', which does not read it"):
+        replace(TINY, families=("chain",))
+    with pytest.raises(ConfigError, match="families is 'poems'; choose among "):
+        replace(TINY, start="shown", families=("poems",))
+
+
+def test_errors_are_repaired_where_the_rollout_solves_all_the_same() -> None:
+    right, failed = rollout(0, "task", 0), rollout(0, "task", 1)
+    assert repaired([right, replace(failed, outcome=1.0), failed]) == {"with_error": 2 / 3, "repaired": 1 / 2}
+    assert repaired([right]) == {"with_error": 0.0, "repaired": 0.0}
 
 
 @pytest.mark.heavy
@@ -75,4 +112,4 @@ def test_workers_play_lines_and_blocks_and_the_report_holds_both(tmp_path: Path)
         ("start", None, "fenced"),
         ("start", None, "lines"),
     ]
-    assert (tmp_path / f"fenced-{report['fingerprint']}" / "model.safetensors").exists()
+    assert (tmp_path / f"bundled-fenced-{report['fingerprint']}" / "model.safetensors").exists()

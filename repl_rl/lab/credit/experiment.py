@@ -12,7 +12,7 @@ from repl_rl.lab.credit.jobs import TUNING, Job, Players, jobs, play_all, tuning
 from repl_rl.lab.credit.plan import SPREAD, Power, chosen_rates, earlier_spread, power
 from repl_rl.lab.credit.processes import started
 from repl_rl.lab.credit.rows import Row, RowFile, Run, Start, record
-from repl_rl.lab.credit.settings import TARGET, WINDOW, Settings, header
+from repl_rl.lab.credit.settings import TARGET, WINDOW, Settings, base_of, header
 from repl_rl.lab.credit.statistics import aggregate, tokens_to
 from repl_rl.machine.cores import cores
 
@@ -73,7 +73,7 @@ def run_experiment(
         ReplRLError: a worker failed; what was finished is kept.
     """
     chosen, settings = conditions(experiment.conditions), experiment.settings
-    about = header(settings)
+    about = header(settings, base_of(settings, experiment.out))
     file = RowFile(experiment.out / "rows.jsonl", about)
     tell(str(experiment.power))
 

@@ -58,6 +58,7 @@ class Ledger:
         began: float,
         learning_rate: float = 0.0,
         agreement: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        transcripts: Sequence[str] = (),
     ) -> Run:
         """The run that this was; `after` are its figures on held-out tasks, `began` is on the monotonic clock."""
         return Run(
@@ -74,6 +75,7 @@ class Ledger:
             wall_s=round(time.monotonic() - began, 1),
             learning_rate=learning_rate,
             agreement=dict(agreement),
+            transcripts=list(transcripts),
         )
 
 

@@ -21,6 +21,8 @@ class Start:
     figures: Mapping[str, float]
     wall_s: float
     """With the fine-tuning that made it, where that was needed."""
+    transcripts: Sequence[str] = field(default_factory=list)
+    """Of the first held-out tasks, greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Run:
     """That it was trained with; 0: the rows do not say."""
     agreement: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """How far gradients agree, see `agreement.Agreement`, at the start, in the middle and at the end; {}: not asked."""
+    transcripts: Sequence[str] = field(default_factory=list)
+    """Of the first held-out tasks after training, greedy."""
 
 
 Row = Start | Run

@@ -8,23 +8,17 @@ from platform import python_version
 from typing import Literal
 
 from repl_rl.errors import ConfigError
+from repl_rl.lab.credit.beginnings import BEGINNINGS, QUICKSTART, Beginning, Start
 from repl_rl.lab.credit.conditions import CONDITIONS
-from repl_rl.machine.assets import asset
 from repl_rl.machine.versions import versions
-from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.origin import BUNDLED, resolve
 
 TARGET = 0.8
 """Solve rate of training rollouts that counts as learned."""
 WINDOW = 5
 """Steps of the running mean that is held against `TARGET`."""
-TASKS = "builtin:quickstart"
-TRAIN_TASKS = 4096
 REGIMES = "lab/credit/regimes"
 """Folder of the shipped settings, one file a regime."""
-LINE_LIMITS = RolloutLimits()
-LONG_LIMITS = RolloutLimits(max_lines=16)
-FENCED_LIMITS = RolloutLimits(max_line_tokens=128)
-"""A block counts as one line and holds several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +38,14 @@ class Settings:
     rates: tuple[float, ...] = ()
     """Learning rates that each condition is tuned over, on seeds of its own that no table holds; none: all have
     learning_rate."""
-    start: Literal["bundled", "failing", "slipping"] = "bundled"
+    start: Start = "bundled"
     """What runs start from: the bundled policy, or that one taught by demonstrations in which many lines fail; or to
-    solve tasks of nine to eleven lines, with silent slips, on which it is trained then."""
+    solve tasks of nine to eleven lines, with silent slips, on which it is trained then; or a model that was shown the
+    console, or fences, by equally many demonstrations of the tasks."""
+    model: str = BUNDLED
+    """Folder, .gguf file or hub name of that model; read with start = shown."""
+    families: tuple[str, ...] = ()
+    """Families of builtin:quickstart that its tasks are of, in equal shares; none: all. Read with start = shown."""
     held_out: int = 480
     """Held-out tasks of the evaluation after each run, >= 1."""
     agreement_tokens: int = 1024
@@ -62,11 +61,16 @@ class Settings:
     """Steps of fine-tuning that teach the bundled policy to fail, >= 1; read with start = failing."""
     slipping_steps: int = 300
     """Steps of fine-tuning that teach the bundled policy tasks of many lines, >= 3; read with start = slipping."""
+    shown_steps: int = 16
+    """Steps of fine-tuning, 16 demonstrations each, that show a model either way, >= 3; read with start = shown."""
+    transcripts: int = 0
+    """Held-out tasks whose greedy rollouts are kept with every row, >= 0."""
 
     def __post_init__(self) -> None:
-        least = {"tokens": 1, "prompts_per_step": 1, "group_size": 2, "held_out": 1, "agreement_tokens": 0}
-        taught = {"fenced_steps": 2, "failing_steps": 1, "slipping_steps": 3}
-        for name, floor in {**least, **taught}.items():
+        least = {"tokens": 1, "prompts_per_step": 1, "group_size": 2, "held_out": 1}
+        none = {"agreement_tokens": 0, "transcripts": 0}
+        taught = {"fenced_steps": 2, "failing_steps": 1, "slipping_steps": 3, "shown_steps": 3}
+        for name, floor in {**least, **none, **taught}.items():
             if getattr(self, name) < floor:
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
         for rate in (self.learning_rate, *self.rates):
@@ -74,19 +78,34 @@ class Settings:
                 raise ConfigError("learning_rate or rates", rate, "it must be above 0")
         if len(self.rates) == 1 or len(set(self.rates)) < len(self.rates):
             raise ConfigError("rates", self.rates, "give several, and none twice; one for all is learning_rate")
+        for name, unread in (("model", BUNDLED), ("families", ())):
+            if self.start != "shown" and getattr(self, name) != unread:
+                raise ConfigError(name, getattr(self, name), f"start is {self.start!r}, which does not read it")
+        for family in self.families:
+            if family not in QUICKSTART:
+                raise ConfigError("families", family, f"choose among {', '.join(QUICKSTART)}")
+
+    @property
+    def beginning(self) -> Beginning:
+        """What runs start from, with its tasks and limits."""
+        return BEGINNINGS[self.start]
 
 
-def policy_folder() -> Path:
-    """The bundled policy, which every run starts from."""
-    return asset("policies/quickstart")
+def base_of(settings: Settings, out: Path) -> Path:
+    """The policy as it is before anything is taught; what has to be made of it is made in `out`, once.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    return resolve(settings.model, out, lambda line: None).folder
 
 
-def header(settings: Settings) -> dict[str, object]:
+def header(settings: Settings, base: Path) -> dict[str, object]:
     """What rows of one file have in common: settings, versions and policy, and a short name of all that."""
     about: dict[str, object] = {
         "settings": asdict(settings),
         "conditions": {condition.name: asdict(condition) for condition in CONDITIONS},
         "versions": {"python": python_version(), **versions()},
-        "policy": hashlib.sha256((policy_folder() / "model.safetensors").read_bytes()).hexdigest()[:16],
+        "policy": hashlib.sha256(b"".join(f.read_bytes() for f in sorted(base.glob("*.safetensors")))).hexdigest()[:16],
     }
     return {"fingerprint": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16], **about}

@@ -1,9 +1,10 @@
-"""Policies that runs start from, beside the bundled one: each is that one, taught by demonstrations of its own tasks.
+"""Policies that runs start from, where they are taught first: by demonstrations of the tasks.
 
 The *fenced* one knows the fenced protocol, which the bundled one has never seen; its demonstrations have the bundled
 policy's own shares of guesses and mistakes, so that there is as much to learn. The *failing* one writes lines of which
 many fail, so that there is something for penalties to do. The *slipping* one solves tasks of many lines (`long`), with
-slips that nothing tells it of.
+slips that nothing tells it of. A model that is *shown* something sees as many demonstrations of the console as it would
+of fences, by the same recipe.
 """
 
 import asyncio
@@ -11,17 +12,19 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, Mix, Plan, plan
+from repl_rl.coldstart.demonstrations import CLEAN, COLD, ECHO, WARM, Mix, Plan, plan
 from repl_rl.coldstart.finetune import finetune, labelled
 from repl_rl.coldstart.played import Course, demonstrations, played
 from repl_rl.coldstart.selection import FinetuneConfig
 from repl_rl.coldstart.verified import Tally
 from repl_rl.lab.credit import long
-from repl_rl.lab.credit.settings import TASKS
+from repl_rl.lab.credit.beginnings import QUICKSTART
+from repl_rl.lab.credit.conditions import Way
+from repl_rl.lab.credit.settings import Settings
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
-from repl_rl.tasks import BUILTIN, Sketch, Split, sketch, task_of
+from repl_rl.tasks import Sketch, Split, sketch, task_of
 
 DEMONSTRATIONS_A_STEP = 16
 """Half a batch: each demonstration is seen about twice."""
@@ -30,6 +33,18 @@ FAILING = 0.4
 MOST_FAILURES = 4
 """Of one line, before it is written right: a demonstration has an end."""
 _GUESSING = Mix(guess=0.5, mistake=0.0)
+
+
+def teach(settings: Settings, way: Way, base: Path, out: Path) -> None:
+    """Fine-tune the policy in `base` until the runs of a way can start from it, and save it in `out`."""
+    if settings.start == "shown":
+        teach_shown(base, out, settings.shown_steps, way, settings.families or QUICKSTART)
+    elif way == "fenced":
+        teach_fenced(base, out, settings.fenced_steps)
+    elif settings.start == "failing":
+        teach_failing(base, out, settings.failing_steps)
+    else:
+        teach_slipping(base, out, settings.slipping_steps)
 
 
 def teach_fenced(base: Path, out: Path, steps: int) -> None:
@@ -63,6 +78,21 @@ def teach_slipping(base: Path, out: Path, steps: int) -> None:
     _learn(first, renderer, slips, out, FinetuneConfig(steps=last, learning_rate=1e-3), seed=5)
 
 
+def teach_shown(base: Path, out: Path, steps: int, way: Way, families: tuple[str, ...]) -> None:
+    """Show a model the console, or fences, in `steps` (>= 3) batches of demonstrations; save it in `out`.
+
+    Two thirds of the demonstrations teach the way itself, errors and recoveries included, and the others mostly guess,
+    so that there is something to learn. Of both ways there are equally many, of the same families, in the same shares.
+    """
+    renderer, count = Renderer.from_folder(base), steps * DEMONSTRATIONS_A_STEP
+    protocol = "fenced" if way == "fenced" else "line"
+    last = count // 3
+    warm = asyncio.run(_shown(renderer, Course(families, WARM, count - last, seed=6, protocol=protocol)))
+    cold = asyncio.run(_shown(renderer, Course(families, COLD, last, seed=7, protocol=protocol)))
+    config = FinetuneConfig(steps, DEMONSTRATIONS_A_STEP, learning_rate=2e-4, warmup_steps=2)
+    _learn(base, renderer, [*warm, *cold], out, config, seed=6)
+
+
 def failing_plan(drawn: Sketch, rng: random.Random) -> Plan:
     """Half of the time a guess, else a good demonstration; before each of its lines, failures with chance `FAILING`.
 
@@ -89,7 +119,7 @@ def _failure(line: str, rng: random.Random) -> str:
 
 
 async def _failing(renderer: Renderer, count: int, seed: int) -> list[Trajectory]:
-    families = BUILTIN[TASKS.removeprefix("builtin:")]
+    families = QUICKSTART
     course = Course(families, _GUESSING, count, seed)
     rng, sandbox = random.Random(f"{seed}/failing"), InProcessSandbox()
     shown: list[Trajectory] = []
@@ -115,7 +145,8 @@ async def _long(renderer: Renderer, count: int, slips: bool, seed: int) -> list[
 
 def _learn_fenced(base: Path, out: Path, mix: Mix, config: FinetuneConfig, seed: int) -> None:
     renderer = Renderer.from_folder(base)
-    shown = asyncio.run(_fenced(renderer, mix, config.steps * DEMONSTRATIONS_A_STEP, seed))
+    count = config.steps * DEMONSTRATIONS_A_STEP
+    shown = asyncio.run(_shown(renderer, Course(QUICKSTART, mix, count, seed, protocol="fenced")))
     _learn(base, renderer, shown, out, config, seed)
 
 
@@ -126,6 +157,5 @@ def _learn(
     finetune(base, renderer, examples, out, config, seed)
 
 
-async def _fenced(renderer: Renderer, mix: Mix, count: int, seed: int) -> list[Trajectory]:
-    course = Course(BUILTIN[TASKS.removeprefix("builtin:")], mix, count, seed, protocol="fenced")
+async def _shown(renderer: Renderer, course: Course) -> list[Trajectory]:
     return [trajectory async for trajectory in demonstrations(course, InProcessSandbox(), renderer, Tally())]

@@ -2,39 +2,31 @@
 
 import gc
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from repl_rl.engine import EngineKind, Transformers, Vllm, open_engine
-from repl_rl.lab.credit import long
 from repl_rl.lab.credit.agreement import Agreement, measured
 from repl_rl.lab.credit.conditions import Condition, Way
 from repl_rl.lab.credit.jobs import Job
 from repl_rl.lab.credit.ledger import ENDLESS_STEPS, Ledger, spent
 from repl_rl.lab.credit.rows import POINTS, Row, Run, Start
-from repl_rl.lab.credit.settings import (
-    FENCED_LIMITS,
-    LINE_LIMITS,
-    LONG_LIMITS,
-    TASKS,
-    TRAIN_TASKS,
-    Settings,
-    header,
-    policy_folder,
-)
+from repl_rl.lab.credit.settings import Settings, base_of, header
 from repl_rl.record.metrics import describe
+from repl_rl.record.trajectory import Observed, Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.sandbox import Births, Local, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
-from repl_rl.tasks import Split, Task, load_tasks
+from repl_rl.tasks import Split, Task
 from repl_rl.trainer import TrainerConfig, credit_of
 from repl_rl.trainer.loop import load_model
 from repl_rl.trainer.weights import save_weights, size_of, weights_folder
@@ -47,24 +39,49 @@ FIGURES = (
 """Of `repl_rl.record.metrics.describe`, on held-out tasks at temperature 1."""
 
 
-def held_out_figures(source: RolloutThread, tasks: Sequence[Task]) -> dict[str, float]:
-    """What the engine's policy does on held-out tasks, with `greedy` solve rate and tokens of a rollout."""
-    sampled = source.sample(tasks)
+class HeldOut(NamedTuple):
+    """What the engine's policy does on held-out tasks."""
+
+    figures: Mapping[str, float]
+    transcripts: Sequence[str]
+    """Of the first tasks, greedy."""
+
+
+def held_out(source: RolloutThread, tasks: Sequence[Task], transcripts: int = 0) -> HeldOut:
+    """Play held-out tasks at temperature 1, and greedily; so many of the latter are told line by line."""
+    sampled, greedy = source.sample(tasks), source.sample(tasks, temperature=0.0)
     found = describe(sampled)
-    greedy = describe(source.sample(tasks, temperature=0.0))["solve_rate"]
-    rates = {name: round(found[name], 5) for name in FIGURES}
-    return {**rates, "greedy": round(greedy, 5), "rollout_tokens": round(found["sampled_tokens"] / len(sampled), 2)}
+    figures = {name: found[name] for name in FIGURES} | repaired(sampled) | {"greedy": describe(greedy)["solve_rate"]}
+    tokens = round(found["sampled_tokens"] / len(sampled), 2)
+    rates = {name: round(rate, 5) for name, rate in figures.items()}
+    return HeldOut({**rates, "rollout_tokens": tokens}, [told(rollout) for rollout in greedy[:transcripts]])
+
+
+def repaired(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The share of rollouts in which a line failed (`with_error`), and of those the share that solved (`repaired`)."""
+    failed = [t for t in trajectories if any(e.status.is_error for line in t.lines if (e := line.execution))]
+    solved = sum(t.solved for t in failed)
+    return {"with_error": len(failed) / len(trajectories), "repaired": solved / max(len(failed), 1)}
+
+
+def told(trajectory: Trajectory) -> str:
+    """A rollout from its prompt on, as it was written and shown."""
+    parts = [trajectory.prompt.text]
+    for segment in trajectory.segments:
+        parts += [segment.text] if isinstance(segment, Observed) else [line.text for line in segment.lines]
+    return "".join(parts)
 
 
 class Worker:
     """An engine, consoles, and the policies that runs start from. Open it with `opened`."""
 
-    def __init__(self, source: RolloutThread, settings: Settings, tasks: Sequence[Task], out: Path) -> None:
+    def __init__(self, source: RolloutThread, settings: Settings, base: Path, tasks: Sequence[Task], out: Path) -> None:
         self.source = source
         self.settings = settings
+        self.base = base
         self.tasks = tasks
         self.task_ids = [task.id for task in tasks]
-        self.held_out = tasks_of(settings, Split.HELD_OUT, settings.held_out)
+        self.held_out = settings.beginning.tasks(settings.families, Split.HELD_OUT, settings.held_out)
         self.out = out
 
     def play(self, job: Job) -> Row:
@@ -78,17 +95,13 @@ class Worker:
         began = time.monotonic()
         if not self.policy(way).exists():
             # imported here: of two workers only one needs it, and it takes seconds
-            from repl_rl.lab.credit.taught import teach_failing, teach_fenced, teach_slipping
+            from repl_rl.lab.credit.taught import teach
 
-            if way == "fenced":
-                teach_fenced(policy_folder(), self.policy(way), self.settings.fenced_steps)
-            elif self.settings.start == "failing":
-                teach_failing(policy_folder(), self.policy(way), self.settings.failing_steps)
-            else:
-                teach_slipping(policy_folder(), self.policy(way), self.settings.slipping_steps)
+            teach(self.settings, way, self.base, self.policy(way))
         self.use(way, seed=0)
         self.source.load_weights(self.policy(way), 0)
-        return Start(way, held_out_figures(self.source, self.held_out), round(time.monotonic() - began, 1))
+        found = held_out(self.source, self.held_out, self.settings.transcripts)
+        return Start(way, found.figures, round(time.monotonic() - began, 1), found.transcripts)
 
     def run(self, condition: Condition, job: Job) -> Run:
         """Train from the starting policy until the tokens are spent, and evaluate; not what only chooses a rate.
@@ -101,11 +114,12 @@ class Worker:
         config = trainer_config(condition, self.settings, job.learning_rate)
         begin, asked = self.policy(condition.way), self.settings.agreement_tokens > 0 and not job.tuning
         model, ledger = spent(begin, config, self.source, self.task_ids, self.settings.tokens, seed, asked)
-        after = {} if job.tuning else held_out_figures(self.source, self.held_out)
+        after = HeldOut({}, []) if job.tuning else held_out(self.source, self.held_out, self.settings.transcripts)
         agreed = self.agreed(model, ledger, config, begin, seed) if asked else {}
         del model
         gc.collect()
-        return ledger.run(condition.name, seed, after, began, config.learning_rate, agreed)
+        rate = config.learning_rate
+        return ledger.run(condition.name, seed, after.figures, began, rate, agreed, after.transcripts)
 
     def agreed(
         self, model: PreTrainedModel, ledger: Ledger, config: TrainerConfig, begin: Path, seed: int
@@ -132,24 +146,15 @@ class Worker:
 
     def policy(self, way: Way) -> Path:
         """The policy that the runs of a way start from."""
-        if way == "lines" and self.settings.start == "bundled":
-            return policy_folder()
-        kind = "fenced" if way == "fenced" else self.settings.start
-        return self.out / f"{kind}-{header(self.settings)['fingerprint']}"
+        if way not in self.settings.beginning.taught:
+            return self.base
+        return self.out / f"{self.settings.start}-{way}-{header(self.settings, self.base)['fingerprint']}"
 
     def use(self, way: Way, seed: int) -> None:
         """Play rollouts of a way from now on."""
         sampler = FencedCodeSampler() if way == "fenced" else ReplSampler()
-        lines = LONG_LIMITS if self.settings.start == "slipping" else LINE_LIMITS
-        limits = FENCED_LIMITS if way == "fenced" else lines
+        limits = self.settings.beginning.limits[way]
         self.source.rollouts = replace(self.source.rollouts, sampler=sampler, limits=limits, seed=seed)
-
-
-def tasks_of(settings: Settings, split: Split, count: int) -> tuple[Task, ...]:
-    """The tasks of an experiment, so many of a split."""
-    if settings.start == "slipping":
-        return long.tasks(split, count, seed=0)
-    return load_tasks(TASKS, split=split, count=count, seed=0)
 
 
 def trainer_config(condition: Condition, settings: Settings, learning_rate: float | None = None) -> TrainerConfig:
@@ -175,18 +180,21 @@ def opened(settings: Settings, out: Path) -> Iterator[Worker]:
     """A worker on one core; its engine and consoles are gone at the end."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    training = tasks_of(settings, Split.TRAIN, TRAIN_TASKS)
+    beginning, folder = settings.beginning, base_of(settings, out)
+    training = beginning.tasks(settings.families, Split.TRAIN, beginning.train_tasks)
     at_once = max(settings.prompts_per_step * settings.group_size, 64)
-    folder = policy_folder()
 
     @asynccontextmanager
     async def opener() -> AsyncIterator[Rollouts]:
         place: SandboxKind = Local() if settings.sandbox == Local.kind else InProcess()
         kind: EngineKind = Vllm(threads=1) if settings.engine == Vllm.kind else Transformers()
         renderer = Renderer.from_folder(folder)
-        opening = open_engine(kind, model=folder, max_sessions=at_once, forbidden_ids=renderer.forbidden_ids)
+        never, room = renderer.forbidden_ids, beginning.context_tokens
+        opening = open_engine(kind, model=folder, context_tokens=room, max_sessions=at_once, forbidden_ids=never)
         async with place.open(Births(warm=at_once)) as sandbox, opening as engine:
-            yield Rollouts(engine, sandbox, renderer, ReplSampler(), LINE_LIMITS, "bare", concurrency=at_once)
+            yield Rollouts(
+                engine, sandbox, renderer, ReplSampler(), beginning.limits["lines"], "bare", concurrency=at_once
+            )
 
     with RolloutThread(opener, {task.id: task for task in training}) as source:
-        yield Worker(source, settings, training, out)
+        yield Worker(source, settings, folder, training, out)

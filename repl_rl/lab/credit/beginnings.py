@@ -1,0 +1,58 @@
+"""What runs start from: a policy, the tasks that it is trained on, and how much a rollout of each way may write."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from repl_rl.lab.credit import long
+from repl_rl.lab.credit.conditions import Way
+from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.tasks import BUILTIN, Split, Task, generate
+
+Start = Literal["bundled", "failing", "slipping", "shown"]
+Drawn = Callable[[Sequence[str], Split, int], tuple[Task, ...]]
+"""So many tasks of a split, of those families."""
+QUICKSTART = BUILTIN["quickstart"]
+LONG_LIMITS = RolloutLimits(max_lines=16)
+_FENCED_LIMITS = RolloutLimits(max_line_tokens=128)
+"""A block counts as one line and holds several."""
+_SHOWN_LIMITS = RolloutLimits(max_lines=6, max_line_tokens=32, max_observation_tokens=64)
+_SHOWN_FENCED_LIMITS = RolloutLimits(max_lines=3, max_line_tokens=64, max_observation_tokens=64)
+"""As many sampled tokens at most as line by line."""
+_USUAL: MappingProxyType[Way, RolloutLimits] = MappingProxyType({"lines": RolloutLimits(), "fenced": _FENCED_LIMITS})
+_SHOWN: MappingProxyType[Way, RolloutLimits] = MappingProxyType(
+    {"lines": _SHOWN_LIMITS, "fenced": _SHOWN_FENCED_LIMITS}
+)
+_LONG: MappingProxyType[Way, RolloutLimits] = MappingProxyType({"lines": LONG_LIMITS, "fenced": _FENCED_LIMITS})
+
+
+def _drawn(families: Sequence[str], split: Split, count: int) -> tuple[Task, ...]:
+    return generate(families or QUICKSTART, split, count, seed=0)
+
+
+def _drawn_long(families: Sequence[str], split: Split, count: int) -> tuple[Task, ...]:
+    return long.tasks(split, count, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """One way to begin."""
+
+    train_tasks: int = 4096
+    tasks: Drawn = _drawn
+    limits: Mapping[Way, RolloutLimits] = field(default_factory=lambda: _USUAL)
+    context_tokens: int | None = None
+    """Longest rollout with its prompt; None: what the policy says."""
+    taught: frozenset[Way] = frozenset({"lines", "fenced"})
+    """Ways for which the policy is taught first."""
+
+
+BEGINNINGS: MappingProxyType[Start, Beginning] = MappingProxyType(
+    {
+        "bundled": Beginning(taught=frozenset({"fenced"})),
+        "failing": Beginning(),
+        "slipping": Beginning(tasks=_drawn_long, limits=_LONG),
+        "shown": Beginning(train_tasks=1024, limits=_SHOWN, context_tokens=640),
+    }
+)
