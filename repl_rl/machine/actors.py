@@ -115,11 +115,11 @@ def _ending(kind: type) -> type:
     raylet for something: one that is idle would stay, with its GPU and its consoles.
     """
 
-    def init(self: object) -> None:
+    def made(cls: type) -> object:
         end_with_parent()
-        kind.__init__(self)  # type: ignore[misc]
+        return object.__new__(cls)
 
-    return type(kind.__name__, (kind,), {"__init__": init})
+    return type(kind.__name__, (kind,), {"__new__": made})
 
 
 def end(actor: Actor) -> None:

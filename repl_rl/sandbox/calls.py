@@ -16,33 +16,41 @@ _CALLS_A_LINE = 16_384
 """After so many a line's calls are dropped, and it ends by its deadline: answers must not keep the host busy."""
 _CLEANUP_S = 10.0
 """How long what was cancelled may take to end: a rollout within a rollout gives its session and console back."""
+_WAITS = 10
+"""Parts of a line's time that its clock waits for one after the other."""
 _TOO_LATE = b'{"error": "the time of the line is over"}'
 
 
 class LineClock:
-    """The deadline of a line. It stands still while the host works for the line."""
+    """The deadline of a line. It stands still while the host works for the line.
+
+    The time is counted in short waits. Where this process stood still, as all of a machine that was paused, the line
+    did too: no more than two of the waits count, and a line is not blamed for a pause.
+    """
 
     def __init__(self, strike: Callable[[], None]) -> None:
         """`strike` is called when the time is over."""
         self._strike = strike
-        self._left_s = 0.0
+        self._left_s = self._wait_s = 0.0
+        self._begun_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
     def start(self, seconds: float) -> None:
         """Begin to count."""
-        self._left_s = seconds
+        self._left_s, self._wait_s = seconds, seconds / _WAITS
         self.go()
 
     def hold(self) -> None:
         """Stand still."""
         if self._timer is not None:
-            self._left_s = max(0.0, self._timer.when() - self._loop.time())
+            self._count()
             self.stop()
 
     def go(self) -> None:
         """Go on."""
-        self._timer = self._loop.call_later(self._left_s, self._over)
+        self._begun_s = self._loop.time()
+        self._timer = self._loop.call_later(min(self._left_s, self._wait_s), self._over)
 
     def stop(self) -> None:
         """Count no more."""
@@ -50,9 +58,16 @@ class LineClock:
             self._timer.cancel()
             self._timer = None
 
+    def _count(self) -> None:
+        self._left_s = max(0.0, self._left_s - min(self._loop.time() - self._begun_s, 2 * self._wait_s))
+
     def _over(self) -> None:
         self._timer = None
-        self._strike()
+        self._count()
+        if self._left_s:
+            self.go()
+        else:
+            self._strike()
 
 
 class Calls:

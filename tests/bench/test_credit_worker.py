@@ -62,7 +62,7 @@ def test_runs_can_start_from_a_policy_that_was_taught(kind: Literal["failing", "
     assert isinstance(start, Start)
     assert isinstance(run, Run)
     assert run.agreement == {}
-    fingerprint = header(settings, base_of(settings, tmp_path))["fingerprint"]
+    fingerprint = header(settings, base_of(settings))["fingerprint"]
     assert (tmp_path / f"{kind}-lines-{fingerprint}" / "model.safetensors").exists()
 
 

@@ -12,6 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,28 +105,32 @@ class Arena:
 
     def strike(self, blow: Callable[[], Remains], over: Callable[[], bool], tally: Tally) -> None:
         """Let it strike at a random moment of a round, and play on until it is `over` and the dead are gone."""
-        gone_s: list[float] = []
-        stayed: list[str] = []
-
-        def struck() -> None:
-            remains, begun_s = blow(), time.monotonic()
-            while (here := left(remains)) and time.monotonic() < begun_s + LEFT_S:
-                signal.sigtimedwait([], 0.05)
-            stayed.extend(here)
-            gone_s.append(time.monotonic() - begun_s)
-
-        timer = threading.Timer(self.dice.uniform(0, self._usual_s), struck)
-        rounds, begun_s = 0, time.monotonic()
-        timer.start()
-        while timer.is_alive() or not over():
-            self.round()
-            rounds += 1
-            assert gone_s or timer.is_alive(), "it could not strike"
-            assert not stayed, "something is left of what it struck"
+        struck = threading.Event()
+        begun_s = time.monotonic()
+        with ThreadPoolExecutor(1) as beside:  # Ray starts machines in the main thread alone
+            playing = beside.submit(self._rounds_until, lambda: struck.is_set() and over())
+            try:
+                signal.sigtimedwait([], self.dice.uniform(0, self._usual_s))
+                remains, struck_s = blow(), time.monotonic()
+                while (here := left(remains)) and time.monotonic() < struck_s + LEFT_S:
+                    signal.sigtimedwait([], 0.05)
+            finally:
+                struck.set()
+            gone_s = time.monotonic() - struck_s
+            rounds = playing.result()
+        assert not here, "something is left of what it struck"
         tally.lost_s.append(max(0.0, time.monotonic() - begun_s - rounds * self._usual_s))
         self.round()
-        tally.gone_s += gone_s
+        tally.gone_s.append(gone_s)
         tally.held += 1
+
+    def _rounds_until(self, over: Callable[[], bool]) -> int:
+        """Play until it is over. Returns how many."""
+        rounds = 0
+        while not over():
+            self.round()
+            rounds += 1
+        return rounds
 
     def rounds(self) -> None:
         """Play until it fails."""

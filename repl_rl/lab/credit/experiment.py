@@ -73,7 +73,7 @@ def run_experiment(
         ReplRLError: a worker failed; what was finished is kept.
     """
     chosen, settings = conditions(experiment.conditions), experiment.settings
-    about = header(settings, base_of(settings, experiment.out))
+    about = header(settings, base_of(settings))
     file = RowFile(experiment.out / "rows.jsonl", about)
     tell(str(experiment.power))
 

@@ -11,12 +11,13 @@ from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.beginnings import BEGINNINGS, QUICKSTART, Beginning, Start
 from repl_rl.lab.credit.conditions import CONDITIONS
 from repl_rl.machine.versions import versions
-from repl_rl.origin import BUNDLED, resolve
+from repl_rl.world import World
 
 TARGET = 0.8
 """Solve rate of training rollouts that counts as learned."""
 WINDOW = 5
 """Steps of the running mean that is held against `TARGET`."""
+_BUNDLED = "builtin:quickstart"
 REGIMES = "lab/credit/regimes"
 """Folder of the shipped settings, one file a regime."""
 
@@ -42,7 +43,7 @@ class Settings:
     """What runs start from: the bundled policy, or that one taught by demonstrations in which many lines fail; or to
     solve tasks of nine to eleven lines, with silent slips, on which it is trained then; or a model that was shown the
     console, or fences, by equally many demonstrations of the tasks."""
-    model: str = BUNDLED
+    model: str = _BUNDLED
     """Folder, .gguf file or hub name of that model; read with start = shown."""
     families: tuple[str, ...] = ()
     """Families of builtin:quickstart that its tasks are of, in equal shares; none: all. Read with start = shown."""
@@ -78,7 +79,7 @@ class Settings:
                 raise ConfigError("learning_rate or rates", rate, "it must be above 0")
         if len(self.rates) == 1 or len(set(self.rates)) < len(self.rates):
             raise ConfigError("rates", self.rates, "give several, and none twice; one for all is learning_rate")
-        for name, unread in (("model", BUNDLED), ("families", ())):
+        for name, unread in (("model", _BUNDLED), ("families", ())):
             if self.start != "shown" and getattr(self, name) != unread:
                 raise ConfigError(name, getattr(self, name), f"start is {self.start!r}, which does not read it")
         for family in self.families:
@@ -91,13 +92,13 @@ class Settings:
         return BEGINNINGS[self.start]
 
 
-def base_of(settings: Settings, out: Path) -> Path:
-    """The policy as it is before anything is taught; what has to be made of it is made in `out`, once.
+def base_of(settings: Settings) -> Path:
+    """The policy as it is before anything is taught.
 
     Raises:
         ConfigError: it cannot be had.
     """
-    return resolve(settings.model, out, lambda line: None).folder
+    return World(model=settings.model).policy.folder
 
 
 def header(settings: Settings, base: Path) -> dict[str, object]:

@@ -180,7 +180,7 @@ def opened(settings: Settings, out: Path) -> Iterator[Worker]:
     """A worker on one core; its engine and consoles are gone at the end."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    beginning, folder = settings.beginning, base_of(settings, out)
+    beginning, folder = settings.beginning, base_of(settings)
     training = beginning.tasks(settings.families, Split.TRAIN, beginning.train_tasks)
     at_once = max(settings.prompts_per_step * settings.group_size, 64)
 
