@@ -65,6 +65,7 @@ def free_port() -> int:
 def _command(program: str, folder: Path, port: int, token: str) -> list[str]:
     if program == KERNEL_GATEWAY:
         flags = [f"--KernelGatewayApp.port={port}", f"--KernelGatewayApp.auth_token={token}"]
+        flags.append("--JupyterWebsocketPersonality.list_kernels=True")  # for `Server.kernels`; ours asks for no list
         return [sys.executable, "-m", program, "--KernelGatewayApp.ip=127.0.0.1", *flags]
     flags = [f"--ServerApp.port={port}", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={folder}"]
     return [sys.executable, "-m", program, "--ServerApp.open_browser=False", "--allow-root", *flags]
