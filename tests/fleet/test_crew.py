@@ -105,6 +105,16 @@ def test_a_seat_whose_nodes_have_played_nothing_is_taken_again_and_again() -> No
         assert len(cluster.nodes) == 7
 
 
+def test_a_seat_that_rests_keeps_no_other_from_being_taken() -> None:
+    cluster = MemoryCluster(3)
+    with fleet(cluster, replace(QUICK, pause_s=600, rest_s=600), nodes=2) as source:
+        wait_for(lambda: len(source.crew.ready) == 2, None)
+        cluster.nodes[0].kill()
+        wait_for(lambda: len(source.crew.lost) == 1, None)
+        wait_for(lambda: len(source.crew.ready) == 2, None)
+        assert source.crew.lost[0].seat not in source.crew.members
+
+
 def test_a_node_that_joins_has_the_weights_of_now_before_it_plays(tmp_path: Path) -> None:
     def strike(number: int, node: MemoryNode) -> None:
         if number == 3:

@@ -53,8 +53,9 @@ class Crew:
         self.lost: list[Lost] = []
         """All nodes that were lost, in order."""
         self._lives: dict[str, asyncio.Task[None]] = {}
-        self._failed: dict[str, int] = {}
-        """Nodes of a seat that have ended in a row, with no group played in between."""
+        self._failed: dict[str, int] = {}  # nodes of a seat in a row, with no group played in between
+        self._rests_s: dict[str, float] = {}
+        """By seat: when it may be taken again."""
         self._born = 0
         self._news = asyncio.Condition()
         self._batches = Batches(places, self.waits.group_s)
@@ -132,7 +133,7 @@ class Crew:
                 self._hope.manned(loop.time())
             for seat in seats:
                 full = bool(self._most) and len(self._lives) >= self._most
-                if seat not in self._lives and not full:
+                if seat not in self._lives and not full and loop.time() >= self._rests_s.get(seat, 0.0):
                     self._lives[seat] = asyncio.create_task(self._live(seat))
             self._hurry()
             await asyncio.sleep(self.waits.look_s)
@@ -154,7 +155,8 @@ class Crew:
                 self._refusal = why
             self._doom(member, why)
             await self._tell()
-            await asyncio.sleep(self.waits.before(self._failed[seat]))
+            # Rest, but not here: meanwhile the place of its node may be another seat's.
+            self._rests_s[seat] = asyncio.get_running_loop().time() + self.waits.before(self._failed[seat])
         finally:
             await asyncio.shield(member.end(self.waits))
             del self.members[seat], self._lives[seat]
