@@ -3,13 +3,17 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from repl_rl.errors import UserCodeError
+from repl_rl.judges import GroupJudge
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler, Rollouts, RolloutThread
 from repl_rl.rollout.early import Early
 from repl_rl.rollout.episode import Episode
@@ -105,8 +109,7 @@ def test_what_has_ended_is_told_and_is_not_played_again() -> None:
 def test_how_long_rollouts_took_is_learned_when_their_step_comes_and_by_a_run_that_goes_on_once() -> None:
     with opened(ReplSampler()) as source:
         source.begin(["t1", "t2"], 1)
-        _, rollouts = source._early[1]
-        rollouts.wait()
+        source._early[1].rollouts.wait()
         before = source.memory()
         assert json.loads(json.loads(before)["lengths"]) == {}, "a clock says how far a step to come is"
         whole = source.collect(["t1", "t2"], 1)
@@ -132,8 +135,7 @@ def test_those_that_ended_well_are_known_while_the_others_go_on() -> None:
     with opened(sampler) as source:
         source.begin(["t1"] * 4, 1)
         source.run(sampler.wrote(1))
-        early, _ = source._early[1]
-        source.run(until(lambda: len(early.finished) == 2))
+        source.run(until(lambda: len(source.finished(1)) == 2))
         assert sorted(source.finished(1)) == [1, 3], "who failed is played again"
         source.run(sampler.go_on())
         assert [t.failure is None for t in source.collect(["t1"] * 4, 1)] == [True, True, False, True]
@@ -198,3 +200,51 @@ def test_a_rollout_that_was_cancelled_has_not_ended_well() -> None:
         return early
 
     assert asyncio.run(cancelled()).finished == {}
+
+
+def test_a_group_that_has_ended_is_told_while_another_goes_on_and_waited_for_where_none_has() -> None:
+    class Halting(Waiting):
+        async def rollout(self, episode: Episode) -> None:
+            await (super().rollout if "t1" in episode.id else partial(ReplSampler.rollout, self))(episode)
+
+    sampler = Halting()
+    with opened(sampler) as source, ThreadPoolExecutor(1) as beside:
+        source.begin(["t1", "t1", "t2", "t2"], 1)
+        assert source.first([(1, [0, 1]), (1, [2, 3])]) == 1
+        assert sorted(source.ended(1)) == [2, 3]
+        waiting = beside.submit(source.first, [(1, [0, 1])])
+        source.run(sampler.wrote(2))
+        assert not waiting.done()
+        source.run(sampler.go_on())
+        assert waiting.result() == 0
+        played = source.collect(["t1", "t1", "t2", "t2"], 1)
+    assert [t.id for t in played] == ["1-t1-0", "1-t1-1", "1-t2-0", "1-t2-1"]
+
+
+def test_what_is_told_of_a_group_that_has_ended_is_what_its_step_will_give_after_the_judges() -> None:
+    judged = replace(world(LINES), group_judges=(GroupJudge("shortest", shortest),))
+    with RolloutThread(lambda: nullcontext(judged), TASKS) as source:
+        source.begin(["t1", "t1", "t2"], 1)
+        source.first([(1, [0, 1])])
+        told = {**source.ended(1)}
+        unjudged = source.finished(1)
+        played = source.collect(["t1", "t1", "t2"], 1)
+    assert [told[0], told[1]] == played[:2]
+    assert unjudged[0].outcome != played[0].outcome
+
+
+def shortest(task: Task, group: Sequence[Trajectory]) -> list[float]:
+    return [float(len(t.lines)) for t in group]
+
+
+def test_who_waits_for_a_group_of_a_step_that_fails_waits_no_longer() -> None:
+    class Broken(ReplSampler):
+        async def rollout(self, episode: Episode) -> None:
+            raise RuntimeError("no")
+
+    with opened(Broken()) as source:
+        source.begin(["t1", "t2"], 1)
+        assert source.first([(1, [0]), (1, [1])]) in (0, 1)
+        source._early[1].rollouts._finished.wait()
+        with pytest.raises(UserCodeError, match="no"):
+            source.collect(["t1", "t2"], 1)

@@ -29,6 +29,8 @@ class Notes:
     """Tokens of rollouts that were cancelled."""
     lost: list[SandboxLost] = field(default_factory=list)
     """Of an attempt: how it lost its console. Of a batch: those of the rollouts that were given up."""
+    replayed: int = 0
+    """Of a batch: how often one was played again."""
 
 
 @dataclass(slots=True)
@@ -53,7 +55,6 @@ class Part:
 
     trajectories: tuple[Trajectory, ...]
     notes: Notes = field(default_factory=Notes)
-    played_again: int = 0
     unjudged: tuple[Trajectory, ...] = ()
     """As they were before group judges looked at them, where somebody may need that; none: they are the same."""
 
@@ -64,7 +65,7 @@ class Part:
         lost = [fault for part in parts for fault in part.notes.lost]
         cut = [tokens for part in parts for tokens in part.notes.cut]
         trajectories = tuple(t for part in parts for t in part.trajectories)
-        return cls(trajectories, Notes(errors, cut, lost), sum(part.played_again for part in parts))
+        return cls(trajectories, Notes(errors, cut, lost, sum(part.notes.replayed for part in parts)))
 
 
 async def again(
@@ -85,7 +86,7 @@ async def again(
         except EngineDied:
             if not outlived:
                 raise
-            broken.rollouts_replayed += 1
+            _replayed(batch, broken)
             continue
         if not attempt.lost:
             batch.errors += attempt.errors
@@ -96,7 +97,12 @@ async def again(
             broken.rollouts_given_up += 1
             batch.lost.append(attempt.lost[0])
             return trajectory
-        broken.rollouts_replayed += 1
+        _replayed(batch, broken)
+
+
+def _replayed(batch: Notes, broken: Broken) -> None:
+    batch.replayed += 1
+    broken.rollouts_replayed += 1
 
 
 async def settling(grading: Awaitable[Trajectory], trajectory: Trajectory, notes: Notes) -> Trajectory:
@@ -132,8 +138,8 @@ def weigh(batch: Part, sandbox: str, begun: int | None = None) -> None:
     """
     errors, lost = batch.notes.errors, batch.notes.lost
     rollouts = len(batch.trajectories) if begun is None else begun
-    if batch.played_again:
-        _log.warning("%d rollouts played again: the engine died, or their consoles were lost", batch.played_again)
+    if batch.notes.replayed:
+        _log.warning("%d rollouts played again: the engine died, or their consoles were lost", batch.notes.replayed)
     if lost and len(lost) == rollouts:
         gone = f"gone under each of {rollouts} rollouts, {MOST_PLAYED} times ({lost[0]})"
         raise BrokenDown(f"sandbox {sandbox}", gone, "see that it runs (repl-rl sandbox check)") from lost[0]

@@ -14,6 +14,7 @@ from repl_rl.record.outcome import Claims
 from repl_rl.record.record import UNFOLLOWED, Followed, Origin, seed_of
 from repl_rl.record.trajectory import Failure, Prompt, Stop, Trajectory
 from repl_rl.rollout.again import Broken, Notes, Part, again, settling, too_long, weigh
+from repl_rl.rollout.at_once import at_once
 from repl_rl.rollout.early import Early
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.facts import Facts, Pressed, counted
@@ -110,16 +111,16 @@ class Rollouts:
         """
         part = await self.part(tasks, temperature, early)
         weigh(part, self.sandbox.name)
-        return await self.together(tasks, part)
+        return await judged_together(self.group_judges, tasks, part.trajectories)
 
     async def part(self, tasks: Sequence[Task], temperature: float = 1.0, early: Early | None = None) -> Part:
-        """As `collect`, but what went wrong is told and not weighed, and no group judge has looked at it."""
+        """As `collect`; what went wrong is told and not weighed, and no group judge has looked at it."""
         ended = dict(early.finished) if early is not None else {}
-        running, notes, played_again = await self._all(tasks, temperature, early=early)
+        running, notes = await self._all(tasks, temperature, early=early)
         played = [ended[index] if index in ended else running[index].result() for index in range(len(tasks))]
         if early is None:
             self.learn_lengths(tasks, played)
-        return Part(tuple(played), notes, played_again)
+        return Part(tuple(played), notes)
 
     def learn_lengths(self, tasks: Sequence[Task], played: Sequence[Trajectory]) -> None:
         """Take finished rollouts into account. Whoever begins them early does so when their step comes: what is begun
@@ -127,9 +128,12 @@ class Rollouts:
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
 
-    async def together(self, tasks: Sequence[Task], part: Part) -> list[Trajectory]:
-        """The rollouts of `part`, after the group judges. Raises UserCodeError where one fails."""
-        return await judged_together(self.group_judges, tasks, part.trajectories)
+    async def group(self, task: Task, size: int, temperature: float = 1.0, early: Early | None = None) -> Part:
+        """All rollouts of one task, from their beginning to the group judges. What went wrong is not weighed."""
+        tasks = [task] * size
+        part = await self.part(tasks, temperature, early)
+        judged = await judged_together(self.group_judges, tasks, part.trajectories)
+        return replace(part, trajectories=tuple(judged), unjudged=part.trajectories if self.group_judges else ())
 
     async def race(self, groups: Sequence[Sequence[Task]], keep: int) -> Raced:
         """Play all `groups` at temperature 1 until `keep` (>= 1) of them are done, and cut the others' rollouts.
@@ -144,9 +148,9 @@ class Rollouts:
             raise ConfigError("groups to keep", keep, f"there are {len(groups)}; keep 1 of them, or more")
         tasks = [task for group in groups for task in group]
         referee = Referee([len(group) for group in groups], keep)
-        running, notes, played_again = await self._all(tasks, 1.0, referee)
+        running, notes = await self._all(tasks, 1.0, referee)
         ended = [rollout.result() for rollout in running.values() if not rollout.cancelled()]
-        weigh(Part(tuple(ended), notes, played_again), self.sandbox.name, len(tasks))
+        weigh(Part(tuple(ended), notes), self.sandbox.name, len(tasks))
         raced = referee.ended(running, sum(notes.cut))
         by_id = {task.id: task for task in tasks}
         judged = []
@@ -158,36 +162,29 @@ class Rollouts:
 
     async def _all(
         self, tasks: Sequence[Task], temperature: float, referee: Referee | None = None, early: Early | None = None
-    ) -> tuple[Mapping[int, "asyncio.Task[Trajectory]"], Notes, int]:
-        """The rollouts, ended, by their place, but for those that had ended before; what was noted, and how many were
-        played again."""
-        before = self.pressure
+    ) -> tuple[Mapping[int, "asyncio.Task[Trajectory]"], Notes]:
+        """The rollouts, ended, by their place, but for those that had ended before; and what was noted."""
+        before = self.pressure or Pressure()
         batch = early or Early(self.engine.policy_step, asyncio.Semaphore(self.concurrency))
         counts: dict[str, int] = {}
         origins = []
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
             origins.append(self._origin(task, index, temperature, batch.policy_step))
-        notes, played_again = Notes(), self.broken.rollouts_replayed
-        failures: Sequence[Exception] = ()
-        try:
-            async with asyncio.TaskGroup() as rollouts:
-                running = {
-                    index: rollouts.create_task(self._one(origins[index], temperature, batch.places, notes))
-                    for index in self.lengths.longest_first(tasks)
-                    if index not in batch.finished
-                }
-                for index, rollout in running.items():
-                    rollout.add_done_callback(partial(batch.note, index))
-                if referee is not None:
-                    await referee.decide(running)
-        except ExceptionGroup as group:
-            failures = group.exceptions
-        if failures:
-            raise failures[0]  # not inside the block above: it keeps its own cause
-        after = self.pressure
-        self.pressed.latest = after.since(before) if after and before else Pressure()
-        return running, notes, self.broken.rollouts_replayed - played_again
+        notes = Notes()
+        async with at_once() as rollouts:
+            running = {
+                index: rollouts.create_task(self._one(origins[index], temperature, batch.places, notes))
+                for index in self.lengths.longest_first(tasks)
+                if index not in batch.finished
+            }
+            for index, rollout in running.items():
+                rollout.add_done_callback(partial(batch.note, index))
+            if referee is not None:
+                await referee.decide(running)
+        if early is None:  # else others are under way, and whoever began them knows since when
+            self.pressed.latest = (self.pressure or Pressure()).since(before)
+        return running, notes
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, the last that were collected, and what else `counted` tells."""

@@ -9,15 +9,17 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from repl_rl.engine.base import Resting
+from repl_rl.engine.base import Pressure, Resting
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.at_once import at_once
 from repl_rl.rollout.early import Busy, Early
 from repl_rl.rollout.facts import Facts, Figures
 from repl_rl.rollout.probe import probed
 from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
+from repl_rl.rollout.step import Places, Step, first_ended
 from repl_rl.tasks import Task
 
 T = TypeVar("T")
@@ -87,6 +89,15 @@ class LoopThread:
         self._loop.close()
 
 
+class _Begun(NamedTuple):
+    """The rollouts of a step to come."""
+
+    step: Step
+    groups: Sequence[Early]
+    """Of each group, what has ended of it."""
+    rollouts: UnderWay[list[Trajectory]]
+
+
 class RolloutThread:
     """Context manager: engine, sandbox and rollouts, opened and closed in one event loop thread.
 
@@ -98,14 +109,14 @@ class RolloutThread:
         self.tasks = tasks
         """By id."""
         self._stack = AsyncExitStack()
-        self._early: dict[int, tuple[Early, UnderWay[list[Trajectory]]]] = {}
+        self._early: dict[int, _Begun] = {}
         self._busy = Busy()
 
     def __enter__(self) -> "RolloutThread":
         self._thread = LoopThread()
         try:
             self.rollouts = self._thread.run(self._stack.enter_async_context(self._opener()))
-            self._places = asyncio.Semaphore(self.rollouts.concurrency)
+            self._places, self._news = asyncio.Semaphore(self.rollouts.concurrency), asyncio.Condition()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -115,8 +126,8 @@ class RolloutThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for _, rollouts in self._early.values():
-                rollouts.end()
+            for begun in self._early.values():
+                begun.rollouts.end()
             self._thread.run(self._stack.aclose())
         finally:
             self._thread.close()
@@ -140,9 +151,10 @@ class RolloutThread:
         """One trajectory a task id, in order; the engine must hold the weights of `policy_step`. Those that began
         before are waited for."""
         if policy_step in self._early:
-            _, rollouts = self._early.pop(policy_step)
+            step, _, rollouts = self._early.pop(policy_step)
             played = rollouts.wait()
-            self.rollouts.learn_lengths([self.tasks[i] for i in task_ids], played)
+            self.rollouts.learn_lengths(step.tasks, played)
+            self.rollouts.pressed.latest = self._pressure.since(step.pressure)
             return played
         trajectories = self._thread.run(self.rollouts.collect([self.tasks[i] for i in task_ids]))
         self._rest()
@@ -163,20 +175,54 @@ class RolloutThread:
         """
         tasks = [self.tasks[i] for i in task_ids]
         whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record names it alone
-        early = Early(policy_step, self._places, whole)
-        self._early[policy_step] = early, self._thread.begin(self._played(tasks, early))
+        step = Step(tasks, self.rollouts.lengths.longest_first(tasks), whole, self._pressure)
+        groups = [Early(policy_step, self._places, dict(step.before(places))) for _, places in step.groups]
+        self._early[policy_step] = _Begun(step, groups, self._thread.begin(self._played(step, groups)))
 
-    async def _played(self, tasks: Sequence[Task], early: Early) -> list[Trajectory]:
+    @property
+    def _pressure(self) -> Pressure:
+        return self.rollouts.pressure or Pressure()
+
+    async def _played(self, step: Step, groups: Sequence[Early]) -> list[Trajectory]:
         self._busy.begin()
         try:
-            return await self.rollouts.collect(tasks, early=early)
+            async with at_once() as playing:
+                for number in range(len(groups)):
+                    playing.create_task(self._group(step, number, groups[number]))
+            return step.played([step.parts[number] for number in range(len(groups))], self.rollouts.sandbox.name)
         finally:
             self._busy.end()
+            step.over = True
+            await self._tell()
+
+    async def _group(self, step: Step, number: int, early: Early) -> None:
+        task, places = step.groups[number]
+        step.parts[number] = await self.rollouts.group(task, len(places), early=early)
+        await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()
 
     def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
         """Those of a step to come that have ended well, by their number in it."""
-        early, _ = self._early[policy_step]
-        return dict(early.finished)  # a copy in one go: the other thread adds to it
+        step, groups, _ = self._early[policy_step]
+        ended = [dict(early.finished) for early in groups]  # copies in one go: the other thread adds to them
+        return {places[n]: t for (_, places), told in zip(step.groups, ended, strict=True) for n, t in told.items()}
+
+    def first(self, groups: Sequence[Places]) -> int:
+        """Wait until one of these groups of steps to come has ended. Returns the number of the first one that has."""
+        return self._thread.run(self._first(groups))
+
+    async def _first(self, groups: Sequence[Places]) -> int:
+        async with self._news:
+            while (number := first_ended(groups, lambda policy_step: self._early[policy_step].step)) is None:
+                await self._news.wait()
+        return number
+
+    def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
+        """Those of a step to come whose groups have ended, as `collect` will give them, by their number in it."""
+        return self._early[policy_step].step.ended
 
     @property
     def busy_s(self) -> float:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast
-from repl_rl.trainer.choices import Arguments, known
+from repl_rl.trainer.choices import Arguments, Windowed, groups, known
 
 IMPORTANCE_CAP = 2.0
 """Largest ratio of trainer to sampler that is kept as it is: TRL's value."""
@@ -98,14 +98,18 @@ def refuse_stale(steps: int, corrected: str, plan: str) -> None:
         plan: `trainer.groups`.
 
     Raises:
-        ConfigError: groups are played again or cut; or lines that are several steps old are corrected as a whole, and
-            that was asked for once only.
+        ConfigError: groups are played again or cut, or a window is asked for where nothing is ahead; or lines that are
+            several steps old are corrected as a whole, and that was asked for once only.
     """
-    if steps and plan:
-        remedy = "which groups a step is made of is said before they are played; leave one of both out"
+    windowed = isinstance(groups(plan), Windowed)
+    if steps and plan and not windowed:
+        remedy = "it says before they are played which groups a step is made of; leave one of both out, or take window"
         raise ConfigError("trainer.groups with trainer.ahead", plan, remedy)
+    if windowed and not steps:
+        remedy = "groups of later steps pass those that take long; set trainer.ahead to 1 or more, or leave it out"
+        raise ConfigError("trainer.groups without trainer.ahead", plan, remedy)
     name, apart = importance(corrected)
-    if steps > 1 and not (name.startswith("token") or apart.stale):
+    if (steps > 1 or windowed) and not (name.startswith("token") or apart.stale):
         why = "a mean over a line or a rollout leaves the ratio of a surprising token near 1: hardly a correction"
         remedy = f"{why}; choose token_truncate, or say that you want it all the same with {name}(stale=True)"
-        raise ConfigError("trainer.importance with trainer.ahead above 1", corrected, remedy)
+        raise ConfigError("trainer.importance with lines several steps old", corrected, remedy)

@@ -69,7 +69,14 @@ class Overprovision:
     extra: int
 
 
-Plan = Refill | Overprovision
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """Groups of later steps may pass one that takes long, within a window of that share of those under way."""
+
+    share: float
+
+
+Plan = Refill | Overprovision | Windowed
 """What is done about groups that teach nothing, or that take long."""
 
 
@@ -83,7 +90,12 @@ def overprovision(*, extra: Annotated[int, AtLeast(1)] = 2) -> Plan:
     return Overprovision(extra)
 
 
-PLANS: Mapping[str, Callable[..., Plan]] = {"refill": refill, "overprovision": overprovision}
+def window(*, share: Annotated[float, Above(0, at_most=1)] = 0.3) -> Plan:
+    """Windowed FIFO (MiniMax, arXiv 2605.26494): a step learns from what is done first, and waits for its oldest."""
+    return Windowed(share)
+
+
+PLANS: Mapping[str, Callable[..., Plan]] = {"refill": refill, "overprovision": overprovision, "window": window}
 
 
 def k3(*, beta: Positive = 0.04) -> Arguments:

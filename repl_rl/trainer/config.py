@@ -80,7 +80,8 @@ class TrainerConfig:
     groups: str = ""
     """Which groups a step is made of: "refill(most=2)" plays others in the place of those whose outcomes are all
     equal, so many times at most; "overprovision(extra=2)" plays so many more on each process, and cuts those that are
-    done last; "": each is played once."""
+    done last; with `ahead`, "window(share=0.3)" takes those that are done first of that share of the groups under way;
+    "": each is played once."""
     estimator: str = "two_stream"
     """Line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function; options in parentheses,
     such as "two_stream(line_weight=0.5)"."""

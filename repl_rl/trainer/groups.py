@@ -92,6 +92,11 @@ class Groups:
         version, words, gauss = json.loads(memory)
         self._rng.setstate((version, tuple(words), gauss))
 
+    @property
+    def oldest(self) -> int:
+        """How many steps old a line can be when it is learned from: it is new."""
+        return 0
+
     def play(self, slots: Sequence[str], step: int) -> tuple[Trajectory, ...]:
         """This process's rollouts of a step: as many as `slots`, whose tasks a curriculum may replace.
 

@@ -55,7 +55,7 @@ class ReplGRPOTrainer(KeptTrainer):
     its adapters if it has some. With an `observation_weight` above 0 the loss has as many times the mean negative log
     probability of what the console printed: see `observations`. `plan` says which groups are played: see `Groups`. With
     `sharing`, the fast pass scores what rollouts begin with alike once. The rollouts of `ahead` later steps go on while
-    the policy is updated: see `GroupsAhead`; then `plan` is None.
+    the policy is updated: see `GroupsAhead`.
 
     Raises:
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
@@ -115,7 +115,7 @@ class ReplGRPOTrainer(KeptTrainer):
         self.groups = Groups(source, task_ids, size, self.accelerator, plan, curriculum, credit.stops, seed)
         if ahead:
             lead, coming = Lead(ahead, args.max_steps // steps), self._upcoming
-            self.groups = GroupsAhead(source, size, self.accelerator, lead, steps, coming, curriculum)
+            self.groups = GroupsAhead(source, size, self.accelerator, lead, steps, coming, curriculum, plan)
         self.observation_weight = observation_weight
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
@@ -233,7 +233,7 @@ class ReplGRPOTrainer(KeptTrainer):
         """
         rows, step = self.step_state.rows, self.state.global_step
         width, cap = batch["completion_ids"].size(1), self.vllm_importance_sampling_clip_max
-        ages = ages_of(rows, width, step, self.ahead * self.optimizer_steps)
+        ages = ages_of(rows, width, step, self.groups.oldest * self.optimizer_steps)
         gap = corrected(batch, rows, ages, self.importance, cap, self.accelerator)
         told = self.sharing.metrics(self.accelerator) if self.sharing is not None else {}
         if self.observation_weight:

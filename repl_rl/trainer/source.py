@@ -79,6 +79,21 @@ class AheadSource(RolloutSource, Protocol):
         """How long rollouts that were begun were under way, wall clock."""
 
 
+@runtime_checkable
+class WindowedSource(AheadSource, Protocol):
+    """One that tells which groups of later steps have ended: what `groups = "window"` needs."""
+
+    def first(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
+        """Wait until one of these groups has ended, and return the number of the first one that has.
+
+        A group is the policy step that it was begun for, and the numbers of its rollouts in that step. It has ended,
+        too, where something failed under all rollouts of that step: `collect` then raises it.
+        """
+
+    def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
+        """Those of a step to come whose groups have ended, as `collect` will give them, by their number in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """What one step did, with all its updates. For people and files: nothing in training reads it."""

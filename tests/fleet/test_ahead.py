@@ -213,6 +213,31 @@ def test_what_had_ended_is_told_and_is_not_played_again() -> None:
     assert Halting.written == 1
 
 
+def test_a_group_that_has_ended_is_told_while_others_go_on() -> None:
+    cluster = MemoryCluster(1)
+    groups = [(1, [n for n, id in enumerate(IDS) if id == task.id]) for task in TASKS]
+    with fleet(cluster, PATIENT, opener=halted) as source:
+        source.begin(IDS, 1)
+        source._thread.run(until(lambda: Halting.written == 6))
+        assert source.ended(1) == {}
+        source._thread.run(let_go())
+        number = source.first(groups)
+        ended = source.ended(1)
+        assert set(groups[number][1]) <= ended.keys()
+        played = source.collect(IDS, 1)
+    assert all(played[n] == t for n, t in ended.items())
+
+
+def test_who_waits_for_a_group_of_a_step_that_fails_waits_no_longer(tmp_path: Path) -> None:
+    with fleet(MemoryCluster(2), opener=deaf) as source:
+        source._thread.run(until(lambda: len(source.crew.ready) == 2))
+        source.load_weights(weights(tmp_path), 4)
+        source.begin(IDS, 5)
+        source.first([(5, [len(IDS)])])
+        with pytest.raises(WeightSyncError, match="the node's engine is at policy step 0, its group at 4"):
+            source.collect(IDS, 5)
+
+
 def test_what_group_judges_add_is_added_once_by_a_run_that_goes_on() -> None:
     with fleet(MemoryCluster(1), opener=judged) as source:
         source.begin(IDS, 1)

@@ -97,6 +97,13 @@ class EarlySource:
         done = {n: t for n, t in self._told(policy_step).items() if len(begun.lines[n]) == self.most}
         return {**done, **begun.finished}
 
+    def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
+        return self.finished(policy_step)
+
+    def first(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
+        self._write(self.most)
+        return next(n for n, (step, places) in enumerate(groups) if set(places) <= set(self.finished(step)))
+
     def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
         if policy_step not in self.under_way:
             self.begin(task_ids, policy_step, {})
@@ -270,6 +277,20 @@ def test_what_comes_next_is_what_trls_order_gives_then(
     assert [first, *epoch] == given_[at // steps * len(order) :][: len(order)], "looking draws nothing"
 
 
+class Straggling(EarlySource):
+    """The first group of step 2 ends after four others that were begun after it."""
+
+    passed = 0
+
+    def first(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
+        number = super().first(groups)
+        step, places = groups[number]
+        if (step, places[0]) != (2, 0) or self.passed == 4 or len(groups) == 1:
+            return number
+        self.passed += 1
+        return number + 1
+
+
 class Stopped(BaseException):
     """Stands for whatever ends a run."""
 
@@ -317,6 +338,66 @@ def test_a_run_that_is_gone_on_with_keeps_what_had_ended_and_begins_the_rest_aga
     assert len(ids) == len(set(ids)) == 48
 
 
+WINDOW = replace(CONFIG, groups="window(share=0.9)")
+"""Of five groups."""
+
+
+def test_a_group_that_others_pass_is_learned_from_when_it_has_ended_as_old_as_the_window_lets_it_be(
+    tmp_path: Path,
+) -> None:
+    source = Straggling(tiny_model())
+    told: list[Sequence[Trajectory]] = []
+    figures: list[dict[str, float]] = []
+
+    def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+        told.append(trajectories)
+        figures.append(record.metrics)
+
+    fit(tiny_model(), tiny_tokenizer(), IDS, source, WINDOW, tmp_path, on_step)
+    began = [[int(t.id.split("-")[0]) for t in step[::3]] for step in told]
+    assert began == [[0, 0], [1, 1], [2, 3], [3, 4], [2, 4], [5, 5], [6, 6], [7, 7]]
+    assert [{t.policy_step for t in step} for step in told] == [{step} for step in range(8)]
+    assert [m["staleness_max"] for m in figures] == [0, 1, 2, 2, 4, 2, 2, 2]
+    assert all(t.lines[0].policy_step == 0 for t in told[4][:3])
+    assert not source.under_way
+
+
+def test_where_no_group_takes_longer_a_window_changes_nothing(tmp_path: Path) -> None:
+    windowed, strict = (
+        trained(EarlySource(tiny_model(), quick=True), config, tmp_path / str(n))
+        for n, config in enumerate((WINDOW, CONFIG))
+    )
+    clock = {"trainer_idle", "sampler_idle"}
+    assert [{n: v for n, v in m.items() if n not in clock and not n.endswith("_s")} for m in windowed] == [
+        {n: v for n, v in m.items() if n not in clock and not n.endswith("_s")} for m in strict
+    ]
+
+
+@pytest.mark.parametrize("stop_after", [2, 3, 4, 5, 6])
+def test_a_run_with_a_window_that_is_gone_on_with_learns_from_each_group_once(stop_after: int, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        play(tmp_path, Straggling(tiny_model()), stop_after, config=WINDOW)
+    play(tmp_path, Straggling(tiny_model()), config=WINDOW)
+    stored = list(read(tmp_path / "trajectories"))
+    assert len({t.id for t in stored}) == len(stored) == 48
+    assert [t.policy_step for t in stored] == [step for step in range(8) for _ in range(6)]
+
+
+def test_a_window_where_nothing_is_ahead_or_that_a_source_knows_nothing_of_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.groups without trainer\.ahead is 'window'.* set trainer\.ahead"):
+        replace(CONFIG, groups="window", ahead=0)
+    with pytest.raises(ConfigError, match=r"share of trainer\.groups window is 1\.5; .* at most 1"):
+        replace(CONFIG, groups="window(share=1.5)")
+    with pytest.raises(ConfigError, match=r"lines several steps old is 'line_mask'"):
+        replace(CONFIG, groups="window", ahead=1, importance="line_mask")
+
+    class Blind(EarlySource):
+        first = None  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match=r"trainer\.groups is 'window'; this source of rollouts has no `first`"):
+        fit(tiny_model(), tiny_tokenizer(), IDS, Blind(tiny_model()), WINDOW, tmp_path, ignore)
+
+
 def test_where_sampler_and_trainer_take_turns_a_lead_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.ahead is 2; vLLM cannot sleep while it samples.*leave it at 0"):
         refuse_run(World(engine=Vllm(sleep=True)), CONFIG, 100)
@@ -329,7 +410,7 @@ def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
 
 def test_whole_lines_and_rollouts_are_no_correction_of_what_is_several_steps_old_unless_asked_for_twice() -> None:
     for importance in ("line_truncate", "sequence_mask(cap=3.0)"):
-        with pytest.raises(ConfigError, match=r"trainer\.importance with trainer\.ahead above 1 .* near 1"):
+        with pytest.raises(ConfigError, match=r"trainer\.importance with lines several steps old .* near 1"):
             replace(CONFIG, importance=importance)
         assert replace(CONFIG, importance=importance, ahead=1).ahead == 1
         name, opened, options = importance.partition("(")

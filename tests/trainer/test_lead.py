@@ -1,4 +1,4 @@
-"""How far rollouts run ahead: a model of sampler and trainer in simulated time, driven by the schedule alone."""
+"""How far rollouts run ahead: a model of sampler and trainer in simulated time, driven by lead and window alone."""
 
 import math
 import random
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import InvariantError
-from repl_rl.trainer.lead import Lead
+from repl_rl.trainer.lead import Lead, Window
 
 GROUPS, SIZE = 4, 3
 """Groups of a step, rollouts of a group."""
@@ -26,36 +26,51 @@ class Run:
     began: dict[int, int]
     """The weights that each step began with."""
     learned: list[tuple[int, ...]]
-    """The groups of each step, in the order in which they were learned from."""
+    """The groups of each step, in the order in which they were taken."""
     staleness: list[int]
-    """Of each step's oldest rollout, in steps, when it was learned from."""
+    """Of each step's oldest group, in steps, when it was learned from."""
     wall_s: float
     idle_s: float
     """The trainer waited for rollouts."""
 
 
 def simulated(
-    ahead: int, steps: int, length: Length, update_s: float, places: int | None = None, rollouts: int = GROUPS * SIZE
+    ahead: int,
+    steps: int,
+    length: Length,
+    update_s: float,
+    places: int | None = None,
+    groups: int = GROUPS,
+    size: int = SIZE,
+    share: float = 0.0,
 ) -> Run:
-    """A run whose sampler takes rollouts in the order in which they begin, `places` at once; None: all. `rollouts` are
-    those of a step."""
-    lead, run = Lead(ahead, steps), Run({}, [], [], 0.0, 0.0)
-    now, ended_s = 0.0, dict[int, float]()
+    """A run whose sampler takes rollouts in the order in which they begin, `places` at once; None: all. Within a window
+    of that `share` groups are taken in the order in which they end."""
+    lead, window = Lead(ahead, steps), Window(Window.wide(share, ahead, groups))
+    run = Run({}, [], [], 0.0, 0.0)
+    now, ended_s = 0.0, list[float]()
     free = [0.0] * places if places is not None else None
     for step in range(steps):
         for later in lead.reached(step):
             run.began[later] = step
-            for number in range(rollouts):
-                start = now if free is None else max(now, heappop(free))
-                end = start + length(later, number)
-                if free is not None:
-                    heappush(free, end)
-                    heapify(free)
-                ended_s[later] = max(ended_s.get(later, 0.0), end)
-        run.idle_s += max(ended_s[step] - now, 0.0)
-        now = max(now, ended_s[step]) + update_s
-        run.learned.append(tuple(step * GROUPS + group for group in range(GROUPS)))
-        run.staleness.append(step - run.began[step])
+            for group in range(groups):
+                ended_s.append(0.0)
+                for number in range(group * size, (group + 1) * size):
+                    start = now if free is None else max(now, heappop(free))
+                    end = start + length(later, number)
+                    if free is not None:
+                        heappush(free, end)
+                        heapify(free)
+                    ended_s[-1] = max(ended_s[-1], end)
+        taken, ready = list[int](), now
+        for _ in range(groups):
+            ready, group = min((max(ready, ended_s[group]), group) for group in window.open(len(ended_s)))
+            window.take(group)
+            taken.append(group)
+        run.idle_s += ready - now
+        now = ready + update_s
+        run.learned.append(tuple(taken))
+        run.staleness.append(max(step - run.began[group // groups] for group in taken))
     run.wall_s = now
     return run
 
@@ -114,8 +129,69 @@ def test_one_step_ahead_hides_what_takes_equally_long() -> None:
 ])  # fmt: skip
 def test_heavy_tails_are_hidden_as_the_model_of_the_design_says(update_s: float, ahead: int, speed: float) -> None:
     """12 groups of 8 rollouts whose lengths have a heavy tail, updates of one mean rollout or three: so much faster."""
-    turns_s, ahead_s = (simulated(k, 400, tailed(1), update_s, rollouts=12 * 8).wall_s for k in (0, ahead))
+    turns_s, ahead_s = (simulated(k, 400, tailed(1), update_s, groups=12, size=8).wall_s for k in (0, ahead))
     assert turns_s / ahead_s == pytest.approx(speed, rel=0.05)
+
+
+@pytest.mark.parametrize(("update_s", "ahead", "speed", "oldest"), [
+    (1.0, 1, 1.95, 2), (3.0, 1, 1.95, 2), (1.0, 4, 4.15, 6), (3.0, 4, 3.46, 6),
+])  # fmt: skip
+def test_a_window_hides_more_of_them_and_reaches_its_bound_as_the_model_of_the_design_says(
+    update_s: float, ahead: int, speed: float, oldest: int
+) -> None:
+    turns, windowed, strict = (
+        simulated(k, 400, tailed(1), update_s, groups=12, size=8, share=share)
+        for k, share in ((0, 0.0), (ahead, 0.3), (ahead, 0.0))
+    )
+    assert turns.wall_s / windowed.wall_s == pytest.approx(speed, rel=0.05)
+    assert windowed.wall_s < strict.wall_s
+    assert max(windowed.staleness) == oldest
+
+
+@given(ahead=st.integers(0, 6), share=st.floats(0.01, 1.0), places=st.none() | st.integers(1, 24), **RUNS)
+def test_with_a_window_every_group_is_learned_from_once_and_none_is_older_than_it_says(
+    ahead: int, share: float, places: int | None, seed: int, steps: int, update_s: float
+) -> None:
+    run = simulated(ahead, steps, tailed(seed, 2.0), update_s, places, share=share)
+    assert sorted(group for groups in run.learned for group in groups) == list(range(steps * GROUPS))
+    width = Window.wide(share, ahead, GROUPS)
+    assert max(run.staleness) <= Window.oldest(width, ahead, GROUPS)
+
+
+@pytest.mark.parametrize(("width", "groups", "more"), [(1, 4, 0), (2, 4, 1), (5, 4, 1), (6, 4, 2), (9, 4, 2)])
+def test_a_group_that_all_others_of_its_window_pass_is_as_old_as_it_says_and_no_older(
+    width: int, groups: int, more: int
+) -> None:
+    window, late = Window(width), groups - 1  # the last of its step: begun as late, taken as late as can be
+    order = list[int]()
+    while len(order) < 4 * groups:
+        open_ = window.open(5 * groups)
+        order.append(next((group for group in open_ if group != late), late))
+        window.take(order[-1])
+    assert order.index(late) // groups == more == Window.oldest(width, 0, groups)
+
+
+@given(width=st.integers(1, 12), at=st.integers(0, 40), picks=st.lists(st.integers(0, 99), min_size=40, max_size=40))
+def test_a_window_that_is_told_what_was_taken_goes_on_as_the_one_before(width: int, at: int, picks: list[int]) -> None:
+    window, taken = Window(width), list[int]()
+    for pick in picks[:at]:
+        open_ = window.open(100)
+        taken.append(open_[pick % len(open_)])
+        window.take(taken[-1])
+    first = next(n for n in range(100) if n not in taken)
+    after = Window(width, first, [group for group in taken if group > first])
+    assert after.open(100) == window.open(100)
+    assert after.left(0, 60) == window.left(0, 60) == [group for group in range(60) if group not in taken]
+
+
+@pytest.mark.parametrize("group", [0, 2, 3, 7])
+def test_a_group_outside_of_the_window_or_taken_before_is_refused(group: int) -> None:
+    window = Window(3, 1, [2])
+    assert window.open(9) == [1, 3]
+    if group == 3:
+        window.take(group)
+    with pytest.raises(InvariantError, match=f"group {group} is none of those from 1 on"):
+        window.take(group)
 
 
 @given(ahead=st.integers(0, 8), at=st.integers(0, 30), left=st.integers(1, 30))

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from repl_rl.errors import WeightSyncError
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.ahead import GroupsAhead
+from repl_rl.trainer.choices import Windowed
 from repl_rl.trainer.correction import ages_of
-from repl_rl.trainer.lead import Lead
+from repl_rl.trainer.lead import Lead, Window
 from tests.trainer.policies import NEWLINE, prompt_of, trajectory_of
 from tests.trainer.test_ahead import written_by
 
@@ -43,7 +44,7 @@ class Rollout:
 
     def told(self) -> Trajectory:
         prompt = prompt_of(self.task_id)
-        t = trajectory_of(prompt, [((5, NEWLINE), (6,))] * len(self.wrote), [0.0] * 99, self.number, self.step)
+        t = trajectory_of(prompt, [((5, NEWLINE), (6,))] * len(self.wrote), [0.0] * 999, self.number, self.step)
         return replace(t, id=f"{self.step}-{t.id}", segments=written_by(t, iter(self.wrote)))
 
 
@@ -59,7 +60,8 @@ class Simulated:
         self.waiting = deque[Rollout]()
         self.writing: list[tuple[float, int, int, Rollout]] = []
         """A heap: when each line ends, and whose it is."""
-        self.ended: dict[int, dict[int, Trajectory]] = {}
+        self.told: dict[int, dict[int, Trajectory]] = {}
+        """Rollouts that have ended, of each step."""
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
         if self.writing:
@@ -69,7 +71,7 @@ class Simulated:
             self._go_on(rollout)
 
     def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
-        self.ended[policy_step] = dict(finished)
+        self.told[policy_step] = dict(finished)
         for number, task_id in enumerate(task_ids):
             if number not in finished:
                 rng = random.Random(f"{self.seed}/{policy_step}/{number}")
@@ -78,12 +80,21 @@ class Simulated:
         self._fill()
 
     def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
-        return self.ended[policy_step]
+        return self.told[policy_step]
+
+    ended = finished
+
+    def first(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
+        while True:
+            for number, (policy_step, places) in enumerate(groups):
+                if set(places) <= self.told[policy_step].keys():
+                    return number
+            self._turn()
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
-        while len(self.ended[policy_step]) < len(task_ids):
+        while len(self.told[policy_step]) < len(task_ids):
             self._turn()
-        ended = self.ended.pop(policy_step)
+        ended = self.told.pop(policy_step)
         return [ended[number] for number in range(len(task_ids))]
 
     def probe(self, task_id: str) -> Sequence[Trajectory]:
@@ -104,7 +115,7 @@ class Simulated:
             rollout.wrote.append(self.weights)
             heappush(self.writing, (self.now_s + rollout.lines_s.pop(0), rollout.step, rollout.number, rollout))
         else:
-            self.ended[rollout.step][rollout.number] = rollout.told()
+            self.told[rollout.step][rollout.number] = rollout.told()
             self._fill()
 
     def _fill(self) -> None:
@@ -135,24 +146,31 @@ class Run:
 
 
 def run(
-    ahead: int, steps: int, source: Simulated, update_s: float, stops: frozenset[int] = frozenset(), late: int = 0
+    ahead: int,
+    steps: int,
+    source: Simulated,
+    update_s: float,
+    stops: frozenset[int] = frozenset(),
+    late: int = 0,
+    share: float = 0.0,
 ) -> Run:
     """Train for so many steps. `stops`: before those another process goes on. `late`: so much further ahead than it may
-    the scheduler runs."""
-    made = Run()
+    the scheduler runs. `share`: of a window; 0: there is none."""
+    made, plan = Run(), Windowed(share) if share else None
+    oldest = Window.oldest(Window.wide(share, ahead, TASKS), ahead, TASKS)
     groups: GroupsAhead | None = None
     for step in range(steps):
         if step in stops or groups is None:
             told = None if groups is None else groups.memory()
-            source = Simulated(source.seed, source.places, source.spread) if told else source
+            source = type(source)(source.seed, source.places, source.spread) if told else source
             lead = Lead(ahead + late, steps)
-            groups = GroupsAhead(source, SIZE, Accelerator(cpu=True), lead, 1, partial(upcoming, step))
+            groups = GroupsAhead(source, SIZE, Accelerator(cpu=True), lead, 1, partial(upcoming, step), plan=plan)
             if told is not None:
                 groups.remember(told)
         before_s = source.now_s
         source.load_weights(Path(), step)
         rollouts = groups.play(slots(step), step)
-        ages = ages_of(rollouts, max(len(t.completion_ids) for t in rollouts), step, ahead)
+        ages = ages_of(rollouts, max(len(t.completion_ids) for t in rollouts), step, oldest)
         made.oldest.append(int(ages.max()))
         made.learned.append(list(rollouts))
         source.wait(update_s)
@@ -164,6 +182,7 @@ LEADS = st.integers(0, 5)
 STEPS = st.integers(1, 14)
 UPDATES_S = st.floats(0.01, 30.0)
 SEEDS = st.integers(0, 1 << 16)
+SHARES = st.floats(0.01, 1.0)
 
 
 @given(ahead=LEADS, steps=STEPS, places=st.none() | st.integers(1, 12), update_s=UPDATES_S, seed=SEEDS)
@@ -189,6 +208,41 @@ def test_a_run_that_is_gone_on_with_anywhere_keeps_the_bound_and_learns_from_eac
     assert len(ids) == len(set(ids)) == steps * TASKS * SIZE
     undisturbed = run(ahead, steps, Simulated(seed, places), update_s)
     assert [id for step in undisturbed.learned for id in (t.id for t in step)] == ids
+
+
+@given(ahead=LEADS, steps=STEPS, places=st.integers(1, 12), update_s=UPDATES_S, seed=SEEDS, share=SHARES,
+       data=st.data())  # fmt: skip
+def test_with_a_window_each_rollout_is_learned_from_once_whole_groups_at_a_time_and_no_line_is_too_old(
+    ahead: int, steps: int, places: int, update_s: float, seed: int, share: float, data: st.DataObject
+) -> None:
+    stops = frozenset(data.draw(st.sets(st.integers(1, max(steps - 1, 1)), max_size=3)))
+    made = run(ahead, steps, Simulated(seed, places, 2.5), update_s, stops, share=share)  # which checks each line's age
+    ids = [t.id for step in made.learned for t in step]
+    assert len(ids) == len(set(ids)) == steps * TASKS * SIZE
+    names = [t.task_id for step in made.learned for t in step]
+    assert sorted(names) == sorted(name for step in range(steps) for name in slots(step))
+    assert all(len(set(names[at : at + SIZE])) == 1 for at in range(0, len(names), SIZE))
+    assert [{t.policy_step for t in step} for step in made.learned] == [{step} for step in range(steps)]
+
+
+def test_a_window_lets_a_younger_group_pass_one_that_takes_long_and_a_run_that_goes_on_knows_of_it() -> None:
+    class Straggling(Simulated):
+        """The first group of step 1 has many times as many lines as any other."""
+
+        def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
+            self.spread = 0.0
+            super().begin(task_ids, policy_step, finished)
+            for rollout in [*self.waiting, *(written for *_, written in self.writing)]:
+                if rollout.step == 1 and rollout.number < SIZE:
+                    rollout.lines_s = [1.0] * 30
+
+    straight, stopped = (
+        run(3, 8, Straggling(0, None), 1.0, stops, share=0.5) for stops in (frozenset[int](), frozenset({2}))
+    )
+    for made in (straight, stopped):
+        tasks = [[t.task_id for t in step[::SIZE]] for step in made.learned]
+        assert tasks[:4] == [["0/0", "0/1"], ["1/1", "2/0"], ["1/0", "2/1"], ["3/0", "3/1"]], "three others pass it"
+        assert tasks[4:] == [[f"{step}/0", f"{step}/1"] for step in range(4, 8)]
 
 
 @pytest.mark.parametrize("ahead", [1, 3])

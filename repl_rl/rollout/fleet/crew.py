@@ -73,7 +73,7 @@ class Crew:
         self._hope = Hope(self._cluster.name, self.waits, asyncio.get_running_loop().time())
         async with self._stable:
             self._managing = asyncio.create_task(self._manage())
-            await self._until(lambda: bool(self.ready) or (self._refusal is not None and not self._coming))
+            await self.until(lambda: bool(self.ready) or (self._refusal is not None and not self._coming))
         if not self.ready:
             assert self._refusal is not None
             raise self._refusal
@@ -200,7 +200,7 @@ class Crew:
         async with self._news:
             self._news.notify_all()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that nodes do, as long as there is hope.
 
         Raises:
@@ -238,7 +238,7 @@ class Crew:
                     self._doom(member, error)
                 elif error is not None:
                     raise error
-            await self._until(lambda: bool(self.ready))
+            await self.until(lambda: bool(self.ready))
             await self._stable.unread()
 
     async def play(self, groups: Sequence[Group], early: dict[int, Part] | None = None) -> list[Part]:
@@ -257,7 +257,7 @@ class Crew:
         try:
             async with self._stable:
                 while len(parts) < len(groups):
-                    await self._until(lambda: batch.news or batch.error is not None or len(parts) == len(groups))
+                    await self.until(lambda: batch.news or batch.error is not None or len(parts) == len(groups))
                     batch.news = False
                     if batch.error is not None:
                         raise batch.error
@@ -271,7 +271,7 @@ class Crew:
         """What every node makes of a group that is only looked at. Raises as `play`."""
         async with self._stable:
             while True:
-                await self._until(lambda: bool(self.ready))
+                await self.until(lambda: bool(self.ready))
                 ready = self.ready
                 asked = (member.looked(group, self.waits) for member in ready)
                 told = await asyncio.gather(*asked, return_exceptions=True)

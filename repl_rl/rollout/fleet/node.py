@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from repl_rl.engine.base import Resting
@@ -123,21 +124,19 @@ class RolloutNode:
             wanted = group.policy_step if begin is None else begin
             raise WeightSyncError(f"the node's engine is at policy step {has}, its group at {wanted}")
         rollouts = self._rollouts if group.alter is None else group.alter(self._rollouts)
-        tasks, early = [group.task] * group.size, None
+        early = None
         if begin is not None:
             early = Early(group.policy_step, asyncio.Semaphore(rollouts.concurrency), dict(group.finished))
         self._under_way += group.size
         try:
-            part = await rollouts.part(tasks, group.temperature, early)
-            judged = await rollouts.together(tasks, part)
+            part = await rollouts.group(group.task, group.size, group.temperature, early)
         finally:
             self._under_way -= group.size
         self._played += group.size
-        self._tokens += sum(trajectory.sampled_tokens for trajectory in judged)
+        self._tokens += sum(trajectory.sampled_tokens for trajectory in part.trajectories)
         if not self._under_way and isinstance(rollouts.engine, Resting):
             await rollouts.engine.rest()
-        unjudged = part.trajectories if early is not None and rollouts.group_judges else ()
-        return Part(tuple(judged), part.notes, part.played_again, unjudged)
+        return part if early is not None else replace(part, unjudged=())  # nobody needs them
 
     async def beat(self) -> Beat:
         """See `Node.beat`."""

@@ -19,10 +19,10 @@ from repl_rl.rollout.fleet.crew import Crew
 from repl_rl.rollout.fleet.members import Member, Waits
 from repl_rl.rollout.fleet.messages import Cluster, Group, Setting, Weights
 from repl_rl.rollout.fleet.node import checksum
-from repl_rl.rollout.fleet.step import Step
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.sampler import RolloutSampler
+from repl_rl.rollout.step import Places, Step, first_ended
 from repl_rl.rollout.thread import Alter, LoopThread, UnderWay
 from repl_rl.tasks import Task
 
@@ -161,11 +161,31 @@ class NodeFleet:
             return step.played(await self.crew.play(groups, step.parts), self.facts.sandbox)
         finally:
             self._busy.end()
+            step.over = True
 
     def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
         """Those of a step to come that have ended well, by their number in it: of groups that have ended whole."""
         step, _ = self._early[policy_step]
         return step.finished
+
+    def first(self, groups: Sequence[Places]) -> int:
+        """Wait until one of these groups of steps to come has ended. Returns the number of the first one that has.
+
+        Raises:
+            BrokenDown: there was no node for too long.
+        """
+
+        def number() -> int | None:
+            return first_ended(groups, lambda policy_step: self._early[policy_step][0])
+
+        self._thread.run(self.crew.until(lambda: number() is not None))
+        found = number()
+        assert found is not None, "what has ended stays so"
+        return found
+
+    def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
+        """Those of a step to come whose groups have ended, as `collect` will give them, by their number in it."""
+        return self._early[policy_step][0].ended
 
     def probe(self, task_id: str) -> Sequence[Trajectory]:
         """The first line that the policy of now writes on a task, on each node."""
