@@ -3,7 +3,8 @@
     python -m benchmarks.credit FILE...
 
 Every number of docs/credit.md stands in a generated block and comes from such files. One of a regime is added to the
-block of `benchmarks.regimes`; one without is the earlier experiment, and has the block of this script.
+block of `benchmarks.regimes` or, about the age of rollouts, of `benchmarks.stale`; one without is the earlier
+experiment, and has the block of this script.
 """
 
 import json
@@ -15,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks import regimes
+from benchmarks import regimes, stale
 from benchmarks.pages import ROOT, Block
 from benchmarks.regimes import points, share
 from repl_rl.lab.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
@@ -229,7 +230,10 @@ def _curve(axes: Axes, report: Mapping[str, object], name: str, colour: str, gri
 def main(files: Sequence[Path]) -> None:
     """Publish the figures in `files`."""
     reports = [json.loads(file.read_text()) for file in files]
-    regimes.publish([report for report in reports if report["settings"].get("regime")])
+    named = [report for report in reports if report["settings"].get("regime")]
+    for owner in (regimes, stale):
+        if own := [report for report in named if (report["settings"]["regime"] in stale.REGIMES) is (owner is stale)]:
+            owner.publish(own)
     for report in reports:
         if not report["settings"].get("regime"):
             FIGURES.write_text(json.dumps(report) + "\n")

@@ -49,8 +49,8 @@ KEPT = (
 
 
 def names() -> list[str]:
-    """The shipped regimes."""
-    return sorted(file.stem for file in asset(REGIMES).glob("*.toml"))
+    """The shipped regimes that are about credit."""
+    return sorted(name for file in asset(REGIMES).glob("*.toml") if not (name := file.stem).startswith("stale"))
 
 
 def planned(name: str) -> tuple[CreditBenchConfig, Experiment]:
@@ -102,7 +102,7 @@ def _started(config: CreditBenchConfig) -> str:
 
 def _regime(name: str, report: Mapping[str, object]) -> str:
     settings, found = report["settings"], report["figures"]["conditions"]
-    parts = [f"### `{name}`\n", _about(report), _table(found), *(f"- {line}" for line in sentences(report))]
+    parts = [f"### `{name}`\n", about(report), _table(found), *(f"- {line}" for line in sentences(report))]
     agreed = {condition: figures["agreement"] for condition, figures in found.items() if figures["agreement"]}
     text = "\n".join(parts[:3]) + "\n" + "\n".join(parts[3:]) + "\n"
     if agreed:
@@ -137,8 +137,14 @@ def _blocks(report: Mapping[str, object]) -> str:
     return text
 
 
-def _about(report: Mapping[str, object]) -> str:
-    settings, runs = report["settings"], [row for row in report["rows"] if row["kind"] == "run"]
+def rows_of(report: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
+    """The runs of a report."""
+    return [row for row in report["rows"] if row["kind"] == "run"]
+
+
+def about(report: Mapping[str, object]) -> str:
+    """How the runs of a report were played."""
+    settings, runs = report["settings"], rows_of(report)
     steps = [len(run["tokens"]) for run in runs]
     rate = f"{settings['learning_rate']:g}"
     if settings["rates"]:

@@ -126,8 +126,7 @@ class RolloutThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for begun in self._early.values():
-                begun.rollouts.end()
+            self.forget()
             self._thread.run(self._stack.aclose())
         finally:
             self._thread.close()
@@ -223,6 +222,12 @@ class RolloutThread:
     def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
         """Those of a step to come whose groups have ended, as `collect` will give them, by their number in it."""
         return self._early[policy_step].step.ended
+
+    def forget(self) -> None:
+        """End the rollouts of steps to come: nobody will ask for them."""
+        for begun in self._early.values():
+            begun.rollouts.end()
+        self._early.clear()
 
     @property
     def busy_s(self) -> float:

@@ -16,6 +16,7 @@ from repl_rl.credit.group import earned_by, group_advantages
 from repl_rl.credit.rewards import line_rewards
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.lab.credit.conditions import (
+    AGED,
     BASELINE,
     CONDITIONS,
     ERRORS,
@@ -81,14 +82,16 @@ class Played:
 
 def test_every_cell_is_there_or_is_the_same_as_another_one() -> None:
     cells = {f"{estimator}/{shaping}" for estimator in ESTIMATORS for shaping in SHAPINGS}
-    others = {condition.name for condition in (*MERGED, *ERRORS)}
+    others = {condition.name for condition in (*MERGED, *ERRORS, *AGED)}
     assert {c.name for c in CONDITIONS} == cells - set(SAME_AS) | others | {"fenced"}
-    assert len(CONDITIONS) == len({c.name for c in CONDITIONS}) == 21
+    assert len(CONDITIONS) == len({c.name for c in CONDITIONS}) == 37
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
 def test_every_condition_can_be_trained(condition: Condition) -> None:
-    credit = credit_of(trainer_config(condition, Settings()))
+    config = trainer_config(condition, Settings())
+    assert (config.ahead, config.importance) == (condition.ahead, condition.importance)
+    credit = credit_of(config)
     assert credit.table == condition.rewards
     assert (len(credit.extras), credit.potential is not None) == (
         len(condition.line_rewards),

@@ -1,7 +1,7 @@
 """The shipped regimes: each can be read and played, and what they are to show they can."""
 
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.coldstart.demonstrations import ECHO
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.beginnings import BEGINNINGS
-from repl_rl.lab.credit.conditions import BASELINE, conditions
+from repl_rl.lab.credit.conditions import AGED, BASELINE, conditions
 from repl_rl.lab.credit.experiment import Experiment
 from repl_rl.lab.credit.settings import REGIMES, Settings
 from repl_rl.lab.credit.taught import DEMONSTRATIONS_A_STEP, FAILING, MOST_FAILURES, failing_plan
@@ -31,10 +31,10 @@ def test_a_regime_is_named_as_its_file_and_compares_six_conditions_with_six_seed
     assert found.regime == name
     chosen = [condition.name for condition in conditions(found.conditions)]
     assert BASELINE in chosen
-    few = found.start == "shown"  # a real model: a check of signs
+    few, stale = found.start == "shown", name.startswith("stale")  # a real model: a check of signs
     assert len(chosen) == len(found.conditions) >= (4 if few else 6)
-    assert found.seeds >= (3 if few else 6)
-    assert found.agreement_tokens > 0
+    assert found.seeds >= (3 if few else 4 if stale else 6)
+    assert (found.agreement_tokens > 0) is not stale
     settings = Settings(**{field.name: getattr(found, field.name) for field in fields(Settings)})
     assert Experiment(found.out, settings, found.conditions, found.seeds).power.smallest is not None
 
@@ -52,6 +52,17 @@ def test_a_model_is_shown_as_much_by_lines_as_by_blocks_and_may_write_as_much_in
 def test_two_regimes_at_least_detect_three_points() -> None:
     powers = [Experiment(Path("out"), Settings(), found.conditions, found.seeds).power for found in map(regime, NAMES)]
     assert sum(p.smallest is not None and p.smallest <= 0.03 for p in powers) >= 2
+
+
+def test_the_age_of_rollouts_is_tried_with_every_correction_and_changes_nothing_else() -> None:
+    assert set(regime("stale").conditions) == {BASELINE, *(condition.name for condition in AGED)}
+    assert {(c.ahead, c.importance.split("(")[0]) for c in AGED} == {
+        (ahead, importance)
+        for ahead in (1, 2, 4, 8)
+        for importance in ("token_truncate", "token_mask", "token_band", "line_truncate")
+    }
+    (fresh,) = conditions([BASELINE])
+    assert {replace(c, name=BASELINE, ahead=0, importance=fresh.importance) for c in AGED} == {fresh}
 
 
 def test_a_flag_wins_over_the_regime_and_an_unknown_one_is_named_with_those_that_are() -> None:

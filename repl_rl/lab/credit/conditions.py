@@ -1,4 +1,5 @@
-"""What is compared: estimators under three reward tables, other penalties for errors, and blocks in place of lines."""
+"""What is compared: estimators under three reward tables, other penalties for errors, rollouts several steps old under
+four corrections, and blocks in place of lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,9 @@ class Condition:
     """As `TrainerConfig.line_rewards`."""
     potential: str = ""
     """As `TrainerConfig.potential`."""
+    ahead: int = 0
+    importance: str = "token_truncate"
+    """Both as in `TrainerConfig`."""
 
 
 MERGED = (
@@ -59,12 +63,21 @@ ERRORS = (
 )
 """Other ways to have an error cost something, each as much as `two_stream/penalty` takes for one: of one class alone,
 only the first of a streak, only where another rollout did without, and paid back when it is mended."""
+LEADS = (1, 2, 4, 8)
+CORRECTIONS = ("token_truncate", "token_mask", "token_band", "line_truncate(stale=True)")
+AGED = tuple(
+    Condition(f"ahead_{ahead}/{importance.partition('(')[0]}", ahead=ahead, importance=importance)
+    for ahead in LEADS
+    for importance in CORRECTIONS
+)
+"""Rollouts that run so many steps ahead of the update, with the outcome alone. The ratios of fresh ones are 1, so that
+all corrections are `outcome/none` there."""
 
 
 def _all() -> tuple[Condition, ...]:
     cells = ((f"{estimator}/{name}", estimator, table) for estimator in ESTIMATORS for name, table in SHAPINGS.items())
     lines = (Condition(name, estimator, table) for name, estimator, table in cells if name not in SAME_AS)
-    return (*lines, *MERGED, *ERRORS, Condition("fenced", way="fenced"))
+    return (*lines, *MERGED, *ERRORS, *AGED, Condition("fenced", way="fenced"))
 
 
 CONDITIONS = _all()

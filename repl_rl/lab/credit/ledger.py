@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 
 from torch import Tensor
@@ -70,6 +71,8 @@ class Ledger:
             lines=self.column("lines_per_rollout"),
             after=after,
             gap=max(row["logprob_gap_max"] for row in self.rows),
+            staleness=round(fmean(row.get("staleness_mean", 0.0) for row in self.rows), 3),
+            kept=round(fmean(row["importance_kept"] for row in self.rows), 4),
             rollout_s=round(sum(self.column("rollout_s")), 1),
             update_s=round(sum(self.column("update_s")), 1),
             wall_s=round(time.monotonic() - began, 1),
@@ -103,6 +106,7 @@ def spent(
         try:
             fit(model, tokenizer, task_ids, source, config, Path(checkpoints), ledger.step, seed=seed)
         except _BudgetSpent:
+            source.forget()
             save_weights(model, model.state_dict(), weights)
             source.load_weights(weights, len(ledger.tokens))
     return model, ledger

@@ -53,6 +53,10 @@ class Run:
     """How far gradients agree, see `agreement.Agreement`, at the start, in the middle and at the end; {}: not asked."""
     transcripts: Sequence[str] = field(default_factory=list)
     """Of the first held-out tasks after training, greedy."""
+    staleness: float = 0.0
+    """Steps between the policy that wrote a token and the one that learned from it, mean."""
+    kept: float = 1.0
+    """Share of tokens whose importance ratio was left as it is, mean over steps."""
 
 
 Row = Start | Run

@@ -172,6 +172,8 @@ def trainer_config(condition: Condition, settings: Settings, learning_rate: floa
         rewards=condition.rewards,
         line_rewards=condition.line_rewards,
         potential=condition.potential,
+        ahead=condition.ahead,
+        importance=condition.importance,
     )
 
 

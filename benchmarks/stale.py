@@ -1,0 +1,85 @@
+"""How old rollouts may be, in docs/update.md: what is planned, and what was found.
+
+`python -m benchmarks.credit FILE` writes this block, where FILE is of the regime `stale` or `stale_pretrained`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from benchmarks.pages import ROOT, Block
+from benchmarks.regimes import KEPT, about, planned, points, rows_of, share
+from repl_rl.lab.credit.conditions import BASELINE
+from repl_rl.lab.credit.power import ALPHA
+
+PAGE = Block(ROOT / "docs" / "update.md", "stale")
+FIGURES = ROOT / "docs" / "update_stale.json"
+REGIMES = ("stale", "stale_pretrained")
+
+
+def block(reports: Mapping[str, Mapping[str, object]]) -> str:
+    """The generated block: what each regime is, and what was found in it where it was published."""
+    return "\n".join(_found(name, reports[name]) if name in reports else _planned(name) for name in REGIMES)
+
+
+def _planned(name: str) -> str:
+    config, experiment = planned(name)
+    return (
+        f"`{name}`: {len(config.conditions)} conditions, {config.seeds} seeds, {config.tokens} sampled tokens a run, "
+        f"{config.prompts_per_step} tasks x {config.group_size} rollouts a step, learning rate "
+        f"{config.learning_rate:g}, start {config.start}; detects {100 * (experiment.power.smallest or 0):.1f} points. "
+        "Not played yet.\n"
+    )
+
+
+def _found(name: str, report: Mapping[str, object]) -> str:
+    found = report["figures"]["conditions"]
+    text = f"`{name}`: {about(report)}\n| | tokens older than the policy, mean | ratios kept | solved over the budget |"
+    text += " difference, points | p after Holm | held out |\n" + "|---" * 7 + "|\n"
+    for condition, figures in found.items():
+        runs = [row for row in rows_of(report) if row["condition"] == condition]
+        cells = [
+            f"{fmean(row['staleness'] for row in runs):.2f} steps",
+            f"{fmean(row['kept'] for row in runs):.1%}",
+            share(figures["mean"]["train_solve_rate"]),
+            "" if condition == BASELINE else points(figures["difference"].get("train_solve_rate")),
+            "" if figures["holm"] is None else f"{figures['holm']:.3f}",
+            share(figures["mean"]["solve_rate"]),
+        ]
+        text += f"| `{condition}` | " + " | ".join(cells) + " |\n"
+    return f"{text}\n{sentence(report)}\n"
+
+
+def sentence(report: Mapping[str, object]) -> str:
+    """What the figures say, with every number and name from them."""
+    found = report["figures"]["conditions"]
+    tested = {name: f for name, f in found.items() if f["holm"] is not None}
+    worse, better = (
+        [
+            name
+            for name, f in tested.items()
+            if f["holm"] < ALPHA and sign * f["difference"]["train_solve_rate"]["value"] > 0
+        ]
+        for sign in (-1, 1)
+    )
+    told = []
+    for names, what in ((worse, "below"), (better, "above")):
+        listed = f" ({', '.join(f'`{name}`' for name in names)})" if names else ""
+        told.append(f"{len(names)}{listed} are {what} fresh rollouts")
+    return f"Of {len(tested)} conditions {' and '.join(told)} after Holm's correction."
+
+
+def published() -> dict[str, Mapping[str, object]]:
+    """The reports that the page shows."""
+    return json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+
+
+def publish(reports: Sequence[Mapping[str, object]]) -> None:
+    """Add these reports in the place of those of before."""
+    kept = published() | {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
+    FIGURES.write_text(json.dumps(kept) + "\n")
+    PAGE.write(block(kept))
+
+
+if __name__ == "__main__":
+    PAGE.write(block(published()))
