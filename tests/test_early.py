@@ -238,13 +238,17 @@ def shortest(task: Task, group: Sequence[Trajectory]) -> list[float]:
 
 
 def test_who_waits_for_a_group_of_a_step_that_fails_waits_no_longer() -> None:
-    class Broken(ReplSampler):
-        async def rollout(self, episode: Episode) -> None:
-            raise RuntimeError("no")
+    def unable(task: Task, group: Sequence[Trajectory]) -> list[float]:
+        raise RuntimeError("no")
 
-    with opened(Broken()) as source:
+    sampler = Waiting()
+    judged = replace(world(LINES, sampler), group_judges=(GroupJudge("unable", unable),))
+    with RolloutThread(lambda: nullcontext(judged), TASKS) as source, ThreadPoolExecutor(1) as beside:
         source.begin(["t1", "t2"], 1)
-        assert source.first([(1, [0]), (1, [1])]) in (0, 1)
-        source._early[1].rollouts._finished.wait()
+        source.run(sampler.wrote(2))
+        waiting = beside.submit(source.first, [(1, [0]), (1, [1])])
+        source.run(until(lambda: bool(source._news._waiters)))
+        source.run(sampler.go_on())
+        assert waiting.result(60) == 0
         with pytest.raises(UserCodeError, match="no"):
             source.collect(["t1", "t2"], 1)
