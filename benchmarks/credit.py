@@ -9,7 +9,7 @@ experiment, and has the block of this script.
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks import regimes, stale
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import ROOT, Block, Report
 from benchmarks.regimes import points, share
 from repl_rl.lab.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
 from repl_rl.lab.credit.statistics import at_tokens, mean, running_mean
@@ -38,7 +38,7 @@ FARMING = {
 }
 
 
-def block(report: Mapping[str, object]) -> str:
+def block(report: Report) -> str:
     """The generated block of docs/credit.md."""
     found = report["figures"]["conditions"]
     parts = [
@@ -57,7 +57,7 @@ def block(report: Mapping[str, object]) -> str:
     return "\n".join(parts)
 
 
-def _about(report: Mapping[str, object]) -> str:
+def _about(report: Report) -> str:
     settings, runs = report["settings"], _runs(report)
     steps = [len(run["tokens"]) for run in runs]
     seeds = [figures["reached"]["of"] for figures in report["figures"]["conditions"].values()]
@@ -73,7 +73,7 @@ def _about(report: Mapping[str, object]) -> str:
     )
 
 
-def _grid(report: Mapping[str, object], cell: object) -> str:
+def _grid(report: Report, cell: Callable[[Report], str]) -> str:
     """A table of estimators by shapings."""
     found, same = report["figures"]["conditions"], report["same_as"]
     text = "| |" + "".join(f" {name} |" for name in SHAPINGS) + "\n|---|" + "---|" * len(SHAPINGS) + "\n"
@@ -90,7 +90,7 @@ def _grid(report: Mapping[str, object], cell: object) -> str:
     return text
 
 
-def _effects(report: Mapping[str, object]) -> str:
+def _effects(report: Report) -> str:
     text = "| | solve rate over the budget | held-out solve rate | held-out lines in error |\n|---|---|---|---|\n"
     for name, figures in report["figures"]["effects"].items():
         cells = (points(figures[key]) for key in ("train_solve_rate", "solve_rate", "line_error_rate"))
@@ -98,7 +98,7 @@ def _effects(report: Mapping[str, object]) -> str:
     return text
 
 
-def _ends(report: Mapping[str, object], found: Mapping[str, object]) -> str:
+def _ends(report: Report, found: Report) -> str:
     text = "| | solved, temperature 1 | solved, greedy | lines in error | tokens to reach the target |\n"
     text += "|---|---|---|---|---|\n"
     for way, start in report["figures"]["start"].items():
@@ -111,7 +111,7 @@ def _ends(report: Mapping[str, object], found: Mapping[str, object]) -> str:
     return text
 
 
-def _farming(report: Mapping[str, object], found: Mapping[str, object]) -> str:
+def _farming(report: Report, found: Report) -> str:
     text = "| |" + "".join(f" {label} |" for label, _ in FARMING.values()) + "\n|---|" + "---|" * len(FARMING) + "\n"
     for way, start in report["figures"]["start"].items():
         text += f"| *start, {way}* |" + "".join(f" {form.format(start[key])} |" for key, (_, form) in FARMING.items())
@@ -122,7 +122,7 @@ def _farming(report: Mapping[str, object], found: Mapping[str, object]) -> str:
     return text
 
 
-def sentences(report: Mapping[str, object]) -> Iterator[str]:
+def sentences(report: Report) -> Iterator[str]:
     """What the figures say, with every number and name from them."""
     found = report["figures"]["conditions"]
     dense = [name for name in found if name not in (BASELINE, "fenced")]
@@ -166,7 +166,7 @@ def sentences(report: Mapping[str, object]) -> Iterator[str]:
     yield f"Largest gap of one log probability between sampler and trainer, over all runs: {gap:.1e} nats."
 
 
-def _certain(differences: Mapping[str, Mapping[str, object]], key: str, sign: int) -> list[str]:
+def _certain(differences: Mapping[str, Report], key: str, sign: int) -> list[str]:
     """Names whose difference has an interval on this side of 0."""
     pairs = ((name, figures.get(key)) for name, figures in differences.items())
     return [n for n, d in pairs if d and d["low"] is not None and min(sign * d["low"], sign * d["high"]) > 0]
@@ -177,7 +177,7 @@ def _named(names: Sequence[str]) -> str:
     return f"{len(names)} {'is' if len(names) == 1 else 'are'}" + (f" ({listed})" if names else "")
 
 
-def _reached(reached: Mapping[str, object]) -> str:
+def _reached(reached: Report) -> str:
     tokens = reached["tokens"]
     if not reached["runs"]:
         return "not reached"
@@ -187,11 +187,11 @@ def _reached(reached: Mapping[str, object]) -> str:
     return value if tokens["low"] is None else f"{value} ± {tokens['high'] - tokens['value']:.0f}"
 
 
-def _runs(report: Mapping[str, object]) -> list[Mapping[str, object]]:
+def _runs(report: Report) -> list[Report]:
     return [row for row in report["rows"] if row["kind"] == "run"]
 
 
-def draw(report: Mapping[str, object], path: Path) -> None:
+def draw(report: Report, path: Path) -> None:
     """Solve rate over sampled tokens: a panel for each shaping, and one for fenced blocks."""
     figure = Figure(figsize=(11, 6.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -215,7 +215,7 @@ def draw(report: Mapping[str, object], path: Path) -> None:
     figure.savefig(path, dpi=110, transparent=True)
 
 
-def _curve(axes: Axes, report: Mapping[str, object], name: str, colour: str, grid: Sequence[int]) -> None:
+def _curve(axes: Axes, report: Report, name: str, colour: str, grid: Sequence[int]) -> None:
     """Mean of the seeds with its 95 % interval."""
     runs = [run for run in _runs(report) if run["condition"] == name]
     if not runs:
@@ -224,7 +224,8 @@ def _curve(axes: Axes, report: Mapping[str, object], name: str, colour: str, gri
     means = [mean(values) for values in zip(*curves, strict=True)]
     axes.plot(grid, [m.value for m in means], color=colour, label=name.partition("/")[0], linewidth=1.6)
     if len(runs) > 1:
-        axes.fill_between(grid, [m.low for m in means], [m.high for m in means], color=colour, alpha=0.12, linewidth=0)
+        low, high = zip(*((m.low or 0.0, m.high or 0.0) for m in means), strict=True)  # several runs have both
+        axes.fill_between(grid, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def main(files: Sequence[Path]) -> None:

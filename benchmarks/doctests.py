@@ -8,10 +8,9 @@ Every count of that page stands between the two markers below and comes from tha
 import json
 import platform
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import ROOT, Block, Report
 from repl_rl.machine import versions as installed
 
 PAGE = Block(ROOT / "docs" / "coldstart.md", "doctests")
@@ -20,7 +19,7 @@ _REASONS = 3
 """The most frequent ones that are named."""
 
 
-def block(report: Mapping[str, object]) -> str:
+def block(report: Report) -> str:
     """The generated block of docs/coldstart.md."""
     text = f"{report['kept']:,} trajectories were kept, with {', '.join(report['versions'])}:\n\n"
     text += "| package | doctests | kept whole | kept in part | dropped | most frequent reasons to drop |\n"
@@ -33,7 +32,7 @@ def block(report: Mapping[str, object]) -> str:
     return text
 
 
-def versions(packages: Mapping[str, object]) -> list[str]:
+def versions(packages: Report) -> list[str]:
     """Of Python and of the packages, as far as they are distributions."""
     # The standard library and parts of packages are none.
     found = installed.versions(packages)

@@ -7,10 +7,10 @@ Every number of docs/echo.md stands between the two markers below and comes from
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import ROOT, Block, Report
 from repl_rl.lab.echo import BASELINE
 
 PAGE = Block(ROOT / "docs" / "echo.md", "echo")
@@ -25,19 +25,19 @@ SHOWN = {
 """Measure -> its name in the tables, and whether it is a share."""
 
 
-def block(reports: Sequence[Mapping[str, object]]) -> str:
+def block(reports: Sequence[Report]) -> str:
     """The generated block of docs/echo.md."""
     return "\n".join(part for report in reports for part in _experiment(report)) or "No experiment is published yet.\n"
 
 
-def _experiment(report: Mapping[str, object]) -> Iterator[str]:
+def _experiment(report: Report) -> Iterator[str]:
     yield _about(report)
     yield "After training, mean of seeds (95 % interval):\n\n" + _table(report, "mean")
     yield f"Differences to weight {BASELINE}, paired by seed (shares in points):\n\n" + _table(report, "difference")
     yield "".join(f"- {sentence}\n" for sentence in sentences(report))
 
 
-def _about(report: Mapping[str, object]) -> str:
+def _about(report: Report) -> str:
     settings, runs = report["settings"], [row for row in report["rows"] if row["kind"] == "run"]
     trainer, steps = settings["trainer"], [len(run["tokens"]) for run in runs]
     seeds = sorted({figures["mean"]["solve_rate"]["seeds"] for figures in report["weights"].values()})
@@ -53,7 +53,7 @@ def _about(report: Mapping[str, object]) -> str:
     )
 
 
-def _table(report: Mapping[str, object], key: str) -> str:
+def _table(report: Report, key: str) -> str:
     text = "| weight |" + "".join(f" {label} |" for label, _ in SHOWN.values()) + "\n|---|" + "---|" * len(SHOWN) + "\n"
     if key == "mean":
         start = report["start"]
@@ -71,7 +71,7 @@ def _plain(value: float, share: bool) -> str:
     return f"{value:.1%}" if share else f"{value:.3f}"
 
 
-def _cell(estimate: Mapping[str, float], share: bool, difference: bool) -> str:
+def _cell(estimate: Report, share: bool, difference: bool) -> str:
     """A mean of seeds with its interval; one seed has none."""
     if difference:
         scale, form = (100, "{:+.1f}") if share else (1, "{:+.3f}")
@@ -83,7 +83,7 @@ def _cell(estimate: Mapping[str, float], share: bool, difference: bool) -> str:
     return f"{value} ({form.format(scale * estimate['low'])} to {form.format(scale * estimate['high'])})"
 
 
-def sentences(report: Mapping[str, object]) -> Iterator[str]:
+def sentences(report: Report) -> Iterator[str]:
     """What the figures say, with every number and name from them."""
     others = {weight: f["difference"] for weight, f in report["weights"].items() if weight != BASELINE}
     for name in ("train_solve_rate", "solve_rate", "line_error_rate", "console_nats"):

@@ -1,9 +1,13 @@
 """A document's generated block: text between two markers that comes from figures and is never typed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
+Report = Mapping[str, Any]
+"""Figures as they stand in JSON, which a page is made of. Whoever makes pages trusts whoever measured."""
 _END = "<!-- end of the generated block -->\n"
 
 

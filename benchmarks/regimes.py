@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import ROOT, Block, Report
 from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.experiment import Experiment
@@ -60,7 +60,7 @@ def planned(name: str) -> tuple[CreditBenchConfig, Experiment]:
     return config, Experiment(config.out, settings, config.conditions, config.seeds, config.workers)
 
 
-def block(reports: Mapping[str, Mapping[str, object]]) -> str:
+def block(reports: Mapping[str, Report]) -> str:
     """The generated block: the plan, then each regime that was published."""
     parts = [plan()]
     parts += [_regime(name, reports[name]) for name in names() if name in reports]
@@ -76,11 +76,11 @@ def plan() -> str:
     for name in names():
         config, experiment = planned(name)
         power = experiment.power
+        found = [100 * (detected or 0.0) for detected in (power.smallest, power.smallest_corrected)]  # of several seeds
         rate = f"one of {', '.join(f'{r:g}' for r in config.rates)}" if config.rates else f"{config.learning_rate:g}"
         text += (
             f"| `{name}` | {config.prompts_per_step} tasks x {config.group_size} | {rate} | {config.tokens} | "
-            f"{_started(config)} | {len(config.conditions)} | {config.seeds} | {100 * power.smallest:.1f} | "
-            f"{100 * power.smallest_corrected:.1f} |\n"
+            f"{_started(config)} | {len(config.conditions)} | {config.seeds} | {found[0]:.1f} | {found[1]:.1f} |\n"
         )
     text += (
         f"\nDetected is a true difference of the primary figure that a paired t test (two-sided, {ALPHA:.0%}) finds "
@@ -100,7 +100,7 @@ def _started(config: CreditBenchConfig) -> str:
     return shown + " and ".join(config.families)
 
 
-def _regime(name: str, report: Mapping[str, object]) -> str:
+def _regime(name: str, report: Report) -> str:
     settings, found = report["settings"], report["figures"]["conditions"]
     parts = [f"### `{name}`\n", about(report), _table(found), *(f"- {line}" for line in sentences(report))]
     agreed = {condition: figures["agreement"] for condition, figures in found.items() if figures["agreement"]}
@@ -113,7 +113,7 @@ def _regime(name: str, report: Mapping[str, object]) -> str:
     return text + (_blocks(report) if {BASELINE, "fenced"} <= found.keys() else "")
 
 
-def _blocks(report: Mapping[str, object]) -> str:
+def _blocks(report: Report) -> str:
     """Code between fences against lines, both with the outcome alone, and rollouts of each."""
     found, starts = report["figures"]["conditions"], report["figures"]["start"]
     lines, blocks = found[BASELINE], found["fenced"]
@@ -137,12 +137,12 @@ def _blocks(report: Mapping[str, object]) -> str:
     return text
 
 
-def rows_of(report: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
+def rows_of(report: Report) -> Sequence[Report]:
     """The runs of a report."""
     return [row for row in report["rows"] if row["kind"] == "run"]
 
 
-def about(report: Mapping[str, object]) -> str:
+def about(report: Report) -> str:
     """How the runs of a report were played."""
     settings, runs = report["settings"], rows_of(report)
     steps = [len(run["tokens"]) for run in runs]
@@ -158,7 +158,7 @@ def about(report: Mapping[str, object]) -> str:
     )
 
 
-def _table(found: Mapping[str, Mapping[str, object]]) -> str:
+def _table(found: Mapping[str, Report]) -> str:
     text = (
         "| | solved over the budget | difference, points | p | p after Holm | held out | lines in error, held out |\n"
     )
@@ -176,7 +176,7 @@ def _table(found: Mapping[str, Mapping[str, object]]) -> str:
     return text
 
 
-def sentences(report: Mapping[str, object]) -> Iterator[str]:
+def sentences(report: Report) -> Iterator[str]:
     """What the figures say, with every number and name from them."""
     found, spread = report["figures"]["conditions"], report["figures"]["spread"]
     tested = {name: figures for name, figures in found.items() if figures["holm"] is not None}
@@ -198,7 +198,7 @@ def sentences(report: Mapping[str, object]) -> Iterator[str]:
         yield "Learning rates as tuned: " + ", ".join(f"`{name}` {rate:g}" for name, rate in rates.items()) + "."
 
 
-def _agreement(agreed: Mapping[str, Mapping[str, object]]) -> str:
+def _agreement(agreed: Mapping[str, Report]) -> str:
     heads = [f"{key}, {point}" for key in ("cosine", "signal") for point in POINTS]
     text = "| |" + "".join(f" {head} |" for head in heads) + "\n|---|" + "---|" * len(heads) + "\n"
     for name, found in agreed.items():
@@ -207,14 +207,14 @@ def _agreement(agreed: Mapping[str, Mapping[str, object]]) -> str:
     return text
 
 
-def share(estimate: Mapping[str, float]) -> str:
+def share(estimate: Report) -> str:
     """A share with its interval."""
     if estimate["low"] is None:
         return f"{estimate['value']:.1%}"
     return f"{estimate['value']:.1%} ({max(estimate['low'], 0):.1%} to {min(estimate['high'], 1):.1%})"
 
 
-def points(estimate: Mapping[str, float] | None) -> str:
+def points(estimate: Report | None) -> str:
     """A difference in points with its interval; -: there is none."""
     if estimate is None:
         return "-"
@@ -223,12 +223,12 @@ def points(estimate: Mapping[str, float] | None) -> str:
     return f"{100 * estimate['value']:+.1f} ({100 * estimate['low']:+.1f} to {100 * estimate['high']:+.1f})"
 
 
-def published() -> dict[str, Mapping[str, object]]:
+def published() -> dict[str, Report]:
     """The reports that the page shows."""
     return json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
 
 
-def publish(reports: Sequence[Mapping[str, object]]) -> None:
+def publish(reports: Sequence[Report]) -> None:
     """Add these reports, each of a regime, in the place of those of before."""
     kept = published() | {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
     FIGURES.write_text(json.dumps(kept) + "\n")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import ROOT, Block, Report
 
 PAGE = Block(ROOT / "docs" / "rollouts.md", "rollouts")
 FIGURES = ROOT / "docs" / "rollouts.json"
@@ -26,7 +26,7 @@ WAYS = {
 }
 
 
-def block(report: Mapping[str, dict[str, object]]) -> str:
+def block(report: Report) -> str:
     """The generated block of docs/rollouts.md."""
     sizes = [name for name in ("small", "medium") if name in report]
     plan, bundled, many = report["plan"], report["bundled"], report["many"]
@@ -55,11 +55,11 @@ def block(report: Mapping[str, dict[str, object]]) -> str:
     return text
 
 
-def _millions(size: dict[str, object]) -> str:
+def _millions(size: Report) -> str:
     return f"{float(str(size['parameters'])) / 1e6:.1f} M parameters"
 
 
-def _cells(size: dict[str, object], key: str) -> str:
+def _cells(size: Report, key: str) -> str:
     rate, ratios = size[key], size["ratios"]
     if rate is None:
         return " - | |"
@@ -79,7 +79,9 @@ def _profiles(profiles: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _ahead(sizes: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    rows = {(row["line_s"], row["rollouts"]): {} for found in sizes.values() for row in found}
+    rows: dict[tuple[float, float], dict[str, str]] = {
+        (row["line_s"], row["rollouts"]): {} for found in sizes.values() for row in found
+    }
     for name, found in sizes.items():
         for row in found:
             rows[row["line_s"], row["rollouts"]][name] = f"{_gain(row):.2f}x"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import ROOT, Block, Report
 
 PAGE = Block(ROOT / "docs" / "serve.md", "served")
 FIGURES = ROOT / "docs" / "served.json"
@@ -25,7 +25,7 @@ _OF_THE_RUN = ("steps", "held_out_tasks", "greedy_first", "greedy_last")
 def program() -> str:
     """The one of the page's programs that streams from a trained policy."""
     sources = re.findall(r"```python\n(.*?)```", PAGE.document.read_text(), re.DOTALL)
-    (found,) = [source for source in sources if 'model="quickstart"' in source]
+    (found,) = [str(source) for source in sources if 'model="quickstart"' in source]
     return found
 
 
@@ -45,7 +45,7 @@ def serving(run: Path) -> Iterator[str]:
         process.communicate()
 
 
-def asked(run: Path) -> dict[str, object]:
+def asked(run: Path) -> Report:
     """What the page's program prints, and of which run."""
     shown = io.StringIO()
     with serving(run) as address, contextlib.redirect_stdout(shown):
@@ -54,7 +54,7 @@ def asked(run: Path) -> dict[str, object]:
     return {"run": {name: summary[name] for name in _OF_THE_RUN}, "shown": shown.getvalue()}
 
 
-def block(found: Mapping[str, object]) -> str:
+def block(found: Report) -> str:
     """The generated block of docs/serve.md."""
     run = found["run"]
     assert isinstance(run, Mapping)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import ROOT, Block, Report
 from benchmarks.regimes import KEPT, about, planned, points, rows_of, share
 from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.power import ALPHA
@@ -17,7 +17,7 @@ FIGURES = ROOT / "docs" / "update_stale.json"
 REGIMES = ("stale", "stale_pretrained")
 
 
-def block(reports: Mapping[str, Mapping[str, object]]) -> str:
+def block(reports: Mapping[str, Report]) -> str:
     """The generated block: what each regime is, and what was found in it where it was published."""
     return "\n".join(_found(name, reports[name]) if name in reports else _planned(name) for name in REGIMES)
 
@@ -32,7 +32,7 @@ def _planned(name: str) -> str:
     )
 
 
-def _found(name: str, report: Mapping[str, object]) -> str:
+def _found(name: str, report: Report) -> str:
     found = report["figures"]["conditions"]
     text = f"`{name}`: {about(report)}\n| | tokens older than the policy, mean | ratios kept | solved over the budget |"
     text += " difference, points | p after Holm | held out |\n" + "|---" * 7 + "|\n"
@@ -50,7 +50,7 @@ def _found(name: str, report: Mapping[str, object]) -> str:
     return f"{text}\n{sentence(report)}\n"
 
 
-def sentence(report: Mapping[str, object]) -> str:
+def sentence(report: Report) -> str:
     """What the figures say, with every number and name from them."""
     found = report["figures"]["conditions"]
     tested = {name: f for name, f in found.items() if f["holm"] is not None}
@@ -69,12 +69,12 @@ def sentence(report: Mapping[str, object]) -> str:
     return f"Of {len(tested)} conditions {' and '.join(told)} after Holm's correction."
 
 
-def published() -> dict[str, Mapping[str, object]]:
+def published() -> dict[str, Report]:
     """The reports that the page shows."""
     return json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
 
 
-def publish(reports: Sequence[Mapping[str, object]]) -> None:
+def publish(reports: Sequence[Report]) -> None:
     """Add these reports in the place of those of before."""
     kept = published() | {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
     FIGURES.write_text(json.dumps(kept) + "\n")
