@@ -11,12 +11,14 @@ from pathlib import Path
 
 from repl_rl.machine.folders import private_folder
 
+ASKED_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "")
+"""What a person has set; "": nothing. Read here, once: later another thread may be within a block that sets it."""
+
 
 def log_level() -> Mapping[str, str]:
     """What vLLM and torch read when they are imported. VLLM_LOGGING_LEVEL is heeded where a person has set it."""
-    asked = os.environ.get("VLLM_LOGGING_LEVEL")
-    if asked:
-        return {"VLLM_LOGGING_LEVEL": asked, "VLLM_NO_USAGE_STATS": "1"}
+    if ASKED_LEVEL:
+        return {"VLLM_LOGGING_LEVEL": ASKED_LEVEL, "VLLM_NO_USAGE_STATS": "1"}
     return {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",

@@ -14,7 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from repl_rl.engine.kinds import Vllm
 from repl_rl.engine.options import ModelFacts, Opening
-from repl_rl.engine.variables import environment, log_level, preloads
+from repl_rl.engine.variables import ASKED_LEVEL, environment, log_level, preloads
 from repl_rl.errors import ConfigError
 from repl_rl.machine.cores import cores
 from repl_rl.machine.launched import local_processes, own_gpu
@@ -71,7 +71,7 @@ def arguments(opening: Opening, facts: ModelFacts, options: Vllm) -> dict[str, o
         "logprobs_mode": "raw_logprobs",
         "disable_log_stats": True,
         "enforce_eager": on_cpu,
-        "use_tqdm_on_load": "VLLM_LOGGING_LEVEL" in os.environ,
+        "use_tqdm_on_load": bool(ASKED_LEVEL),
         "generation_config": "vllm",
         "worker_extension_cls": "repl_rl.engine.vllm_worker.PolicyWorker",
         "kv_cache_memory_bytes": None if gib is None else gib << 30,

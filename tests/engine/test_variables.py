@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.engine.variables import environment, preloads, sockets
+from repl_rl.engine.variables import environment, log_level, preloads, sockets
 
 
 def test_what_was_set_or_changed_in_the_block_is_gone_after_it() -> None:
@@ -18,6 +18,13 @@ def test_what_was_set_or_changed_in_the_block_is_gone_after_it() -> None:
         assert os.environ["REPL_RL_TEST"] == "1"
         os.environ["LD_PRELOAD"] = "left-behind.so"
     assert dict(os.environ) == before
+
+
+def test_the_quiet_that_a_block_sets_is_not_taken_for_a_persons_wish_to_see_vllms_log() -> None:
+    quiet = log_level()
+    with environment(quiet):
+        assert log_level() == quiet
+    assert quiet["PYTHONWARNINGS"] == "ignore::FutureWarning"
 
 
 def test_a_block_waits_for_the_block_of_another_thread() -> None:
