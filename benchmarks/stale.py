@@ -35,7 +35,7 @@ def _planned(name: str) -> str:
 def _found(name: str, report: Report) -> str:
     found = report["figures"]["conditions"]
     text = f"`{name}`: {about(report)}\n| | tokens older than the policy, mean | ratios kept | solved over the budget |"
-    text += " difference, points | p after Holm | held out |\n" + "|---" * 7 + "|\n"
+    text += " difference, points | p after Holm | held out | difference, points |\n" + "|---" * 8 + "|\n"
     for condition, figures in found.items():
         runs = [row for row in rows_of(report) if row["condition"] == condition]
         cells = [
@@ -45,6 +45,7 @@ def _found(name: str, report: Report) -> str:
             "" if condition == BASELINE else points(figures["difference"].get("train_solve_rate")),
             "" if figures["holm"] is None else f"{figures['holm']:.3f}",
             share(figures["mean"]["solve_rate"]),
+            "" if condition == BASELINE else points(figures["difference"].get("solve_rate")),
         ]
         text += f"| `{condition}` | " + " | ".join(cells) + " |\n"
     return f"{text}\n{sentence(report)}\n"
@@ -52,21 +53,21 @@ def _found(name: str, report: Report) -> str:
 
 def sentence(report: Report) -> str:
     """What the figures say, with every number and name from them."""
-    found = report["figures"]["conditions"]
-    tested = {name: f for name, f in found.items() if f["holm"] is not None}
-    worse, better = (
-        [
-            name
-            for name, f in tested.items()
-            if f["holm"] < ALPHA and sign * f["difference"]["train_solve_rate"]["value"] > 0
-        ]
-        for sign in (-1, 1)
+    found = {name: f for name, f in report["figures"]["conditions"].items() if f["holm"] is not None}
+    over = {name: f["difference"]["train_solve_rate"]["value"] for name, f in found.items() if f["holm"] < ALPHA}
+    ends = {name: f["difference"]["solve_rate"] for name, f in found.items()}
+    worse = [name for name, d in ends.items() if d["high"] is not None and d["high"] < 0]
+    better = [name for name, d in ends.items() if d["low"] is not None and d["low"] > 0]
+    below, above = ([name for name, value in over.items() if sign * value > 0] for sign in (-1, 1))
+    return (
+        f"Of {len(found)} conditions {_named(below)} below fresh rollouts and {_named(above)} above, over the budget "
+        f"and after Holm's correction; at the end, on held-out tasks, {_named(worse)} below and {_named(better)} above "
+        "by an interval that excludes 0, uncorrected."
     )
-    told = []
-    for names, what in ((worse, "below"), (better, "above")):
-        listed = f" ({', '.join(f'`{name}`' for name in names)})" if names else ""
-        told.append(f"{len(names)}{listed} are {what} fresh rollouts")
-    return f"Of {len(tested)} conditions {' and '.join(told)} after Holm's correction."
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(f'`{name}`' for name in names)})" if names else "none"
 
 
 def published() -> dict[str, Report]:

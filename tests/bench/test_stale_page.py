@@ -40,7 +40,10 @@ def test_what_was_not_played_is_said_to_be_planned() -> None:
 
 def test_a_condition_has_its_age_its_share_and_its_difference_to_fresh_rollouts() -> None:
     text = block({"stale": report("stale")})
-    assert "| `ahead_8/line_truncate` | 7.50 steps | 81.0% |" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| `ahead_8/line_truncate` |")]
+    assert row.startswith("| `ahead_8/line_truncate` | 7.50 steps | 81.0% |")
+    assert row.endswith("| 40.0% (40.0% to 40.0%) | -50.0 (-50.0 to -50.0) |")
     assert f"| `{BASELINE}` | 0.00 steps | 100.0% |" in text
-    assert "Of 2 conditions 1 (`ahead_8/line_truncate`) are below fresh rollouts and 0 are above fresh rollouts" in text
+    assert "Of 2 conditions 1 (`ahead_8/line_truncate`) below fresh rollouts and none above, over the budget" in text
+    assert "held-out tasks, 1 (`ahead_8/line_truncate`) below and none above by an interval" in text
     assert text.count("Not played yet.") == 1
