@@ -234,7 +234,7 @@ def main(files: Sequence[Path]) -> None:
     named = [report for report in reports if report["settings"].get("regime")]
     for owner in (regimes, stale):
         if own := [report for report in named if (report["settings"]["regime"] in stale.REGIMES) is (owner is stale)]:
-            owner.publish(own)
+            owner.PUBLISHED.add(own)
     for report in reports:
         if not report["settings"].get("regime"):
             FIGURES.write_text(json.dumps(report) + "\n")

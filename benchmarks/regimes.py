@@ -5,8 +5,8 @@ settings alone, so it stands there before anything was played.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block, Report
@@ -223,22 +223,32 @@ def points(estimate: Report | None) -> str:
     return f"{100 * estimate['value']:+.1f} ({100 * estimate['low']:+.1f} to {100 * estimate['high']:+.1f})"
 
 
-def published() -> dict[str, Report]:
-    """The reports that the page shows."""
-    return json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The reports of regimes that a page shows, by regime, in a file of their own."""
+
+    page: Block
+    figures: Path
+    block: Callable[[Mapping[str, Report]], str]
+    """Makes the page's block of them."""
+
+    @property
+    def reports(self) -> Mapping[str, Report]:
+        """What the page shows."""
+        return dict(json.loads(self.figures.read_text())) if self.figures.exists() else {}
+
+    def add(self, reports: Sequence[Report]) -> None:
+        """Show these too, each in the place of that of its regime."""
+        kept = {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
+        self.figures.write_text(json.dumps({**self.reports, **kept}) + "\n")
+        self.rewrite()
+
+    def rewrite(self) -> None:
+        """Write the block again, of what is published."""
+        self.page.write(self.block(self.reports))
 
 
-def publish(reports: Sequence[Report]) -> None:
-    """Add these reports, each of a regime, in the place of those of before."""
-    kept = published() | {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
-    FIGURES.write_text(json.dumps(kept) + "\n")
-    PAGE.write(block(kept))
-
-
-def rewrite() -> None:
-    """Write the block again, of what is published."""
-    PAGE.write(block(published()))
-
+PUBLISHED = Published(PAGE, FIGURES, block)
 
 if __name__ == "__main__":
-    rewrite()
+    PUBLISHED.rewrite()

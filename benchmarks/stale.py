@@ -3,12 +3,11 @@
 `python -m benchmarks.credit FILE` writes this block, where FILE is of the regime `stale` or `stale_pretrained`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from benchmarks.pages import ROOT, Block, Report
-from benchmarks.regimes import KEPT, about, planned, points, rows_of, share
+from benchmarks.regimes import Published, about, planned, points, rows_of, share
 from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.power import ALPHA
 
@@ -70,17 +69,7 @@ def _named(names: Sequence[str]) -> str:
     return f"{len(names)} ({', '.join(f'`{name}`' for name in names)})" if names else "none"
 
 
-def published() -> dict[str, Report]:
-    """The reports that the page shows."""
-    return json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-
-
-def publish(reports: Sequence[Report]) -> None:
-    """Add these reports in the place of those of before."""
-    kept = published() | {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
-    FIGURES.write_text(json.dumps(kept) + "\n")
-    PAGE.write(block(kept))
-
+PUBLISHED = Published(PAGE, FIGURES, block)
 
 if __name__ == "__main__":
-    PAGE.write(block(published()))
+    PUBLISHED.rewrite()

@@ -51,7 +51,7 @@ def test_the_figures_of_the_page_are_those_of_the_published_experiment() -> None
 
 
 def test_the_plan_of_the_page_is_that_of_the_shipped_regimes_with_what_is_published() -> None:
-    assert regimes.PAGE.text == regimes.block(regimes.published())
+    assert regimes.PAGE.text == regimes.block(regimes.PUBLISHED.reports)
 
 
 def test_no_number_was_typed_into_the_page_by_hand() -> None:
