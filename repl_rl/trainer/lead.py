@@ -58,7 +58,9 @@ class Window:
             first: all before this one are taken.
             taken: others that are.
         """
-        self._width, self._head, self._taken = width, first, set(taken)
+        self.width = width
+        """Groups."""
+        self._head, self._taken = first, set(taken)
         self._move()
 
     @staticmethod
@@ -76,7 +78,7 @@ class Window:
 
     def open(self, begun: int) -> Sequence[int]:
         """Groups that may be taken now, the oldest first, of the first `begun` ones: those that have begun."""
-        return [group for group in range(self._head, min(self._head + self._width, begun)) if group not in self._taken]
+        return [group for group in range(self._head, min(self._head + self.width, begun)) if group not in self._taken]
 
     def take(self, group: int) -> None:
         """It is learned from.
@@ -84,7 +86,7 @@ class Window:
         Raises:
             InvariantError: it is not within the window, or was taken before.
         """
-        if group in self._taken or not self._head <= group < self._head + self._width:
+        if group in self._taken or not self._head <= group < self._head + self.width:
             raise InvariantError(f"group {group} is none of those from {self._head} on that may be learned from")
         self._taken.add(group)
         self._move()

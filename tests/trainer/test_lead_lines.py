@@ -225,24 +225,38 @@ def test_with_a_window_each_rollout_is_learned_from_once_whole_groups_at_a_time_
     assert [{t.policy_step for t in step} for step in made.learned] == [{step} for step in range(steps)]
 
 
-def test_a_window_lets_a_younger_group_pass_one_that_takes_long_and_a_run_that_goes_on_knows_of_it() -> None:
-    class Straggling(Simulated):
-        """The first group of step 1 has many times as many lines as any other."""
+class Straggling(Simulated):
+    """The first groups of step 1, or all, have many times as many lines as any other."""
 
-        def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
-            self.spread = 0.0
-            super().begin(task_ids, policy_step, finished)
-            for rollout in [*self.waiting, *(written for *_, written in self.writing)]:
-                if rollout.step == 1 and rollout.number < SIZE:
-                    rollout.lines_s = [1.0] * 30
+    groups = 1
 
-    straight, stopped = (
-        run(3, 8, Straggling(0, None), 1.0, stops, share=0.5) for stops in (frozenset[int](), frozenset({2}))
-    )
-    for made in (straight, stopped):
-        tasks = [[t.task_id for t in step[::SIZE]] for step in made.learned]
-        assert tasks[:4] == [["0/0", "0/1"], ["1/1", "2/0"], ["1/0", "2/1"], ["3/0", "3/1"]], "three others pass it"
-        assert tasks[4:] == [[f"{step}/0", f"{step}/1"] for step in range(4, 8)]
+    def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
+        self.spread = 0.0
+        super().begin(task_ids, policy_step, finished)
+        for rollout in [*self.waiting, *(written for *_, written in self.writing)]:
+            if rollout.step == 1 and rollout.number < self.groups * SIZE:
+                rollout.lines_s = [1.0] * 30
+
+
+class StragglingStep(Straggling):
+    groups = TASKS
+
+
+STRAGGLED = [
+    (Straggling, [["1/1", "2/0"], ["1/0", "2/1"], ["3/0", "3/1"]]),
+    (StragglingStep, [["2/0", "2/1"], ["1/0", "3/0"], ["1/1", "3/1"]]),
+]
+
+
+@pytest.mark.parametrize(("straggling", "passed"), STRAGGLED)
+@pytest.mark.parametrize("stops", [frozenset[int](), frozenset({2})])
+def test_a_window_lets_younger_groups_pass_those_that_take_long_and_a_run_that_goes_on_knows_of_it(
+    straggling: type[Straggling], passed: list[list[str]], stops: frozenset[int]
+) -> None:
+    made = run(3, 8, straggling(0, None), 1.0, stops, share=0.5)
+    tasks = [[t.task_id for t in step[::SIZE]] for step in made.learned]
+    assert tasks[:4] == [["0/0", "0/1"], *passed], "as many as the window holds beside them"
+    assert tasks[4:] == [[f"{step}/0", f"{step}/1"] for step in range(4, 8)]
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
