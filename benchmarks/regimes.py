@@ -184,7 +184,8 @@ def sentences(report: Report) -> Iterator[str]:
     for sign, what in ((1, "above"), (-1, "below")):
         named = [name for name, f in certain.items() if sign * f["difference"]["train_solve_rate"]["value"] > 0]
         listed = f" ({', '.join(f'`{name}`' for name in named)})" if named else ""
-        yield f"Of {len(tested)} conditions {len(named)}{listed} {what} `{BASELINE}` after Holm's correction."
+        verb = "is" if len(named) == 1 else "are"
+        yield f"Of {len(tested)} conditions {len(named)}{listed} {verb} {what} `{BASELINE}` after Holm's correction."
     if DEFAULT in found:
         difference = found[DEFAULT]["difference"].get("train_solve_rate")
         yield f"`{DEFAULT}`, the default preset: {points(difference)} points."

@@ -74,8 +74,8 @@ def test_a_regime_is_told_with_corrected_differences_agreement_and_what_its_seed
     found = written(levels, seeds=6, regime="noise", rates=(1e-3, 2e-3))
     text = regimes.block({"noise": found})
     assert text.startswith(regimes.plan())
-    assert "Of 3 conditions 1 (`two_stream/penalty`) above `outcome/none` after Holm's correction." in text
-    assert "Of 3 conditions 1 (`errors/first`) below `outcome/none` after Holm's correction." in text
+    assert "Of 3 conditions 1 (`two_stream/penalty`) is above `outcome/none` after Holm's correction." in text
+    assert "Of 3 conditions 1 (`errors/first`) is below `outcome/none` after Holm's correction." in text
     assert "| cosine, start | cosine, middle | cosine, end | signal, start |" in text
     assert "| `errors/first` | 0.25 | 0.25 | 0.25 | 0.50 |" in text
     assert "Learning rates as tuned: `outcome/none` 0.002" in text
