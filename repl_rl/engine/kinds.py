@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import importlib.metadata
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Annotated, ClassVar
 from repl_rl.engine.base import Engine
 from repl_rl.engine.options import EngineKind, Opening, read_model_folder
 from repl_rl.engine.scripted import Policy, ScriptedEngine
-from repl_rl.engine.variables import environment, log_level
+from repl_rl.engine.variables import environment, hush, log_level
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import AtLeast, PowerOfTwo, check_fields
 
@@ -142,13 +141,12 @@ class Scripted(EngineKind):
 
 
 def _import_vllm() -> None:
-    values = log_level()
-    logging.getLogger("vllm").setLevel(values["VLLM_LOGGING_LEVEL"])  # vLLM logs before it reads its variable
+    hush()
     # ten thousand classes and no garbage: without the collector the import takes a quarter less
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with environment(values):
+        with environment(log_level()):
             import_module("repl_rl.engine.vllm")
     finally:
         if collecting:

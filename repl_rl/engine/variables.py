@@ -1,5 +1,6 @@
 """Environment variables for vLLM's processes, set for a while and then taken back."""
 
+import logging
 import os
 import re
 import tempfile
@@ -11,8 +12,14 @@ from pathlib import Path
 
 from repl_rl.machine.folders import private_folder
 
-ASKED_LEVEL = os.environ.get("VLLM_LOGGING_LEVEL", "")
-"""What a person has set; "": nothing. Read here, once: later another thread may be within a block that sets it."""
+QUIET = "ERROR"
+"""The level that vLLM's log has here, unless a person asks for another."""
+_SET = os.environ.get("VLLM_LOGGING_LEVEL", QUIET)
+ASKED_LEVEL = "" if _SET == QUIET else _SET
+"""What a person has set; "": nothing. Read here, once: later another thread may be within a block that sets it.
+
+The quiet level is nobody's wish to see more: TRL sets it when it is imported, and processes inherit it from there.
+"""
 
 
 def log_level() -> Mapping[str, str]:
@@ -20,11 +27,16 @@ def log_level() -> Mapping[str, str]:
     if ASKED_LEVEL:
         return {"VLLM_LOGGING_LEVEL": ASKED_LEVEL, "VLLM_NO_USAGE_STATS": "1"}
     return {
-        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_LEVEL": QUIET,
         "VLLM_NO_USAGE_STATS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore::FutureWarning",
     }
+
+
+def hush() -> None:
+    """Hold vLLM to that level from its import on, whoever imports it: it logs before it reads its variable."""
+    logging.getLogger("vllm").setLevel(log_level()["VLLM_LOGGING_LEVEL"])
 
 
 _LONGEST_FOLDER = 60

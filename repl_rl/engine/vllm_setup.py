@@ -1,7 +1,6 @@
 """How vLLM is started and stopped: the environment of its process, its arguments, and a quiet end."""
 
 import asyncio
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from repl_rl.engine.kinds import Vllm
 from repl_rl.engine.options import ModelFacts, Opening
-from repl_rl.engine.variables import ASKED_LEVEL, environment, log_level, preloads
+from repl_rl.engine.variables import ASKED_LEVEL, environment, hush, log_level, preloads
 from repl_rl.errors import ConfigError
 from repl_rl.machine.cores import cores
 from repl_rl.machine.launched import local_processes, own_gpu
@@ -107,7 +106,7 @@ def start(
 
     Blocks for seconds. `cache_blocks`: see `open_vllm`.
     """
-    logging.getLogger("vllm").setLevel(log_level()["VLLM_LOGGING_LEVEL"])
+    hush()
     told = {**arguments(opening, facts, options), "num_gpu_blocks_override": cache_blocks}
     with environment({**core_environment(options), **variables}):
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**told))

@@ -12,6 +12,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from repl_rl.credit.advantages import uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
 from repl_rl.credit.stops import StopPolicy
+from repl_rl.engine.variables import hush
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.trainer import choices
@@ -19,6 +20,7 @@ from repl_rl.trainer.apart import corrections, importance, refuse_stale
 from repl_rl.trainer.lora import require_peft
 from repl_rl.trainer.sinks import require_sinks
 
+hush()  # TRL imports vLLM
 with warnings.catch_warnings():
     # TRL judges the version of a vLLM that it will not use here.
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")

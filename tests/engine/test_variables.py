@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -25,6 +26,21 @@ def test_the_quiet_that_a_block_sets_is_not_taken_for_a_persons_wish_to_see_vllm
     with environment(quiet):
         assert log_level() == quiet
     assert quiet["PYTHONWARNINGS"] == "ignore::FutureWarning"
+
+
+def test_importing_the_trainer_prints_nothing_and_what_trl_sets_is_no_persons_wish_to_see_vllms_log() -> None:
+    code = "import trl, repl_rl.trainer; from repl_rl.engine.variables import log_level; print(*sorted(log_level()))"
+    before = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", code], env=before, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"]
+    assert done.stderr == ""
+
+
+def test_a_level_that_a_person_sets_is_heeded() -> None:
+    code = "from repl_rl.engine.variables import log_level; print(log_level()['VLLM_LOGGING_LEVEL'], len(log_level()))"
+    told = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
+    done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["INFO", "2"]
 
 
 def test_a_block_waits_for_the_block_of_another_thread() -> None:
