@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from benchmarks import buys
 from benchmarks.pages import ROOT, Block, Report
 from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.lab.credit.conditions import BASELINE
@@ -226,16 +227,15 @@ def points(estimate: Report | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The reports of regimes that a page shows, by regime, in a file of their own."""
+    """The reports of regimes that pages show, by regime, in a file of their own."""
 
-    page: Block
     figures: Path
-    block: Callable[[Mapping[str, Report]], str]
-    """Makes the page's block of them."""
+    blocks: Mapping[Block, Callable[[Mapping[str, Report]], str]]
+    """What makes each block of them."""
 
     @property
     def reports(self) -> Mapping[str, Report]:
-        """What the page shows."""
+        """What is shown."""
         return dict(json.loads(self.figures.read_text())) if self.figures.exists() else {}
 
     def add(self, reports: Sequence[Report]) -> None:
@@ -245,11 +245,12 @@ class Published:
         self.rewrite()
 
     def rewrite(self) -> None:
-        """Write the block again, of what is published."""
-        self.page.write(self.block(self.reports))
+        """Write the blocks again, of what is published."""
+        for block, make in self.blocks.items():
+            block.write(make(self.reports))
 
 
-PUBLISHED = Published(PAGE, FIGURES, block)
+PUBLISHED = Published(FIGURES, {PAGE: block, buys.SHORT: buys.block})
 
 if __name__ == "__main__":
     PUBLISHED.rewrite()

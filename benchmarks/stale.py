@@ -69,7 +69,7 @@ def _named(names: Sequence[str]) -> str:
     return f"{len(names)} ({', '.join(f'`{name}`' for name in names)})" if names else "none"
 
 
-PUBLISHED = Published(PAGE, FIGURES, block)
+PUBLISHED = Published(FIGURES, {PAGE: block})
 
 if __name__ == "__main__":
     PUBLISHED.rewrite()

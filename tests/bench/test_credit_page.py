@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import credit, regimes
+from benchmarks import buys, credit, regimes
 from benchmarks.credit import block
 from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.lab.credit.conditions import BASELINE
@@ -80,6 +80,21 @@ def test_a_regime_is_told_with_corrected_differences_agreement_and_what_its_seed
     assert "| `errors/first` | 0.25 | 0.25 | 0.25 | 0.50 |" in text
     assert "Learning rates as tuned: `outcome/none` 0.002" in text
     assert "Spread over seeds as measured" in text
+
+
+def test_the_sentence_of_the_readme_is_that_of_the_published_regimes() -> None:
+    assert buys.SHORT.text == buys.block(regimes.PUBLISHED.reports)
+
+
+def test_the_sentence_counts_what_was_found_either_way_over_all_regimes_and_blocks_are_no_credit_of_lines() -> None:
+    first = written({BASELINE: 0.4, "two_stream/penalty": 0.2, "fenced": 0.1}, seeds=6, regime="noise")
+    second = written({BASELINE: 0.4, "return_to_go/none": 0.6, "errors/first": 0.4}, seeds=6, regime="long")
+    text = " ".join(buys.block({"noise": first, "long": second}).split())
+    assert "(`long`, `noise`): of 3 comparisons 1 (`return_to_go/none` in `long`) learned faster and" in text
+    assert "1 (`two_stream/penalty` in `noise`) slower" in text
+    assert "of 2 with a penalty for lines in error, 1 had fewer of them on held-out tasks (20.0 points)" in text
+    assert re.search(r"with seeds that detect \d\.\d( to \d\.\d)? points", text)
+    assert "measured yet" in buys.block({})
 
 
 def test_blocks_are_told_beside_lines_with_rollouts_of_both() -> None:

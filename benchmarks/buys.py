@@ -1,0 +1,50 @@
+"""What line credit buys, in one sentence, for the README: of all published regimes of docs/credit.md."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from benchmarks.pages import ROOT, Block, Report
+from repl_rl.lab.credit.power import ALPHA, smallest_difference
+
+SHORT = Block(ROOT / "README.md", "regimes")
+
+
+def block(reports: Mapping[str, Report]) -> str:
+    """The sentence, with every number and name from the figures; blocks between fences are no credit of lines."""
+    if not reports:
+        return "What line credit buys is not measured yet.\n"
+    tested = {
+        f"`{name}` in `{regime}`": figures
+        for regime, report in sorted(reports.items())
+        for name, figures in report["figures"]["conditions"].items()
+        if figures["holm"] is not None and name != "fenced"
+    }
+    found = {name: f["difference"]["train_solve_rate"]["value"] for name, f in tested.items() if f["holm"] < ALPHA}
+    faster, slower = ([name for name, value in found.items() if sign * value > 0] for sign in (1, -1))
+    errors = {name: f["difference"]["line_error_rate"] for name, f in tested.items() if "/none` in" not in name}
+    fewer = [100 * -d["value"] for d in errors.values() if d["high"] is not None and d["high"] < 0]
+    detected = [
+        100 * smallest_difference(report["figures"]["spread"], report["seeds"])
+        for report in reports.values()
+        if report["figures"]["spread"] is not None and report["seeds"] > 1
+    ]
+    names = ", ".join(f"`{name}`" for name in sorted(reports))
+    text = (
+        f"What line credit buys, [measured](docs/credit.md) beside the outcome alone at equal sampled tokens "
+        f"({names}): of {len(tested)} comparisons {_named(faster)} learned faster and {_named(slower)} slower, by a "
+        f"test corrected for their number{_between(detected, ', with seeds that detect {} points of solve rate')}; and "
+        f"of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
+        f"tasks{_between(fewer, ' ({} points)')} by an interval that excludes 0, uncorrected."
+    )
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(names)})" if names else "none"
+
+
+def _between(values: Sequence[float], text: str) -> str:
+    if not values:
+        return ""
+    least, most = (f"{value:.1f}" for value in (min(values), max(values)))
+    return text.format(least if least == most else f"{least} to {most}")
