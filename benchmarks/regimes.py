@@ -26,6 +26,8 @@ PAGE = Block(ROOT / "docs" / "credit.md", "regimes")
 FIGURES = ROOT / "docs" / "credit_regimes.json"
 DEFAULT = "two_stream/penalty"
 """The condition that the default preset is."""
+DECIDING = ("noise", "long", "errors")
+"""The regimes that decide on it."""
 BLOCKS = {
     "train_solve_rate": "solved over the budget",
     "solve_rate": "held out",
@@ -65,9 +67,31 @@ def block(reports: Mapping[str, Report]) -> str:
     """The generated block: the plan, then each regime that was published."""
     parts = [plan()]
     parts += [_regime(name, reports[name]) for name in names() if name in reports]
-    if not reports:
-        parts.append("Nothing is published yet.\n")
+    parts.append(_ruled(reports) if reports else "Nothing is published yet.\n")
     return "\n".join(parts)
+
+
+def preset(reports: Mapping[str, Report]) -> str:
+    """The condition that the default preset is by the page's rule, of what is published."""
+    found: list[tuple[str, str, float, float]] = [
+        (name, regime, figures["holm"], figures["difference"]["train_solve_rate"]["value"])
+        for regime, report in reports.items()
+        for name, figures in report["figures"]["conditions"].items()
+        if figures["holm"] is not None and figures["holm"] < ALPHA and name != "fenced"
+    ]
+    below = {name for name, _, _, value in found if value < 0}
+    above = [(p, name) for name, regime, p, value in found if value > 0 and regime in DECIDING and name not in below]
+    if above:
+        return min(above)[1]
+    return BASELINE if DEFAULT in below else DEFAULT
+
+
+def _ruled(reports: Mapping[str, Report]) -> str:
+    ruled = preset(reports)
+    kept = "as it is" if ruled == DEFAULT else f"in the place of `{DEFAULT}`"
+    return (
+        f"By the rule above, of the {len(reports)} regimes published so far, the default preset is `{ruled}`, {kept}.\n"
+    )
 
 
 def plan() -> str:
@@ -161,20 +185,25 @@ def about(report: Report) -> str:
 
 def _table(found: Mapping[str, Report]) -> str:
     text = (
-        "| | solved over the budget | difference, points | p | p after Holm | held out | lines in error, held out |\n"
+        "| | solved over the budget | difference, points | p | p after Holm | held out | lines in error, held out | "
+        "steps |\n|---|---|---|---|---|---|---|---|\n"
     )
-    text += "|---|---|---|---|---|---|---|\n"
     for name, figures in found.items():
         means = figures["mean"]
         cells = [
             share(means["train_solve_rate"]),
             "" if name == BASELINE else points(figures["difference"].get("train_solve_rate")),
-            *("" if figures[key] is None else f"{figures[key]:.3f}" for key in ("p", "holm")),
+            *("" if figures[key] is None else _chance(figures[key]) for key in ("p", "holm")),
             share(means["solve_rate"]),
             share(means["line_error_rate"]),
+            f"{means['steps']['value']:.0f}",
         ]
         text += f"| `{name}` |" + "".join(f" {cell} |" for cell in cells) + "\n"
     return text
+
+
+def _chance(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def sentences(report: Report) -> Iterator[str]:

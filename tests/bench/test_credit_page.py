@@ -82,6 +82,19 @@ def test_a_regime_is_told_with_corrected_differences_agreement_and_what_its_seed
     assert "Spread over seeds as measured" in text
 
 
+def test_the_default_preset_follows_by_the_rule_of_the_page() -> None:
+    up, down = ({BASELINE: 0.4, "two_stream/penalty": level} for level in (0.6, 0.2))
+    other = {BASELINE: 0.4, "errors/first": 0.5, "two_stream/penalty": 0.4}
+    rows = {name: written(levels, seeds=6, regime="noise") for name, levels in (("up", up), ("down", down))}
+    assert regimes.preset({}) == "two_stream/penalty"
+    assert regimes.preset({"errors": written(other, seeds=6)}) == "errors/first"
+    assert regimes.preset({"today": written(other, seeds=6)}) == "two_stream/penalty", "this regime does not decide"
+    assert regimes.preset({"noise": rows["up"], "today": rows["down"]}) == BASELINE, "found below in some regime"
+    assert "is `errors/first`, in the place of `two_stream/penalty`." in regimes.block(
+        {"errors": written(other, seeds=6)}
+    )
+
+
 def test_the_sentence_of_the_readme_is_that_of_the_published_regimes() -> None:
     assert buys.SHORT.text == buys.block(regimes.PUBLISHED.reports)
 
