@@ -7,10 +7,20 @@ from benchmarks.pages import ROOT, Block, Report
 from repl_rl.lab.credit.power import ALPHA, smallest_difference
 
 SHORT = Block(ROOT / "README.md", "regimes")
+FLOOR = 0.05
+"""Where every condition solves less than this share over the budget, a regime cannot tell them apart."""
+
+
+def at_floor(report: Report) -> bool:
+    """Whether nearly nothing was solved in a regime, so that no difference could show. Seen after the runs."""
+    conditions = report["figures"]["conditions"].values()
+    return all(figures["mean"]["train_solve_rate"]["value"] < FLOOR for figures in conditions)
 
 
 def block(reports: Mapping[str, Report]) -> str:
     """The sentence, with every number and name from the figures; blocks between fences are no credit of lines."""
+    floors = [name for name, report in reports.items() if at_floor(report)]
+    reports = {name: report for name, report in reports.items() if name not in floors}
     if not reports:
         return "What line credit buys is not measured yet.\n"
     tested = {
@@ -36,6 +46,9 @@ def block(reports: Mapping[str, Report]) -> str:
         f"of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
         f"tasks{_between(fewer, ' ({} points)')} by an interval that excludes 0, uncorrected."
     )
+    if floors:
+        named = ", ".join(f"`{name}`" for name in sorted(floors))
+        text += f" Not counted is {named}, in which nearly nothing was solved under any condition."
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
 
 

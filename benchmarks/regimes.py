@@ -216,6 +216,11 @@ def sentences(report: Report) -> Iterator[str]:
         listed = f" ({', '.join(f'`{name}`' for name in named)})" if named else ""
         verb = "is" if len(named) == 1 else "are"
         yield f"Of {len(tested)} conditions {len(named)}{listed} {verb} {what} `{BASELINE}` after Holm's correction."
+    if buys.at_floor(report):
+        yield (
+            f"No condition solves {buys.FLOOR:.0%} over the budget. So near to nothing, no difference could show, and "
+            "the small spread is no sign of power: this regime, as it was planned, tells nothing (seen after the runs)."
+        )
     if DEFAULT in found:
         difference = found[DEFAULT]["difference"].get("train_solve_rate")
         yield f"`{DEFAULT}`, the default preset: {points(difference)} points."

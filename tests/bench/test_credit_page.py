@@ -110,6 +110,16 @@ def test_the_sentence_counts_what_was_found_either_way_over_all_regimes_and_bloc
     assert "measured yet" in buys.block({})
 
 
+def test_a_regime_in_which_nearly_nothing_is_solved_is_said_to_tell_nothing_and_is_not_counted() -> None:
+    floor = written({BASELINE: -0.15, "errors/first": -0.14}, seeds=6, regime="long")
+    told = written({BASELINE: 0.4, "errors/first": 0.2}, seeds=6, regime="noise")
+    assert "this regime, as it was planned, tells nothing" in regimes.block({"long": floor})
+    assert "tells nothing" not in regimes.block({"noise": told})
+    text = " ".join(buys.block({"long": floor, "noise": told}).split())
+    assert "(`noise`): of 1 comparisons" in text
+    assert text.endswith("Not counted is `long`, in which nearly nothing was solved under any condition.")
+
+
 def test_blocks_are_told_beside_lines_with_rollouts_of_both() -> None:
     found = written({BASELINE: 0.4, "fenced": 0.2}, seeds=3, regime="pretrained")
     text = regimes.block({"pretrained": found})
