@@ -41,9 +41,9 @@ def block(reports: Mapping[str, Report]) -> str:
     names = ", ".join(f"`{name}`" for name in sorted(reports))
     text = (
         f"What line credit buys, [measured](docs/credit.md) beside the outcome alone at equal sampled tokens "
-        f"({names}): of {len(tested)} comparisons {_named(faster)} learned faster and {_named(slower)} slower, by a "
-        f"test corrected for their number{_between(detected, ', with seeds that detect {} points of solve rate')}; and "
-        f"of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
+        f"({names}): of {len(tested)} comparisons {_named(faster)} learned faster and {_named(slower)} slower, after "
+        f"Holm's correction in each regime{_between(detected, ', with seeds that detect {} points of solve rate')}; "
+        f"and of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
         f"tasks{_between(fewer, ' ({} points)')} by an interval that excludes 0, uncorrected."
     )
     if floors:

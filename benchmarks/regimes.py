@@ -27,7 +27,9 @@ FIGURES = ROOT / "docs" / "credit_regimes.json"
 DEFAULT = "two_stream/penalty"
 """The condition that the default preset is."""
 DECIDING = ("noise", "long", "errors")
-"""The regimes that decide on it."""
+"""The regimes in which another condition earns its place."""
+LOOKED_AT = ("pretrained",)
+"""Those that decide nothing."""
 BLOCKS = {
     "train_solve_rate": "solved over the budget",
     "solve_rate": "held out",
@@ -77,7 +79,7 @@ def preset(reports: Mapping[str, Report]) -> str:
         (name, regime, figures["holm"], figures["difference"]["train_solve_rate"]["value"])
         for regime, report in reports.items()
         for name, figures in report["figures"]["conditions"].items()
-        if figures["holm"] is not None and figures["holm"] < ALPHA and name != "fenced"
+        if regime not in LOOKED_AT and figures["holm"] is not None and figures["holm"] < ALPHA
     ]
     below = {name for name, _, _, value in found if value < 0}
     above = [(p, name) for name, regime, p, value in found if value > 0 and regime in DECIDING and name not in below]

@@ -90,6 +90,7 @@ def test_the_default_preset_follows_by_the_rule_of_the_page() -> None:
     assert regimes.preset({"errors": written(other, seeds=6)}) == "errors/first"
     assert regimes.preset({"today": written(other, seeds=6)}) == "two_stream/penalty", "this regime does not decide"
     assert regimes.preset({"noise": rows["up"], "today": rows["down"]}) == BASELINE, "found below in some regime"
+    assert regimes.preset({"pretrained": rows["down"]}) == "two_stream/penalty", "it is looked at and decides nothing"
     assert "is `errors/first`, in the place of `two_stream/penalty`." in regimes.block(
         {"errors": written(other, seeds=6)}
     )
