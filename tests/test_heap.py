@@ -1,7 +1,11 @@
 """`machine/heap.py`: what was freed is there when it is wanted again."""
 
+import gc
 import subprocess
 import sys
+import weakref
+
+from repl_rl.machine.heap import rare_collections
 
 BLOCKS = """
 import ctypes, resource, sys
@@ -39,3 +43,31 @@ def test_freed_memory_is_used_again_without_asking_the_machine_for_it() -> None:
 def test_by_itself_the_c_library_gives_it_back() -> None:
     """Else `keep_freed` would be there for nothing."""
     assert _faults("as it comes") > 10_000
+
+
+class _Knot:
+    """Refers to itself: only the collector finds it."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+def test_with_rare_collections_what_was_there_before_is_not_walked_and_new_garbage_is_still_found() -> None:
+    here, before = _Knot(), gc.get_threshold()
+    with rare_collections():
+        assert all(one is not here for one in gc.get_objects())
+        assert gc.get_threshold() > before
+        gone = weakref.ref(_Knot())
+        while gone() is not None:  # the collector comes by itself, of the objects that are made here
+            _ = [_Knot() for _ in range(1000)]
+    assert gc.get_threshold() == before
+    assert any(one is here for one in gc.get_objects())
+
+
+def test_rare_collections_within_others_end_with_the_outer_ones() -> None:
+    before = gc.get_threshold()
+    with rare_collections():
+        with rare_collections():
+            pass
+        assert gc.get_threshold() > before
+    assert gc.get_threshold() == before

@@ -1,6 +1,7 @@
 """A fleet on Ray: two simulated machines, real actors, real consoles."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -83,6 +84,7 @@ def test_nodes_on_ray_play_what_one_process_plays(
     with ExitStack() as stack:
         source = on(started, stack, shared=False)
         both(source)
+        assert gc.get_freeze_count() > 0, "the owner's collector leaves out what was there before"
         assert untimed(source.collect(IDS, 0)) == expected
         source.load_weights(weights(tmp_path / "w"), 3)
         assert {t.policy_step for t in source.collect(IDS, 3)} == {3}

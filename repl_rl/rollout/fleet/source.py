@@ -11,6 +11,7 @@ from types import MappingProxyType, TracebackType
 from repl_rl.engine.ahead import Tally
 from repl_rl.engine.base import Pressure
 from repl_rl.machine.files import Json, write_whole
+from repl_rl.machine.heap import rare_collections
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.again import Broken, Part
 from repl_rl.rollout.early import Busy
@@ -71,6 +72,7 @@ class NodeFleet:
     def __enter__(self) -> "NodeFleet":
         with ExitStack() as stack:
             cluster = stack.enter_context(self._cluster)
+            stack.enter_context(rare_collections())
             plan = self._plan
             self._thread = LoopThread()
             stack.callback(self._thread.close)
