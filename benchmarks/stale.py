@@ -1,6 +1,6 @@
 """How old rollouts may be, in docs/update.md: what is planned, and what was found.
 
-`python -m benchmarks.credit FILE` writes this block, where FILE is of the regime `stale` or `stale_pretrained`.
+`python -m benchmarks.credit FILE` writes this block, where FILE is of one of the `REGIMES`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from repl_rl.lab.credit.power import ALPHA
 
 PAGE = Block(ROOT / "docs" / "update.md", "stale")
 FIGURES = ROOT / "docs" / "update_stale.json"
-REGIMES = ("stale", "stale_pretrained")
+REGIMES = ("stale", "stale_long", "stale_pretrained")
 
 
 def block(reports: Mapping[str, Report]) -> str:
@@ -34,7 +34,8 @@ def _planned(name: str) -> str:
 def _found(name: str, report: Report) -> str:
     found = report["figures"]["conditions"]
     text = f"`{name}`: {about(report)}\n| | tokens older than the policy, mean | ratios kept | solved over the budget |"
-    text += " difference, points | p after Holm | held out | difference, points |\n" + "|---" * 8 + "|\n"
+    text += " difference, points | p after Holm | held out | difference, points | held out, greedy |"
+    text += " difference, points |\n" + "|---" * 10 + "|\n"
     for condition, figures in found.items():
         runs = [row for row in rows_of(report) if row["condition"] == condition]
         cells = [
@@ -45,6 +46,8 @@ def _found(name: str, report: Report) -> str:
             "" if figures["holm"] is None else f"{figures['holm']:.3f}",
             share(figures["mean"]["solve_rate"]),
             "" if condition == BASELINE else points(figures["difference"].get("solve_rate")),
+            share(figures["mean"]["greedy"]),
+            "" if condition == BASELINE else points(figures["difference"].get("greedy")),
         ]
         text += f"| `{condition}` | " + " | ".join(cells) + " |\n"
     return f"{text}\n{sentence(report)}\n"

@@ -2,6 +2,7 @@
 
 token_truncate                            token_truncate(cap=2.0, tolerance=1e-3)
 token_band(low=0.5, cap=2.0)              line_mask
+none
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ class Apart:
     low: float | None = None
     """Smallest ratio that is kept as it is, in (0, 1); None: all below `cap` are."""
     stale: bool = False
-    """A mean over many tokens is wanted for lines that are several steps old too."""
+    """A mean over many tokens, or no correction, is wanted for older lines too."""
 
 
 def capped(
@@ -60,12 +61,19 @@ def banded(
     return Apart(cap, tolerance, low)
 
 
+def uncorrected(*, tolerance: Annotated[float | None, Above(0)] = None, stale: bool = False) -> Apart:
+    """No correction: every ratio counts as 1. `stale` asks for it a second time, where rollouts run ahead."""
+    return Apart(IMPORTANCE_CAP, tolerance, stale=stale)  # the cap is read by nobody
+
+
 IMPORTANCES: Mapping[str, Callable[..., Apart]] = {
     **{f"token_{how}": capped for how in ("truncate", "mask")},
     **{f"{whose}_{how}": averaged for whose in ("line", "sequence") for how in ("truncate", "mask")},
     "token_band": banded,
+    "none": uncorrected,
 }
-"""Of a token, of a line's tokens or of all of a rollout's; cut to the cap, or masked, above it or on both sides."""
+"""Of a token, of a line's tokens or of all of a rollout's; cut to the cap, or masked, above it or on both sides; or
+none at all."""
 
 
 def importance(text: str) -> tuple[str, Apart]:
@@ -99,7 +107,7 @@ def refuse_stale(steps: int, corrected: str, plan: str) -> None:
 
     Raises:
         ConfigError: groups are played again or cut, or a window is asked for where nothing is ahead; or lines that are
-            several steps old are corrected as a whole, and that was asked for once only.
+            older are not corrected, or several steps old and corrected as a whole, and that was asked for once only.
     """
     windowed = isinstance(groups(plan), Windowed)
     if steps and plan and not windowed:
@@ -109,7 +117,12 @@ def refuse_stale(steps: int, corrected: str, plan: str) -> None:
         remedy = "groups of later steps pass those that take long; set trainer.ahead to 1 or more, or leave it out"
         raise ConfigError("trainer.groups without trainer.ahead", plan, remedy)
     name, apart = importance(corrected)
-    if (steps > 1 or windowed) and not (name.startswith("token") or apart.stale):
+    if not steps or name.startswith("token") or apart.stale:
+        return
+    all_the_same = f"choose token_truncate, or say that you want it all the same with {name}(stale=True)"
+    if name == "none":
+        remedy = f"older lines were written by another policy than the one that learns from them; {all_the_same}"
+        raise ConfigError("trainer.importance with trainer.ahead", corrected, remedy)
+    if steps > 1 or windowed:
         why = "a mean over a line or a rollout leaves the ratio of a surprising token near 1: hardly a correction"
-        remedy = f"{why}; choose token_truncate, or say that you want it all the same with {name}(stale=True)"
-        raise ConfigError("trainer.importance with lines several steps old", corrected, remedy)
+        raise ConfigError("trainer.importance with lines several steps old", corrected, f"{why}; {all_the_same}")

@@ -113,7 +113,7 @@ def corrected(
     cap: float,
     accelerator: Accelerator,
 ) -> Gap:
-    """Measure the gap, and put ratios of lines or sequences in the place of TRL's ratios of tokens where asked to.
+    """Measure the gap, and put ratios of lines or sequences, or ones, in the place of TRL's of tokens where asked to.
 
     Args:
         batch: TRL's, of a step. `importance_sampling_ratio` in it may be replaced.
@@ -127,8 +127,10 @@ def corrected(
     lines = line_numbers(rows, batch["completion_ids"].size(1)).to(trained.device)
     delta = (trained - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
     level, _, how = importance.partition("_")
-    raw = raw_ratios(delta, lines, level)
-    if level != "token":
+    raw = raw_ratios(delta, lines, "token" if level == "none" else level)
+    if level == "none":
+        batch["importance_sampling_ratio"] = torch.ones_like(raw)
+    elif level != "token":
         batch["importance_sampling_ratio"] = cut(raw, how, cap)
     return measure(delta, lines, raw, batch["importance_sampling_ratio"], ages.to(trained.device) == 0, accelerator)
 

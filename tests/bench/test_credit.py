@@ -25,6 +25,7 @@ from repl_rl.lab.credit.conditions import (
     MERGED,
     SAME_AS,
     SHAPINGS,
+    UNCORRECTED,
     Condition,
     conditions,
 )
@@ -82,9 +83,9 @@ class Played:
 
 def test_every_cell_is_there_or_is_the_same_as_another_one() -> None:
     cells = {f"{estimator}/{shaping}" for estimator in ESTIMATORS for shaping in SHAPINGS}
-    others = {condition.name for condition in (*MERGED, *ERRORS, *AGED)}
+    others = {condition.name for condition in (*MERGED, *ERRORS, *AGED, *UNCORRECTED)}
     assert {c.name for c in CONDITIONS} == cells - set(SAME_AS) | others | {"fenced"}
-    assert len(CONDITIONS) == len({c.name for c in CONDITIONS}) == 37
+    assert len(CONDITIONS) == len({c.name for c in CONDITIONS}) == 41
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)

@@ -10,7 +10,7 @@ from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.coldstart.demonstrations import ECHO
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.beginnings import BEGINNINGS
-from repl_rl.lab.credit.conditions import AGED, BASELINE, conditions
+from repl_rl.lab.credit.conditions import AGED, BASELINE, UNCORRECTED, conditions
 from repl_rl.lab.credit.experiment import Experiment
 from repl_rl.lab.credit.settings import REGIMES, Settings
 from repl_rl.lab.credit.taught import DEMONSTRATIONS_A_STEP, FAILING, MOST_FAILURES, failing_plan
@@ -62,7 +62,13 @@ def test_the_age_of_rollouts_is_tried_with_every_correction_and_changes_nothing_
         for importance in ("token_truncate", "token_mask", "token_band", "line_truncate")
     }
     (fresh,) = conditions([BASELINE])
-    assert {replace(c, name=BASELINE, ahead=0, importance=fresh.importance) for c in AGED} == {fresh}
+    assert {replace(c, name=BASELINE, ahead=0, importance=fresh.importance) for c in (*AGED, *UNCORRECTED)} == {fresh}
+
+
+def test_the_long_run_about_the_age_of_rollouts_has_each_lead_uncorrected_and_as_it_is_by_default() -> None:
+    named = {BASELINE, *(f"ahead_{n}/{how}" for n in (1, 4, 8) for how in ("token_truncate", "uncorrected"))}
+    assert named < set(regime("stale_long").conditions)
+    assert {c.importance for c in UNCORRECTED} == {"none(stale=True)"}
 
 
 def test_a_flag_wins_over_the_regime_and_an_unknown_one_is_named_with_those_that_are() -> None:

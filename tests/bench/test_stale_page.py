@@ -13,7 +13,7 @@ from repl_rl.lab.credit.statistics import aggregate
 
 def run(condition: str, seed: int, solve: float, staleness: float, kept: float) -> Run:
     rates = [0.2, solve + seed / 1000]
-    after = {"solve_rate": solve, "line_error_rate": 0.1}
+    after = {"solve_rate": solve, "line_error_rate": 0.1, "greedy": solve + 0.05}
     return Run(condition, seed, [50, 100], rates, [0.0] * 2, [2.0] * 2, after, 0.0, 1.0, 1.0, 2.0,
                staleness=staleness, kept=kept)  # fmt: skip
 
@@ -46,11 +46,12 @@ def test_a_condition_has_its_age_its_share_and_its_difference_to_fresh_rollouts(
     text = block({"stale": report("stale")})
     (row,) = [line for line in text.splitlines() if line.startswith("| `ahead_8/line_truncate` |")]
     assert row.startswith("| `ahead_8/line_truncate` | 7.50 steps | 81.0% |")
-    assert row.endswith("| 40.0% (40.0% to 40.0%) | -50.0 (-50.0 to -50.0) |")
+    cells = "| 40.0% (40.0% to 40.0%) | -50.0 (-50.0 to -50.0) | 45.0% (45.0% to 45.0%) | -50.0 (-50.0 to -50.0) |"
+    assert row.endswith(cells)
     assert f"| `{BASELINE}` | 0.00 steps | 100.0% |" in text
     assert "Of 2 conditions 1 (`ahead_8/line_truncate`) below fresh rollouts and none above, over the budget" in text
     assert "held-out tasks, 1 (`ahead_8/line_truncate`) below and none above by an interval" in text
-    assert text.count("Not played yet.") == 1
+    assert text.count("Not played yet.") == len(REGIMES) - 1
 
 
 def test_reports_are_added_to_those_of_before_and_take_the_place_of_their_own_regimes(tmp_path: Path) -> None:
@@ -59,7 +60,8 @@ def test_reports_are_added_to_those_of_before_and_take_the_place_of_their_own_re
     shown = Published(tmp_path / "figures.json", {Block(page, "stale"): block})
     assert shown.reports == {}
     shown.add([report("stale")])
-    shown.add([report("stale_pretrained")])
-    assert list(shown.reports) == ["stale", "stale_pretrained"]
+    for name in REGIMES[1:]:
+        shown.add([report(name)])
+    assert list(shown.reports) == list(REGIMES)
     assert Block(page, "stale").text == block(shown.reports)
     assert "Not played yet." not in page.read_text()

@@ -424,6 +424,16 @@ def test_whole_lines_and_rollouts_are_no_correction_of_what_is_several_steps_old
             replace(CONFIG, importance=f"{importance}(stale=True)")
 
 
+def test_lines_that_another_policy_wrote_go_uncorrected_only_where_that_was_asked_for_twice() -> None:
+    assert replace(CONFIG, ahead=0, importance="none").importance == "none"
+    for ahead in (1, 2):
+        with pytest.raises(
+            ConfigError, match=r"trainer\.importance with trainer\.ahead .* want it .* none\(stale=True\)$"
+        ):
+            replace(CONFIG, ahead=ahead, importance="none")
+        assert replace(CONFIG, ahead=ahead, importance="none(stale=True)").ahead == ahead
+
+
 @pytest.mark.parametrize("plan", ["refill", "overprovision"])
 def test_groups_that_are_played_again_or_cut_do_not_go_with_a_lead(plan: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.groups with trainer\.ahead"):

@@ -421,7 +421,7 @@ def test_too_few_tasks_for_a_step_are_refused(tmp_path: Path) -> None:
         make(tiny_model(), ReplayedSource([]), SMALL, tmp_path, TASKS[:2])
 
 
-@pytest.mark.parametrize("importance", sorted(IMPORTANCES))
+@pytest.mark.parametrize("importance", sorted(set(IMPORTANCES) - {"none"}))
 def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: str, tmp_path: Path) -> None:
     start, prompt = tiny_model(), prompt_of("task 0")
     skeleton: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [((9, 5, 2), None)]
@@ -436,6 +436,19 @@ def test_ratios_are_cut_or_masked_above_the_cap_that_was_chosen(importance: str,
         used.append(ratio.expand(2, 3).flatten().tolist())
     assert used[0] == pytest.approx([0.0 if importance.endswith(("mask", "band")) else 3.0] * 6, rel=1e-3)
     assert used[1] == pytest.approx([4.0] * 6, rel=1e-3)
+
+
+def test_without_a_correction_every_ratio_counts_as_one_and_how_many_did_by_themselves_is_told(tmp_path: Path) -> None:
+    start, prompt = tiny_model(), prompt_of("task 0")
+    skeleton: Skeleton = [((9, 5, 2), None)]
+    moved = [math.log(2), math.log(3), -math.log(4)]
+    logprobs = [p + by for p, by in zip(logprobs_of(start, prompt, skeleton), moved, strict=True)]
+    batch = [trajectory_of(prompt, skeleton, logprobs, number) for number in range(2)]
+    config = replace(SMALL, prompts_per_step=1, group_size=2, importance="none(tolerance=9.0)")
+    trainer = make(copy.deepcopy(start), ReplayedSource([batch]), config, tmp_path)
+    trainer.model.train()
+    assert trainer._prepare_inputs([{"prompt": "task 0"}] * 2)["importance_sampling_ratio"].tolist() == [[1.0] * 3] * 2
+    assert trainer.scored.gap.kept == 0.0
 
 
 def test_a_band_leaves_out_what_is_far_on_either_side(tmp_path: Path) -> None:

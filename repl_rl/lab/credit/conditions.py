@@ -1,5 +1,5 @@
 """What is compared: estimators under three reward tables, other penalties for errors, rollouts several steps old under
-four corrections, and blocks in place of lines."""
+four corrections and none, and blocks in place of lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -72,12 +72,16 @@ AGED = tuple(
 )
 """Rollouts that run so many steps ahead of the update, with the outcome alone. The ratios of fresh ones are 1, so that
 all corrections are `outcome/none` there."""
+UNCORRECTED = tuple(
+    Condition(f"ahead_{ahead}/uncorrected", ahead=ahead, importance="none(stale=True)") for ahead in LEADS
+)
+"""The same, learned from as if they were fresh."""
 
 
 def _all() -> tuple[Condition, ...]:
     cells = ((f"{estimator}/{name}", estimator, table) for estimator in ESTIMATORS for name, table in SHAPINGS.items())
     lines = (Condition(name, estimator, table) for name, estimator, table in cells if name not in SAME_AS)
-    return (*lines, *MERGED, *ERRORS, *AGED, Condition("fenced", way="fenced"))
+    return (*lines, *MERGED, *ERRORS, *AGED, *UNCORRECTED, Condition("fenced", way="fenced"))
 
 
 CONDITIONS = _all()
