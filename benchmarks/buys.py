@@ -39,9 +39,10 @@ def block(reports: Mapping[str, Report]) -> str:
         if report["figures"]["spread"] is not None and report["seeds"] > 1
     ]
     names = ", ".join(f"`{name}`" for name in sorted(reports))
+    count = f"{len(tested)} comparison{'' if len(tested) == 1 else 's'}"
     text = (
         f"What line credit buys, [measured](docs/credit.md) beside the outcome alone at equal sampled tokens "
-        f"({names}): of {len(tested)} comparisons {_named(faster)} learned faster and {_named(slower)} slower, after "
+        f"({names}): of {count} {_named(faster)} learned faster and {_named(slower)} slower, after "
         f"Holm's correction in each regime{_between(detected, ', with seeds that detect {} points of solve rate')}; "
         f"and of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
         f"tasks{_between(fewer, ' ({} points)')} by an interval that excludes 0, uncorrected."

@@ -26,7 +26,7 @@ PAGE = Block(ROOT / "docs" / "credit.md", "regimes")
 FIGURES = ROOT / "docs" / "credit_regimes.json"
 DEFAULT = "two_stream/penalty"
 """The condition that the default preset is."""
-DECIDING = ("noise", "long", "errors")
+DECIDING = ("noise", "long", "longer", "errors")
 """The regimes in which another condition earns its place."""
 LOOKED_AT = ("pretrained",)
 """Those that decide nothing."""

@@ -117,7 +117,7 @@ def test_a_regime_in_which_nearly_nothing_is_solved_is_said_to_tell_nothing_and_
     assert "this regime, as it was planned, tells nothing" in regimes.block({"long": floor})
     assert "tells nothing" not in regimes.block({"noise": told})
     text = " ".join(buys.block({"long": floor, "noise": told}).split())
-    assert "(`noise`): of 1 comparisons" in text
+    assert "(`noise`): of 1 comparison " in text
     assert text.endswith("Not counted is `long`, in which nearly nothing was solved under any condition.")
 
 
