@@ -19,6 +19,20 @@ def test_patience_is_counted_from_the_last_moment_with_a_node_however_often_one_
     assert "(node 2 at a: frozen; node 1 at b: struck)" in str(raised.value)
 
 
+def test_the_last_words_of_a_seat_are_those_of_the_last_node_that_could_play_there() -> None:
+    hope = Hope("ray", WAITS, 0)
+    lost = [
+        Lost("node 0", "a", "first", ready=True),
+        Lost("node 1", "b", "never came"),
+        Lost("node 2", "a", "out of memory", ready=True),
+        Lost("node 3", "a", "its machine has gone"),
+        Lost("node 4", "b", "never came either"),
+    ]
+    with pytest.raises(BrokenDown, match="without a node") as raised:
+        hope.left_s(10, False, lost)
+    assert "(node 4 at b: never came either; node 2 at a: out of memory)" in str(raised.value)
+
+
 def test_a_node_that_opens_its_world_may_take_its_time() -> None:
     hope = Hope("ray", WAITS, 0)
     assert hope.left_s(50, True, []) == 50

@@ -44,8 +44,10 @@ class Hope:
         limit_s = self._waits.open_s if opening else self._waits.patience_s
         left_s = self._manned_s + limit_s - now_s
         if left_s <= 0:
-            last = {one.seat: f"{one.name} at {one.seat}: {one.why}" for one in lost}
-            raise self._broken(f"without a node for {limit_s:g} s", "; ".join(last.values()) or "none could be started")
+            # Of each seat the last one that could play: of those after it none came so far, and it knows more of why.
+            last = {one.seat: one for one in sorted(lost, key=lambda one: one.ready)}
+            words = "; ".join(f"{one.name} at {one.seat}: {one.why}" for one in last.values())
+            raise self._broken(f"without a node for {limit_s:g} s", words or "none could be started")
         return left_s
 
     def _broken(self, how: str, words: str) -> BrokenDown:

@@ -263,3 +263,5 @@ class Lost:
     name: str
     seat: str
     why: str
+    ready: bool = False
+    """Whether it could play before."""
