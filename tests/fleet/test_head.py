@@ -15,8 +15,8 @@ import pytest
 from tests.processes import descendants, identity, wait_for
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
-STEPS = 200
-"""More than are played before the head goes."""
+STEPS = 5_000
+"""More than are played before the head goes, and in the time that nodes play on without it."""
 ENDS_S = 90
 """30 s in which the cluster is waited for, one rollout's round, and what it takes to end."""
 RUN = """--engine transformers --trainer.prompts-per-step 2 --trainer.group-size 2 --trainer.dtype float32
