@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks.pages import ROOT, Block, Report
 from benchmarks.regimes import Published, about, planned, points, rows_of, share
-from repl_rl.lab.credit.conditions import BASELINE
+from repl_rl.lab.credit.conditions import BASELINE, CONDITIONS
 from repl_rl.lab.credit.power import ALPHA
 
 PAGE = Block(ROOT / "docs" / "update.md", "stale")
@@ -36,7 +36,8 @@ def _found(name: str, report: Report) -> str:
     text = f"`{name}`: {about(report)}\n| | tokens older than the policy, mean | ratios kept | solved over the budget |"
     text += " difference, points | p after Holm | held out | difference, points | held out, greedy |"
     text += " difference, points |\n" + "|---" * 10 + "|\n"
-    for condition, figures in found.items():
+    for condition in (one.name for one in CONDITIONS if one.name in found):
+        figures = found[condition]
         runs = [row for row in rows_of(report) if row["condition"] == condition]
         cells = [
             f"{fmean(row['staleness'] for row in runs):.2f} steps",
