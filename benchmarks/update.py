@@ -1,6 +1,6 @@
 """Copy the figures of `repl-rl bench update --json FILE` into docs/, table included.
 
-    python -m benchmarks.update FILE
+    python -m benchmarks.update FILE [FILE ...]
 
 Every number of docs/update.md with a unit stands between the two markers below and comes from that file.
 """
@@ -14,13 +14,24 @@ from benchmarks.pages import ROOT, Block
 
 PAGE = Block(ROOT / "docs" / "update.md", "update")
 FIGURES = ROOT / "docs" / "update.json"
+_HEAD = " token ratio | CPU time | s | memory | MiB | TRL, time | TRL, memory | gradients | rounding |\n"
+_COLUMNS = 9
 
 
 def block(rows: Sequence[Mapping[str, float]]) -> str:
-    """The generated block of docs/update.md: a table of long rollouts, and one of shared prompts if measured."""
-    prefixes = [row for row in rows if "token_ratio" in row]
-    text = _against_trl([row for row in rows if "token_ratio" not in row])
-    return text + (f"\n{_prefixes(prefixes)}" if prefixes else "")
+    """The generated block of docs/update.md: long rollouts, and shared prompts and steps of runs where measured."""
+    played = [row for row in rows if "run" in row]
+    prefixes = [row for row in rows if "off_update_s" in row and "run" not in row]
+    text = _against_trl([row for row in rows if "off_update_s" not in row])
+    return text + (f"\n{_prefixes(prefixes)}" if prefixes else "") + (f"\n{_of_runs(played)}" if played else "")
+
+
+def _of_runs(rows: Sequence[Mapping[str, float]]) -> str:
+    text = "Rollouts that were played, of a step of a run, with its policy; columns as above:\n\n"
+    text += "| run | step | rollouts |" + _HEAD + "|---" * (3 + _COLUMNS) + "|\n"
+    for row in rows:
+        text += f"| `{row['run']}` | {row['step']} | {row['rollouts']} | {_shared(row)} |\n"
+    return text
 
 
 def _prefixes(rows: Sequence[Mapping[str, float]]) -> str:
@@ -29,24 +40,26 @@ def _prefixes(rows: Sequence[Mapping[str, float]]) -> str:
     text += f"{first['hidden']} wide, {first['vocab']:,} ids, {first['dtype']} on {first['device']}. Without shared "
     text += "prefixes over with them, and TRL over them: more is better. Gradients are apart by, relative to their "
     text += "length, with and without; and by rounding alone, with other numbers of rows a pass:\n\n"
-    text += "| prompt | group | token ratio | CPU time | s | memory | MiB | TRL, time | TRL, memory | gradients "
-    text += "| rounding |\n" + "|---" * 11 + "|\n"
+    text += "| prompt | group |" + _HEAD + "|---" * (2 + _COLUMNS) + "|\n"
     for row in rows:
-        cells = (
-            f"{row['prompt']}",
-            f"{row['rollouts']}",
-            f"{row['token_ratio']:.2f}",
-            f"{row['off_time_ratio']:.2f}x",
-            f"{row['off_update_s']:.1f} / {row['ours_update_s']:.1f}",
-            f"{row['off_memory_ratio']:.1f}x",
-            f"{row['off_peak_mib']:.0f} / {row['ours_peak_mib']:.0f}",
-            f"{1 / row['time_ratio']:.1f}x",
-            f"{1 / row['memory_ratio']:.1f}x",
-            f"{row['gradient_error']:.0e}",
-            f"{row['gradient_noise']:.0e}",
-        )
-        text += f"| {' | '.join(cells)} |\n"
+        text += f"| {row['prompt']} | {row['rollouts']} | {_shared(row)} |\n"
     return text
+
+
+def _shared(row: Mapping[str, float]) -> str:
+    """The cells of `_HEAD`."""
+    cells = (
+        f"{row['token_ratio']:.2f}",
+        f"{row['off_time_ratio']:.2f}x",
+        f"{row['off_update_s']:.1f} / {row['ours_update_s']:.1f}",
+        f"{row['off_memory_ratio']:.1f}x",
+        f"{row['off_peak_mib']:.0f} / {row['ours_peak_mib']:.0f}",
+        f"{1 / row['time_ratio']:.1f}x",
+        f"{1 / row['memory_ratio']:.1f}x",
+        f"{row['gradient_error']:.0e}",
+        f"{row['gradient_noise']:.0e}",
+    )
+    return " | ".join(cells)
 
 
 def _against_trl(rows: Sequence[Mapping[str, float]]) -> str:
@@ -73,11 +86,12 @@ def _against_trl(rows: Sequence[Mapping[str, float]]) -> str:
     return text
 
 
-def main(file: Path) -> None:
-    """Publish the figures in `file`."""
-    FIGURES.write_text(file.read_text())
+def main(files: Sequence[Path]) -> None:
+    """Publish the figures in all of these files, in place of those that were."""
+    rows = [row for file in files for row in json.loads(file.read_text())]
+    FIGURES.write_text(json.dumps(rows, indent=2) + "\n")
     PAGE.write(block(json.loads(FIGURES.read_text())))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(argument) for argument in sys.argv[1:]])

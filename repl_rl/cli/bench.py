@@ -18,7 +18,7 @@ from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.faults import FaultsConfig, run_faults
 from repl_rl.lab.fleet import FleetConfig, run_fleet
 from repl_rl.lab.load import LoadConfig, run_load
-from repl_rl.lab.prefixes import bench_prefixes
+from repl_rl.lab.prefixes import StoredStep, bench_prefixes, bench_step
 from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
 from repl_rl.machine.assets import asset
@@ -49,6 +49,19 @@ class SandboxBenchConfig(BenchConfig):
 @dataclass(frozen=True)
 class UpdateBenchConfig(BenchConfig):
     """Our update against TRL's on the same rollouts: time and peak memory, ours over TRL's."""
+
+    run: Path | None = None
+    """Folder of a run: its own rollouts of a step, with a policy; none: made-up ones, with random policies."""
+    step: int = 1
+    """Which step of it, >= 1."""
+    policy: Path | None = None
+    """Folder of the policy; none: the run's checkpoints/final."""
+
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise ConfigError("step", self.step, "give at least 1")
+        if self.run is None and self.policy is not None:
+            raise ConfigError("policy", str(self.policy), "it is read with --run; leave it out, or give both")
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,17 @@ def _bench_rollout(config: RolloutBenchConfig) -> object:
     return bench_rollout(RolloutEffort(config.rollouts, config.lines, repeats))
 
 
+def _bench_update(config: UpdateBenchConfig) -> list[dict[str, float | str]]:
+    if config.run is None:
+        return [*bench_update(), *bench_prefixes()]
+    policy = config.policy or config.run / "checkpoints" / "final"
+    if not policy.is_dir():
+        raise ConfigError("policy", str(policy), "there is no such folder; give that of a policy: --policy")
+    played = tuple(read(config.run / "trajectories" / f"{config.step:06}.jsonl.gz"))
+    about: dict[str, float | str] = {"run": config.run.name, "step": config.step}
+    return [{**about, **bench_step(StoredStep(policy, played))}]
+
+
 def _bench_echo(config: EchoBenchConfig) -> object:
     return run_echo(config, lambda line: print(line, file=sys.stderr, flush=True))
 
@@ -164,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
         figures: object = bench_sandbox(docker=config.docker)
     elif what == "update":
         config = _writable(parse(UpdateBenchConfig, "bench update", rest))
-        figures = [*bench_update(), *bench_prefixes()]
+        figures = _bench_update(config)
     elif what == "rollout":
         config = _writable(parse(RolloutBenchConfig, "bench rollout", rest))
         figures = _bench_rollout(config)

@@ -6,11 +6,15 @@ with another number of rows a pass, which says how far gradients are apart by ro
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from repl_rl.lab.update import Case, Gradients, against_trl, apart
+from repl_rl.errors import ConfigError
+from repl_rl.lab.update import Case, Gradients, Work, against_trl, apart
+from repl_rl.record.trajectory import Sampled, Trajectory
 
 PREFIXES = tuple(
     Case(12_288, 0.5, tokens=64, rollouts=rollouts, hidden=512, layers=4, prompt=prompt)
@@ -21,19 +25,54 @@ PREFIXES = tuple(
 
 def bench_prefixes(cases: Sequence[Case] = PREFIXES, repeats: int = 2) -> list[dict[str, float | str]]:
     """Measure each case; a row a case, as those of `bench_update` with what is off over what is on: more is better."""
-    return [_row(case, repeats) for case in cases]
+    return [{**asdict(case), **_measured(case, repeats)} for case in cases]
 
 
-def _row(case: Case, repeats: int) -> dict[str, float | str]:
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """Rollouts of a step of a run, and a policy."""
+
+    policy: Path
+    played: tuple[Trajectory, ...]
+
+    def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
+        """See `Work.load`. A rollout that was not graded, which teaches nothing, is left out."""
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.policy, dtype=torch.float32)
+        return model, [_as_fresh(one) for one in self.played if one.outcome is not None]
+
+
+def _as_fresh(played: Trajectory) -> Trajectory:
+    """A rollout of the one task, which the first policy wrote."""
+    segments = (
+        replace(one, lines=tuple(replace(line, policy_step=0) for line in one.lines))
+        if isinstance(one, Sampled)
+        else one
+        for one in played.segments
+    )
+    return replace(played, task_id="task", policy_step=0, segments=tuple(segments))
+
+
+def bench_step(step: StoredStep, repeats: int = 2) -> dict[str, float | str]:
+    """The same, of rollouts that were played: what sharing saves there, and what TRL takes.
+
+    Raises:
+        ConfigError: all have the same outcome, or none.
+    """
+    graded = [one.outcome for one in step.played if one.outcome is not None]
+    if len(set(graded)) < 2:
+        remedy = "nothing is learned unless there are two at least; choose another --step"
+        raise ConfigError("outcomes of the rollouts", sorted(set(graded)), remedy)
+    return {"rollouts": len(graded), **_measured(step, repeats)}
+
+
+def _measured(work: Work, repeats: int) -> dict[str, float | str]:
     with tempfile.TemporaryDirectory() as folder:
-        ours, gradients = apart(case, "ours", repeats, Path(folder))
-        off, plain = apart(case, "off", repeats, Path(folder))
-        _, other = apart(case, "other", 1, Path(folder))
-        theirs, of_trl = apart(case, "trl", repeats, Path(folder))
-    row = case.prompt + case.tokens
+        ours, gradients = apart(work, "ours", repeats, Path(folder))
+        off, plain = apart(work, "off", repeats, Path(folder))
+        _, other = apart(work, "other", 1, Path(folder))
+        theirs, of_trl = apart(work, "trl", repeats, Path(folder))
     return {
-        **against_trl(case, ours, gradients, theirs, of_trl),
-        "token_ratio": case.rollouts * row / (case.prompt + case.rollouts * case.tokens),
+        **against_trl(ours, gradients, theirs, of_trl),
         "off_update_s": off.update_s,
         "off_peak_mib": off.peak_mib,
         "off_time_ratio": off.update_s / ours.update_s,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from datasets import Dataset
@@ -39,6 +39,13 @@ Gradients = dict[str, Tensor]
 PAD, EOS = 0, 1
 
 
+class Work(Protocol):
+    """A policy, and rollouts that it learns from. It is pickled on its way to the process that measures."""
+
+    def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
+        """Both; the rollouts are taken for those of one task, and each has an outcome."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One workload: a group of rollouts of one task."""
@@ -58,6 +65,12 @@ class Case:
     prompt: int = 32
     """Tokens of the prompt that the rollouts share."""
 
+    def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
+        """See `Work.load`."""
+        context_tokens = 2 * self.tokens + self.prompt
+        model = random_policy(self.vocab, PAD, EOS, self.hidden, self.layers, context_tokens=context_tokens)
+        return model, _rollouts(self)
+
 
 CASES = tuple(Case(vocab, share) for vocab in (32_768, 151_936) for share in (0.5, 0.8))
 
@@ -73,6 +86,8 @@ class Cost:
     peak_mib: float
     """Peak memory above what the loaded model and the rollouts take."""
     loss: float
+    token_ratio: float = 1.0
+    """Tokens of the rollouts over those that were scored: above 1 where prefixes were shared."""
 
 
 def bench_update(cases: Sequence[Case] = CASES, repeats: int = 2) -> list[dict[str, float | str]]:
@@ -84,15 +99,12 @@ def _row(case: Case, repeats: int) -> dict[str, float | str]:
     with tempfile.TemporaryDirectory() as folder:
         ours, our_gradients = apart(case, "ours", repeats, Path(folder))
         theirs, gradients = apart(case, "trl", repeats, Path(folder))
-    return against_trl(case, ours, our_gradients, theirs, gradients)
+    return {**asdict(case), **against_trl(ours, our_gradients, theirs, gradients)}
 
 
-def against_trl(
-    case: Case, ours: Cost, our_gradients: Gradients, theirs: Cost, gradients: Gradients
-) -> dict[str, float | str]:
-    """What is told of a case: our figures, TRL's, and what is between them."""
+def against_trl(ours: Cost, our_gradients: Gradients, theirs: Cost, gradients: Gradients) -> dict[str, float | str]:
+    """What is told of the same work: our figures, TRL's, and what is between them."""
     return {
-        **asdict(case),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "dtype": "float32",
         "time_ratio": ours.update_s / theirs.update_s,
@@ -101,12 +113,13 @@ def against_trl(
         "max_abs_loss_diff": abs(ours.loss - theirs.loss),
         "max_abs_gradient_diff": max((our_gradients[name] - g).abs().max().item() for name, g in gradients.items()),
         "gradient_max": max(g.abs().max().item() for g in gradients.values()),
-        **{f"ours_{key}": value for key, value in asdict(ours).items()},
-        **{f"trl_{key}": value for key, value in asdict(theirs).items()},
+        "token_ratio": ours.token_ratio,
+        **{f"ours_{key}": value for key, value in asdict(ours).items() if key != "token_ratio"},
+        **{f"trl_{key}": value for key, value in asdict(theirs).items() if key != "token_ratio"},
     }
 
 
-def apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+def apart(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
     """`update_cost` in a process of its own.
 
     Raises:
@@ -116,7 +129,7 @@ def apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gra
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     near, far = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(case, side, repeats, folder, far))
+    process = context.Process(target=_report, args=(work, side, repeats, folder, far))
     process.start()
     far.close()
     try:
@@ -128,16 +141,15 @@ def apart(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gra
     return cost, load_file(folder / f"{side}.safetensors")
 
 
-def _report(case: Case, side: Side, repeats: int, folder: Path, pipe: Connection) -> None:
-    cost, gradients = update_cost(case, side, repeats, folder)
+def _report(work: Work, side: Side, repeats: int, folder: Path, pipe: Connection) -> None:
+    cost, gradients = update_cost(work, side, repeats, folder)
     save_file(gradients, folder / f"{side}.safetensors")
     pipe.send(cost)
 
 
-def update_cost(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
+def update_cost(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
     """Cost of one side's update, and its gradients."""
-    model = random_policy(case.vocab, PAD, EOS, case.hidden, case.layers, context_tokens=2 * case.tokens + case.prompt)
-    rollouts = _rollouts(case)
+    model, rollouts = work.load()
     trainer = _trl(model, rollouts, folder) if side == "trl" else _ours(model, rollouts, folder, side)
     trainer.current_gradient_accumulation_steps = 1
     update_s, loss_s = [], []
@@ -145,12 +157,13 @@ def update_cost(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cos
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
         start = _clock()
-        batch = trainer._generate_and_score_completions([{"prompt": "task"}] * case.rollouts)
+        batch = trainer._generate_and_score_completions([{"prompt": "task"}] * len(rollouts))
         loss = trainer._compute_loss(trainer.model, batch)
         loss.backward()
         _wait()
         update_s.append(_clock() - start)
     peak_mib = _peak() - before
+    told = trainer.scored.metrics if isinstance(trainer, ReplGRPOTrainer) else {}
     gradients = {name: p.grad.float().cpu().clone() for name, p in model.named_parameters() if p.grad is not None}
     trainer.num_iterations = 2  # a step of several losses: each has to score its rows anew
     for _ in range(repeats):
@@ -159,7 +172,7 @@ def update_cost(case: Case, side: Side, repeats: int, folder: Path) -> tuple[Cos
         trainer._compute_loss(trainer.model, batch).backward()
         _wait()
         loss_s.append(_clock() - start)
-    return Cost(min(update_s), min(loss_s), peak_mib, float(loss.detach())), gradients
+    return Cost(min(update_s), min(loss_s), peak_mib, float(loss.detach()), told.get("token_ratio", 1.0)), gradients
 
 
 class _Replay:

@@ -1,14 +1,18 @@
 """The bench of the update: both sides compute the same, and a row says what was measured."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import update
-from repl_rl.lab.prefixes import PREFIXES, bench_prefixes
+from repl_rl.cli import bench
+from repl_rl.errors import ConfigError, StoreError
+from repl_rl.lab.prefixes import PREFIXES, StoredStep, bench_prefixes, bench_step
 from repl_rl.lab.update import CASES, Case, bench_update, update_cost
+from repl_rl.runs.store import write_step
 
 SMALL = Case(vocab=512, observed_share=0.5, tokens=64, hidden=32, layers=1)
 
@@ -54,3 +58,59 @@ def test_a_row_of_shared_prefixes_has_what_they_save_and_what_rounding_alone_doe
     assert float(row["gradient_noise"]) < 1e-5
     text = update.block(json.loads(json.dumps([*bench_update([SMALL], repeats=1), row])))
     assert "| 256 | 4 | 3.00 |" in text
+
+
+def stored(folder: Path) -> StoredStep:
+    """What SMALL is, as if a run's fourth step had played it, with a rollout more that nobody could grade."""
+    model, rollouts = SMALL.load()
+    model.save_pretrained(folder)
+    played = [replace(one, task_id=f"t{n}", policy_step=3) for n, one in enumerate(rollouts)]
+    return StoredStep(folder, (*played, replace(played[0], id="failed", outcome=None)))
+
+
+def test_rollouts_of_a_run_cost_what_they_do_whichever_step_played_them_and_ungraded_ones_are_left_out(
+    tmp_path: Path,
+) -> None:
+    work = stored(tmp_path / "policy")
+    for side in ("ours", "trl"):
+        _, made_up = update_cost(SMALL, side, 1, tmp_path)
+        _, played = update_cost(work, side, 1, tmp_path)
+        assert played.keys() == made_up.keys()
+        assert all(torch.equal(gradient, made_up[name]) for name, gradient in played.items())
+
+
+@pytest.mark.parametrize(("outcome", "told"), [(None, r"\[\]"), (0.0, r"\[0\.0\]")])
+def test_a_step_from_which_nothing_would_be_learned_is_refused(
+    outcome: float | None, told: str, tmp_path: Path
+) -> None:
+    played = tuple(replace(one, outcome=outcome) for one in stored(tmp_path).played)
+    with pytest.raises(ConfigError, match=rf"outcomes of the rollouts is {told}; .* --step"):
+        bench_step(StoredStep(tmp_path, played))
+
+
+@pytest.mark.heavy
+def test_a_step_of_a_run_is_measured_by_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "mine"
+    (run / "trajectories").mkdir(parents=True)
+    write_step(run / "trajectories", 4, stored(run / "checkpoints" / "final").played)
+    assert bench.main(["update", "--run", str(run), "--step", "4"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["run"], row["step"], row["rollouts"]) == ("mine", 4, 2)
+    assert row["token_ratio"] == pytest.approx((32 + 64) * 2 / (32 + 2 * 64), rel=0.01)
+    text = update.block([*json.loads(json.dumps(bench_update([SMALL], repeats=1))), row])
+    assert "| `mine` | 4 | 2 | 1.20 |" in text
+    with pytest.raises(StoreError):
+        bench.main(["update", "--run", str(run), "--step", "5"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--run", "no/such/run"], r"policy is 'no/such/run/checkpoints/final'; there is no such folder"),
+        (["--policy", "folder"], "it is read with --run"),
+        (["--step", "0"], "step is 0; give at least 1"),
+    ],
+)
+def test_a_run_that_cannot_be_measured_is_refused_at_once(flags: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        bench.main(["update", *flags])
