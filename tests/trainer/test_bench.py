@@ -12,6 +12,7 @@ from repl_rl.cli import bench
 from repl_rl.errors import ConfigError, StoreError
 from repl_rl.lab.prefixes import PREFIXES, StoredStep, bench_prefixes, bench_step
 from repl_rl.lab.update import CASES, Case, bench_update, update_cost
+from repl_rl.record.trajectory import Sampled, Segment
 from repl_rl.runs.store import write_step
 
 SMALL = Case(vocab=512, observed_share=0.5, tokens=64, hidden=32, layers=1)
@@ -60,11 +61,20 @@ def test_a_row_of_shared_prefixes_has_what_they_save_and_what_rounding_alone_doe
     assert "| 256 | 4 | 3.00 |" in text
 
 
+def written_at_three(segment: Segment) -> Segment:
+    if isinstance(segment, Sampled):
+        return replace(segment, lines=tuple(replace(line, policy_step=3) for line in segment.lines))
+    return segment
+
+
 def stored(folder: Path) -> StoredStep:
     """What SMALL is, as if a run's fourth step had played it, with a rollout more that nobody could grade."""
     model, rollouts = SMALL.load()
     model.save_pretrained(folder)
-    played = [replace(one, task_id=f"t{n}", policy_step=3) for n, one in enumerate(rollouts)]
+    played = [
+        replace(one, task_id=f"t{n}", policy_step=3, segments=tuple(map(written_at_three, one.segments)))
+        for n, one in enumerate(rollouts)
+    ]
     return StoredStep(folder, (*played, replace(played[0], id="failed", outcome=None)))
 
 
