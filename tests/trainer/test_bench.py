@@ -54,11 +54,12 @@ def test_prompts_and_groups_of_shared_prefixes_are_those_that_were_promised() ->
 def test_a_row_of_shared_prefixes_has_what_they_save_and_what_rounding_alone_does() -> None:
     case = Case(vocab=512, observed_share=0.5, tokens=32, rollouts=4, hidden=32, layers=1, prompt=256)
     (row,) = bench_prefixes([case], repeats=2)
-    assert row["token_ratio"] == pytest.approx(4 * 288 / (256 + 4 * 32))
+    scored = 32 - 16  # tokens of a completion: what the console printed last is not scored
+    assert row["token_ratio"] == pytest.approx(4 * (256 + scored) / (256 + 4 * scored))
     assert float(row["gradient_error"]) < 1e-5
     assert float(row["gradient_noise"]) < 1e-5
     text = update.block(json.loads(json.dumps([*bench_update([SMALL], repeats=1), row])))
-    assert "| 256 | 4 | 3.00 |" in text
+    assert "| 256 | 4 | 3.40 |" in text
 
 
 def written_at_three(segment: Segment) -> Segment:
@@ -106,9 +107,10 @@ def test_a_step_of_a_run_is_measured_by_its_folder(tmp_path: Path, capsys: pytes
     assert bench.main(["update", "--run", str(run), "--step", "4"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["run"], row["step"], row["rollouts"]) == ("mine", 4, 2)
-    assert row["token_ratio"] == pytest.approx((32 + 64) * 2 / (32 + 2 * 64), rel=0.01)
+    scored = 64 - 16
+    assert row["token_ratio"] == pytest.approx(2 * (32 + scored) / (32 + 2 * scored))
     text = update.block([*json.loads(json.dumps(bench_update([SMALL], repeats=1))), row])
-    assert "| `mine` | 4 | 2 | 1.20 |" in text
+    assert "| `mine` | 4 | 2 | 1.25 |" in text
     with pytest.raises(StoreError):
         bench.main(["update", "--run", str(run), "--step", "5"])
 
