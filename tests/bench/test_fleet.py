@@ -54,7 +54,7 @@ def test_a_node_that_is_lost_while_a_fleet_is_measured_is_named_and_its_figures_
     assert lost.why == "it was killed by the test"
     assert told(row).splitlines()[1:] == [f"lost meanwhile: {lost.name} at {lost.seat}: {lost.why}"]
     written = json.loads(json.dumps(asdict(row)))
-    assert written["nodes_lost"] == [{"name": lost.name, "seat": lost.seat, "why": lost.why, "ready": True}]
+    assert written["nodes_lost"] == [{"name": lost.name, "seat": lost.seat, "why": lost.why, "could_play": True}]
     with pytest.raises(ValueError, match=f"nodes were lost.*{lost.name}.*it was killed by the test"):
         merged([Figures(2, 8, 8, [written])])
 

@@ -22,9 +22,9 @@ def test_patience_is_counted_from_the_last_moment_with_a_node_however_often_one_
 def test_the_last_words_of_a_seat_are_those_of_the_last_node_that_could_play_there() -> None:
     hope = Hope("ray", WAITS, 0)
     lost = [
-        Lost("node 0", "a", "first", ready=True),
+        Lost("node 0", "a", "first", could_play=True),
         Lost("node 1", "b", "never came"),
-        Lost("node 2", "a", "out of memory", ready=True),
+        Lost("node 2", "a", "out of memory", could_play=True),
         Lost("node 3", "a", "its machine has gone"),
         Lost("node 4", "b", "never came either"),
     ]

@@ -186,9 +186,9 @@ class Crew:
         """A node is lost: it is ended, and what it was to play waits again."""
         if member.state == "lost":
             return
-        ready, member.state = member.state == "ready", "lost"
+        could_play, member.state = member.state == "ready", "lost"
         self._failed[member.seat] = 0 if member.groups else self._failed.get(member.seat, 0) + 1
-        self.lost.append(Lost(member.name, member.seat, str(error), ready))
+        self.lost.append(Lost(member.name, member.seat, str(error), could_play))
         log.warning("%s of the fleet, at %s, is lost: %s", member.name, member.seat, error)
         if member.node is not None:
             member.node.kill()

@@ -45,7 +45,7 @@ class Hope:
         left_s = self._manned_s + limit_s - now_s
         if left_s <= 0:
             # Of each seat the last one that could play: of those after it none came so far, and it knows more of why.
-            last = {one.seat: one for one in sorted(lost, key=lambda one: one.ready)}
+            last = {one.seat: one for one in sorted(lost, key=lambda one: one.could_play)}
             words = "; ".join(f"{one.name} at {one.seat}: {one.why}" for one in last.values())
             raise self._broken(f"without a node for {limit_s:g} s", words or "none could be started")
         return left_s

@@ -263,5 +263,5 @@ class Lost:
     name: str
     seat: str
     why: str
-    ready: bool = False
-    """Whether it could play before."""
+    could_play: bool = False
+    """Before it was."""
