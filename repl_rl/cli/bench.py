@@ -23,7 +23,7 @@ from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.update import bench_update
 from repl_rl.machine.assets import asset
 from repl_rl.machine.refused import writing
-from repl_rl.runs.store import read
+from repl_rl.runs.store import read, step_file
 from repl_rl.settings.arguments import parse
 
 
@@ -60,8 +60,9 @@ class UpdateBenchConfig(BenchConfig):
     def __post_init__(self) -> None:
         if self.step < 1:
             raise ConfigError("step", self.step, "give at least 1")
-        if self.run is None and self.policy is not None:
-            raise ConfigError("policy", str(self.policy), "it is read with --run; leave it out, or give both")
+        for name, value, unread in (("policy", self.policy, None), ("step", self.step, 1)):
+            if self.run is None and value != unread:
+                raise ConfigError(name, str(value), "it is read with --run; leave it out, or give both")
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _bench_update(config: UpdateBenchConfig) -> list[dict[str, float | str]]:
     policy = config.policy or config.run / "checkpoints" / "final"
     if not policy.is_dir():
         raise ConfigError("policy", str(policy), "there is no such folder; give that of a policy: --policy")
-    played = tuple(read(config.run / "trajectories" / f"{config.step:06}.jsonl.gz"))
+    played = tuple(read(step_file(config.run / "trajectories", config.step)))
     about: dict[str, float | str] = {"run": config.run.name, "step": config.step}
     return [{**about, **bench_step(StoredStep(policy, played))}]
 

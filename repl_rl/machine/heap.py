@@ -37,7 +37,7 @@ def rare_collections() -> Iterator[None]:
 
     Whoever receives records by the ten thousand makes many objects and no such garbage. By itself Python's collector
     walks those and all of this process's modules again and again; here it leaves out what was there at the beginning,
-    and looks at the rest thirty times less often. `benchmarks/fleet.py` measures what that saves.
+    and looks at the rest far less often. `repl-rl bench fleet` measures what a fleet's owner takes with it.
     """
     before = gc.get_threshold()
     gc.collect()

@@ -121,6 +121,7 @@ def test_a_step_of_a_run_is_measured_by_its_folder(tmp_path: Path, capsys: pytes
         (["--run", "no/such/run"], r"policy is 'no/such/run/checkpoints/final'; there is no such folder"),
         (["--policy", "folder"], "it is read with --run"),
         (["--step", "0"], "step is 0; give at least 1"),
+        (["--step", "2"], "it is read with --run"),
     ],
 )
 def test_a_run_that_cannot_be_measured_is_refused_at_once(flags: list[str], told: str) -> None:

@@ -1,6 +1,6 @@
 """Trajectories on disk, readable without torch or a tokenizer, and their other forms: notebooks and console text."""
 
-from repl_rl.runs.store.files import Store, append, read, write_step, write_tokens
+from repl_rl.runs.store.files import Store, append, read, step_file, write_step, write_tokens
 from repl_rl.runs.store.members import Damage
 from repl_rl.runs.store.records import from_record, to_record
 from repl_rl.runs.store.schema import SCHEMA_VERSION
@@ -19,6 +19,7 @@ __all__ = [
     "marked",
     "printable",
     "read",
+    "step_file",
     "to_record",
     "to_text",
     "transitions",

@@ -16,6 +16,11 @@ from repl_rl.runs.store.workspaces import keep
 _TOKENS = "tokens.json"
 
 
+def step_file(folder: Path, step: int) -> Path:
+    """Where a `trajectories/` folder has those of a step (>= 0)."""
+    return folder / f"{step:06d}.jsonl.gz"
+
+
 def write_step(
     folder: Path, step: int, trajectories: Sequence[Trajectory], credit: Sequence[Sequence[LineCredit]] = ()
 ) -> Path:
@@ -25,7 +30,7 @@ def write_step(
     packed: a process that is killed here loses the record at hand and no other.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{step:06d}.jsonl.gz"
+    path = step_file(folder, step)
     path.unlink(missing_ok=True)
     rows = credit or [()] * len(trajectories)
     append(path, (Credited(t, tuple(row)) for t, row in zip(trajectories, rows, strict=True)))
