@@ -31,6 +31,8 @@ from repl_rl.trainer.states import (
     restore_generators,
 )
 
+_OTHERS = "the same tasks and steps, sums in another order, so figures differ by rounding"
+
 
 class Keeper:
     """What `repl-rl train --resume` needs of a run, saved beside its training.
@@ -70,20 +72,20 @@ class Keeper:
     def attach(self, trainer: GRPOTrainer, parts: Mapping[str, object]) -> None:
         """Save `trainer` from now on, with those of `parts` that remember something; and put them where they were.
 
-        Raises:
-            ConfigError: the state is of another number of processes.
+        With other processes than those that saved it, each has what was its own. One that was not there has what the
+        first one knew, which is what all know alike: who plays and draws for the whole step must go on from that.
         """
         self._parts = {name: part for name, part in parts.items() if isinstance(part, Remembering)}
         if self.state is None:
             return
-        if self.state.processes != trainer.accelerator.num_processes:
-            remedy = f"the run was saved by {self.state.processes}; give as many"
-            raise ConfigError("processes", trainer.accelerator.num_processes, remedy)
+        here, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        if self.state.processes != here and trainer.accelerator.is_main_process:
+            log.warning("saved by %d processes, gone on with by %d: %s", self.state.processes, here, _OTHERS)
         self._tensors = self.state.tensors()
         memories: dict[str, list[str]] = json.loads(self.state.said["parts"])
         for name, part in self._parts.items():
-            if name in memories:
-                part.remember(memories[name][trainer.accelerator.process_index])
+            if told := memories.get(name):
+                part.remember(told[me if me < len(told) else 0])
 
     def began(self, trainer: GRPOTrainer) -> None:
         """Training is about to take its first step: the beginning can be gone on from too.
@@ -168,10 +170,11 @@ class Keeper:
         trainer.lr_scheduler.load_state_dict(self._tensors["schedule"])
 
     def diced(self, trainer: GRPOTrainer) -> None:
-        """Put the random generators where they were."""
+        """Put the random generators where they were; in a process that was not there they stay as a run begins."""
         randoms = self._tensors.pop("randoms")
         assert isinstance(randoms, list)
-        restore_generators(randoms[trainer.accelerator.process_index])
+        if (me := trainer.accelerator.process_index) < len(randoms):
+            restore_generators(randoms[me])
 
     def _check(self, trainer: GRPOTrainer, state: State) -> None:
         """Hold what this process took up to what was saved; under FSDP all of them look at each tensor together."""

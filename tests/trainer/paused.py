@@ -1,4 +1,7 @@
-"""One process of a training that ends in the middle of a step: python -m tests.trainer.paused OUT STEP (0: never)"""
+"""One process of a training that ends in the middle of a step: python -m tests.trainer.paused OUT STEP OPTIMIZER
+
+STEP 0: it never does.
+"""
 
 import copy
 import os
@@ -25,9 +28,15 @@ class Pausing(SharedSource):
         return super().collect(task_ids, policy_step)
 
 
-def main(out: Path, stop_at: int) -> None:
+def main(out: Path, stop_at: int, optimizer: str) -> None:
     config = TrainerConfig(
-        steps=5, prompts_per_step=3, group_size=2, warmup_steps=0, mini_batches=1, learning_rate=0.01
+        steps=5,
+        prompts_per_step=3,
+        group_size=2,
+        warmup_steps=0,
+        mini_batches=1,
+        learning_rate=0.01,
+        optimizer=optimizer,
     )
     tasks = [Task(f"task {i}", f"{i}?", "1", family=f"odd/{i % 2}") for i in range(6)]
     model = tiny_model()
@@ -46,4 +55,4 @@ def main(out: Path, stop_at: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -15,7 +15,7 @@ from repl_rl.trainer import TrainerConfig
 from repl_rl.trainer.states import newest
 from tests.trainer.policies import tiny_model
 from tests.trainer.test_ahead import CONFIG, EarlySource, Stopped, play
-from tests.trainer.test_resume import check_killed, rows, same
+from tests.trainer.test_resume import check_killed, check_killed_often, rows, same
 from tests.untimed import untimed
 
 CLOCKED = {"trainer_idle", "sampler_idle"}
@@ -135,3 +135,9 @@ def test_where_weights_decide_no_draw_what_begins_again_changes_no_weight_either
 @pytest.mark.heavy
 def test_a_run_that_is_killed_at_random_moments_ends_in_the_weights_of_one_that_never_was(tmp_path: Path) -> None:
     check_killed(tmp_path, "ahead", 4, random.randrange(1000), partial(check_alike, aged=True))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_twenty_kills_change_no_weight(tmp_path: Path) -> None:
+    check_killed_often(tmp_path, "ahead", 20, partial(check_alike, aged=True))

@@ -18,8 +18,8 @@ from tests.trainer.policies import tiny_model
 ROOT = Path(__file__).parents[2]
 
 
-def launch(processes: int, module: str, *arguments: str, limit_s: float = 280) -> None:
-    """Run a module in so many processes that know of each other, and see all of them end well."""
+def launch(processes: int, module: str, *arguments: str, limit_s: float = 280) -> list[str]:
+    """Run a module in so many processes that know of each other, and see all of them end well; what each said."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -37,6 +37,7 @@ def launch(processes: int, module: str, *arguments: str, limit_s: float = 280) -
         for worker in workers:
             worker.kill()
     assert all(worker.returncode == 0 for worker in workers), outputs
+    return outputs
 
 
 def stored(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:

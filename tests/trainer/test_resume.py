@@ -259,17 +259,6 @@ def test_a_run_at_its_end_takes_no_further_step(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "run")) == STEPS
 
 
-def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
-        play(tmp_path / "run", stop_at=1)
-    place = states_in(tmp_path / "run" / "states")[-1]
-    said = json.loads((place / "state.json").read_text())
-    (place / "state.json").write_text(json.dumps({**said, "processes": 2}))
-    (place / DIGESTS).write_text("{}")
-    with pytest.raises(ConfigError, match="processes is 1; the run was saved by 2"):
-        play(tmp_path / "run")
-
-
 def test_other_settings_are_refused_by_naming_each(tmp_path: Path) -> None:
     own = 'seed = 1\nname = "a"\nprompt = "bare"\n[trainer]\nsteps = 5\nsave_every = 1\nlearning_rate = 0.1\n'
     (tmp_path / "config.toml").write_text(own)
@@ -362,11 +351,21 @@ def check_killed(
     return int(done.stdout.split("mortal: ")[1].split()[0])
 
 
+def check_killed_often(
+    folder: Path, kind: str, kills: int, alike: Callable[[Path, Path], None] = check_ended_alike
+) -> None:
+    """As `check_killed`, in as many runs as so many kills take."""
+    runs = 0
+    while kills:
+        kills -= check_killed(folder / str(runs), kind, kills, random.randrange(1000), alike)
+        runs += 1
+
+
 @pytest.mark.soak
 def test_two_processes_that_end_in_a_step_go_on_as_if_they_had_not(tmp_path: Path) -> None:
-    launch(2, "tests.trainer.paused", str(tmp_path / "whole"), "0")
+    launch(2, "tests.trainer.paused", str(tmp_path / "whole"), "0", PLAIN.optimizer)
     for stop_at in (3, 4, 0):
-        launch(2, "tests.trainer.paused", str(tmp_path / "paused"), str(stop_at))
+        launch(2, "tests.trainer.paused", str(tmp_path / "paused"), str(stop_at), PLAIN.optimizer)
     check_alike(tmp_path / "paused", tmp_path / "whole")
 
 
@@ -380,7 +379,4 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_one_that_never_was(kind:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["transformers", "scripted", "lora", "curriculum"])
 def test_twenty_kills_change_nothing(kind: str, tmp_path: Path) -> None:
-    left, runs = 20, 0
-    while left:
-        left -= check_killed(tmp_path / str(runs), kind, left, random.randrange(1000))
-        runs += 1
+    check_killed_often(tmp_path, kind, 20)
