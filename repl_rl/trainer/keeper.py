@@ -31,7 +31,9 @@ from repl_rl.trainer.states import (
     restore_generators,
 )
 
-_OTHERS = "the same tasks and steps, sums in another order, so figures differ by rounding"
+_OTHERS = (
+    "tasks, weights and moments are the same, figures differ by rounding, and engines that draw by chance draw anew"
+)
 
 
 class Keeper:
