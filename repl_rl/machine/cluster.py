@@ -25,10 +25,16 @@ log = logging.getLogger(__name__)
 
 _LEAVE_S = 20.0
 """For Ray to let go of a cluster."""
+_ANSWER_S = 300.0
+"""For a cluster to answer: its head may be started beside this process."""
+_SOON_S = 10.0
+"""After which it is said that it does not."""
+_TRIES, _TRY_S = "RAY_gcs_server_port_wait_time_s", 31.0
+"""How often Ray tries, despite the name, 20 times by itself; and what a try takes that nobody answers."""
 
 
 @contextmanager
-def connected(thing: str, address: str, simulated: int) -> Iterator[Machines | None]:
+def connected(thing: str, address: str, simulated: int, patience_s: float = _ANSWER_S) -> Iterator[Machines | None]:
     """Connect this process to a cluster, which is started here and ended again where no address is given.
 
     A process that is on a cluster already, as those of Ray Train are, stays on it. One that is started here listens on
@@ -39,6 +45,7 @@ def connected(thing: str, address: str, simulated: int) -> Iterator[Machines | N
         thing: whose address it is, for messages.
         address: HOST:PORT; "": one is started.
         simulated: so many machines are started on this one, beside a head; 0: the head alone, which has all.
+        patience_s: for one to answer that runs, in tries of half a minute.
 
     Raises:
         ConfigError: there is no such cluster, it cannot be started, or this process is on another one already.
@@ -54,15 +61,15 @@ def connected(thing: str, address: str, simulated: int) -> Iterator[Machines | N
         if not address:
             stack.enter_context(alone())
             here = stack.enter_context(machines_here(thing, simulated))
-        stack.enter_context(_joined(thing, address or str(here.address if here else "")))
+        stack.enter_context(_joined(thing, address or str(here.address if here else ""), patience_s))
         if address:
             _tell_open(address)
         yield here
 
 
 @contextmanager
-def _joined(thing: str, address: str) -> Iterator[None]:
-    with signals_kept():
+def _joined(thing: str, address: str, patience_s: float = _ANSWER_S) -> Iterator[None]:
+    with signals_kept(), _waited_for(address, patience_s):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -73,6 +80,23 @@ def _joined(thing: str, address: str) -> Iterator[None]:
     finally:
         with signals_kept():
             _leave()
+
+
+@contextmanager
+def _waited_for(address: str, patience_s: float) -> Iterator[None]:
+    """Have Ray give up after about so many seconds, in place of ten minutes without a word, and say that it waits."""
+    told = threading.Timer(_SOON_S, log.warning, ("cluster %s does not answer yet; it may be starting", address))
+    told.daemon = True
+    told.start()
+    mine = _TRIES not in os.environ
+    if mine:
+        os.environ[_TRIES] = str(max(1, round(patience_s / _TRY_S)))
+    try:
+        yield
+    finally:
+        told.cancel()
+        if mine:
+            del os.environ[_TRIES]
 
 
 def _leave() -> None:

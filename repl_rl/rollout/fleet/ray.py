@@ -134,7 +134,8 @@ def on_ray(choice: OnRay, kind: type[RolloutNode] = RolloutNode) -> Iterator[Sta
         ConfigError: there is no such cluster, it cannot be started, or this process is on another one already; or nodes
             of it would be given the GPU on which this process trains.
     """
-    with connected("fleet", choice.address, choice.nodes if choice.simulate else 0) as here:
+    simulated = choice.nodes if choice.simulate else 0
+    with connected("fleet", choice.address, simulated, choice.patience_s) as here:
         if choice.address and choice.gpus:
             refuse_shared("fleet")
         yield Started(RayCluster(choice, here is not None, kind), here)
