@@ -29,7 +29,7 @@ _ANSWER_S = 300.0
 """For a cluster to answer: its head may be started beside this process."""
 _SOON_S = 10.0
 """After which it is said that it does not."""
-_TRIES, _TRY_S = "RAY_gcs_server_port_wait_time_s", 31.0
+_TRIES, _TRY_S = "RAY_gcs_server_port_wait_time_s", 41.0
 """How often Ray tries, despite the name, 20 times by itself; and what a try takes that nobody answers."""
 
 
@@ -45,7 +45,7 @@ def connected(thing: str, address: str, simulated: int, patience_s: float = _ANS
         thing: whose address it is, for messages.
         address: HOST:PORT; "": one is started.
         simulated: so many machines are started on this one, beside a head; 0: the head alone, which has all.
-        patience_s: for one to answer that runs, in tries of half a minute.
+        patience_s: for one to answer that runs, in tries of forty seconds.
 
     Raises:
         ConfigError: there is no such cluster, it cannot be started, or this process is on another one already.
