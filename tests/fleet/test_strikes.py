@@ -406,7 +406,7 @@ def test_weights_larger_than_the_object_store_arrive_all_the_same(fleet: Open, t
 def test_a_run_all_of_whose_machines_are_gone_stops_in_time_with_last_words(
     harm: signal.Signals, fleet: Open, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waits = replace(WAITS, patience_s=10)
+    waits = replace(WAITS, patience_s=30)  # of which the first nodes have to start, too
     arena = fleet(waits)
     raylets = [machine.all_processes["raylet"][0].process.pid for machine in arena.machines.worker_nodes]
     remains = identities(pid for machine in arena.machines.worker_nodes for pid in processes_of(machine))
