@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from benchmarks.fleet import FIGURES, PAGE, Figures, block, merged
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
 from repl_rl.lab.fleet import GROUP, FleetConfig, SleepingNode, fleet_on, ideal_s, measured, sleeping, told
+from repl_rl.rollout.fleet.choice import OnRay
+from repl_rl.rollout.fleet.messages import Cluster
+from repl_rl.rollout.fleet.ray import on_ray
 from repl_rl.tasks import Task
 from tests.fleet.memory import MemoryCluster, MemoryNode
 
@@ -65,11 +70,27 @@ def test_nodes_that_do_not_come_end_the_measurement_with_their_last_words() -> N
         measured(cluster, sleeping(SMALL.rollout_s), 2, SMALL, ready_s=0.1)
 
 
-@pytest.mark.heavy
-def test_sixteen_thousand_rollouts_of_sixteen_nodes_leave_the_owners_memory_as_it_was() -> None:
+def memory_cluster() -> AbstractContextManager[Cluster]:
+    return nullcontext(MemoryCluster(16, kind=SleepingNode))
+
+
+@contextmanager
+def ray_cluster() -> Iterator[Cluster]:
+    with on_ray(OnRay("", 16, 0, False, 300.0), SleepingNode) as started:
+        yield started.cluster
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "opened",
+    [pytest.param(memory_cluster, marks=pytest.mark.heavy), pytest.param(ray_cluster, marks=pytest.mark.soak)],
+)
+def test_sixteen_thousand_rollouts_of_sixteen_nodes_leave_the_owners_memory_as_it_was(
+    opened: Callable[[], AbstractContextManager[Cluster]],
+) -> None:
     tasks = {f"t{n}": Task(f"t{n}", "?", "1") for n in range(256)}
     ids, kept_mib = [id for id in tasks for _ in range(GROUP)], []
-    with fleet_on(MemoryCluster(16, kind=SleepingNode), sleeping(0.001), 16, 128, tasks) as source:
+    with opened() as cluster, fleet_on(cluster, sleeping(0.001), 16, 128, tasks) as source:
         for _ in range(12):
             assert len(source.collect(ids, 0)) == len(ids)
             gc.collect()
