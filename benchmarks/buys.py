@@ -3,8 +3,9 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from benchmarks.findings import asked_again, findings, found_again
 from benchmarks.pages import ROOT, Block, Report
-from repl_rl.lab.credit.power import ALPHA, smallest_difference
+from repl_rl.lab.credit.power import smallest_difference
 
 SHORT = Block(ROOT / "README.md", "regimes")
 FLOOR = 0.05
@@ -19,26 +20,27 @@ def at_floor(report: Report) -> bool:
 
 def block(reports: Mapping[str, Report]) -> str:
     """The sentence, with every number and name from the figures; blocks between fences are no credit of lines."""
+    again = asked_again(reports)
     floors = [name for name, report in reports.items() if at_floor(report)]
-    reports = {name: report for name, report in reports.items() if name not in floors}
-    if not reports:
+    counted = {name: report for name, report in reports.items() if name not in floors and name not in again}
+    if not counted:
         return "What line credit buys is not measured yet.\n"
     tested = {
         f"`{name}` in `{regime}`": figures
-        for regime, report in sorted(reports.items())
+        for regime, report in sorted(counted.items())
         for name, figures in report["figures"]["conditions"].items()
         if figures["holm"] is not None and name != "fenced"
     }
-    found = {name: f["difference"]["train_solve_rate"]["value"] for name, f in tested.items() if f["holm"] < ALPHA}
-    faster, slower = ([name for name, value in found.items() if sign * value > 0] for sign in (1, -1))
+    found = {f"`{name}` in `{at}`": value for at, report in counted.items() for name, value in findings(report).items()}
+    faster, slower = ([name for name in tested if sign * found.get(name, 0.0) > 0] for sign in (1, -1))
     errors = {name: f["difference"]["line_error_rate"] for name, f in tested.items() if "/none` in" not in name}
     fewer = [100 * -d["value"] for d in errors.values() if d["high"] is not None and d["high"] < 0]
     detected = [
         100 * smallest_difference(report["figures"]["spread"], report["seeds"])
-        for report in reports.values()
+        for report in counted.values()
         if report["figures"]["spread"] is not None and report["seeds"] > 1
     ]
-    names = ", ".join(f"`{name}`" for name in sorted(reports))
+    names = ", ".join(f"`{name}`" for name in sorted(counted))
     count = f"{len(tested)} comparison{'' if len(tested) == 1 else 's'}"
     text = (
         f"What line credit buys, [measured](docs/credit.md) beside the outcome alone at equal sampled tokens "
@@ -47,10 +49,23 @@ def block(reports: Mapping[str, Report]) -> str:
         f"and of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
         f"tasks{_between(fewer, ' ({} points)')} by an interval that excludes 0, uncorrected."
     )
+    if again:
+        text += _once_more(again)
     if floors:
         named = ", ".join(f"`{name}`" for name in sorted(floors))
         text += f" Not counted is {named}, in which nearly nothing was solved under any condition."
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _once_more(again: Mapping[str, tuple[Report, Report]]) -> str:
+    """How many of the findings were found on seeds of their own, too, and how large they were there."""
+    asked, found, sizes = 0, 0, []
+    for pair in again.values():
+        names, confirmed = found_again(*pair)
+        asked, found = asked + len(names), found + len(confirmed)
+        sizes += [100 * findings(pair[1])[name] for name in confirmed]
+    size = _between(sizes, " ({} points)")
+    return f" Asked again on other seeds ({', '.join(f'`{name}`' for name in again)}), {found} of {asked} held{size}."
 
 
 def _named(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benchmarks import buys
+from benchmarks.findings import asked_again, findings, told_again
 from benchmarks.pages import ROOT, Block, Report
 from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.lab.credit.conditions import BASELINE
@@ -62,13 +63,14 @@ def planned(name: str) -> tuple[CreditBenchConfig, Experiment]:
     """What a regime says, and the experiment that it is."""
     config = parse(CreditBenchConfig, "bench credit", ["--regime", name], asset(REGIMES), "regime")
     settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
-    return config, Experiment(config.out, settings, config.conditions, config.seeds, config.workers)
+    return config, Experiment(config.out, settings, config.conditions, config.seeds, spread=config.spread)
 
 
 def block(reports: Mapping[str, Report]) -> str:
     """The generated block: the plan, then each regime that was published."""
     parts = [plan()]
-    parts += [_regime(name, reports[name]) for name in names() if name in reports]
+    again = {name: f"- {told_again(*pair)}\n" for name, pair in asked_again(reports).items()}
+    parts += [_regime(name, reports[name], again.get(name, "")) for name in names() if name in reports]
     parts.append(_ruled(reports) if reports else "Nothing is published yet.\n")
     return "\n".join(parts)
 
@@ -76,10 +78,10 @@ def block(reports: Mapping[str, Report]) -> str:
 def preset(reports: Mapping[str, Report]) -> str:
     """The condition that the default preset is by the page's rule, of what is published."""
     found: list[tuple[str, str, float, float]] = [
-        (name, regime, figures["holm"], figures["difference"]["train_solve_rate"]["value"])
+        (name, regime, report["figures"]["conditions"][name]["holm"], value)
         for regime, report in reports.items()
-        for name, figures in report["figures"]["conditions"].items()
-        if regime not in LOOKED_AT and figures["holm"] is not None and figures["holm"] < ALPHA
+        for name, value in findings(report).items()
+        if regime not in LOOKED_AT
     ]
     below = {name for name, _, _, value in found if value < 0}
     above = [(p, name) for name, regime, p, value in found if value > 0 and regime in DECIDING and name not in below]
@@ -112,8 +114,10 @@ def plan() -> str:
     text += (
         f"\nDetected is a true difference of the primary figure that a paired t test (two-sided, {ALPHA:.0%}) finds "
         f"{POWER:.0%} of the time, alone and as the strictest of Holm's. The spread over seeds of a difference is "
-        f"taken for {100 * SPREAD:.1f} points, that of the earlier experiment.\n"
+        f"taken for {100 * SPREAD:.1f} points, that of the earlier experiment, where nothing else is said."
     )
+    others = {name: config.spread for name in names() if (config := planned(name)[0]).spread != SPREAD}
+    text += "".join(f" For `{name}` it is {100 * spread:.1f} points." for name, spread in others.items()) + "\n"
     for name in names():
         config, _ = planned(name)
         text += f"\n`{name}`: " + ", ".join(f"`{condition}`" for condition in config.conditions) + ".\n"
@@ -127,11 +131,11 @@ def _started(config: CreditBenchConfig) -> str:
     return shown + " and ".join(config.families)
 
 
-def _regime(name: str, report: Report) -> str:
+def _regime(name: str, report: Report, again: str) -> str:
     settings, found = report["settings"], report["figures"]["conditions"]
     parts = [f"### `{name}`\n", about(report), _table(found), *(f"- {line}" for line in sentences(report))]
     agreed = {condition: figures["agreement"] for condition, figures in found.items() if figures["agreement"]}
-    text = "\n".join(parts[:3]) + "\n" + "\n".join(parts[3:]) + "\n"
+    text = "\n".join(parts[:3]) + "\n" + "\n".join(parts[3:]) + "\n" + again
     if agreed:
         text += (
             f"\nGradients of two independent batches of {settings['agreement_tokens']} sampled tokens at least: the "
@@ -211,10 +215,9 @@ def _chance(p: float) -> str:
 def sentences(report: Report) -> Iterator[str]:
     """What the figures say, with every number and name from them."""
     found, spread = report["figures"]["conditions"], report["figures"]["spread"]
-    tested = {name: figures for name, figures in found.items() if figures["holm"] is not None}
-    certain = {name: figures for name, figures in tested.items() if figures["holm"] < ALPHA}
+    tested = [name for name, figures in found.items() if figures["holm"] is not None]
     for sign, what in ((1, "above"), (-1, "below")):
-        named = [name for name, f in certain.items() if sign * f["difference"]["train_solve_rate"]["value"] > 0]
+        named = [name for name, value in findings(report).items() if sign * value > 0]
         listed = f" ({', '.join(f'`{name}`' for name in named)})" if named else ""
         verb = "is" if len(named) == 1 else "are"
         yield f"Of {len(tested)} conditions {len(named)}{listed} {verb} {what} `{BASELINE}` after Holm's correction."

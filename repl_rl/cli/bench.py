@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
+from repl_rl.lab.credit.plan import SPREAD
 from repl_rl.lab.credit.settings import REGIMES, Settings
 from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.faults import FaultsConfig, run_faults
@@ -100,9 +101,10 @@ class CreditBenchConfig(Settings, BenchConfig):
     """Runs of each condition, >= 1."""
     first_seed: int = 0
     """The first of the seeds, >= 0."""
+    spread: float = SPREAD
+    """Deviation over seeds of a difference between solve rates, > 0: says how small a one these seeds detect."""
     earlier: Path | None = None
-    """Report of an earlier experiment, whose spread between seeds says how small a difference this one detects; none:
-    that of the published one."""
+    """Report of an earlier experiment, whose spread is taken instead."""
     workers: int = 2
     """Processes of one core each, >= 1."""
 
@@ -133,8 +135,8 @@ WHAT = ("sandbox", "update", "rollout", "credit", "echo", "faults", "fleet", "se
 
 def _bench_credit(config: CreditBenchConfig) -> object:
     settings = Settings(**{field.name: getattr(config, field.name) for field in fields(Settings)})
-    first, earlier = config.first_seed, config.earlier
-    experiment = Experiment(config.out, settings, config.conditions, config.seeds, config.workers, first, earlier)
+    names = ("out", "conditions", "seeds", "workers", "first_seed", "spread", "earlier")
+    experiment = Experiment(settings=settings, **{name: getattr(config, name) for name in names})
     return run_experiment(experiment, lambda line: print(line, file=sys.stderr, flush=True))
 
 

@@ -246,6 +246,9 @@ def test_how_small_a_difference_is_detected_is_said_before_anything_runs(tmp_pat
     file.write_text("{}")
     with pytest.raises(ConfigError, match="earlier"):
         assert replace(experiment, earlier=file).power
+    assert "spread between seeds 3.4 points, as was asked for" in str(replace(experiment, spread=0.034).power)
+    with pytest.raises(ConfigError, match="spread is 0; it must be above 0"):
+        replace(experiment, spread=0)
     assert "no difference can be told" in str(replace(experiment, seeds=1).power)
 
 

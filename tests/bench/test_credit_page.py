@@ -121,6 +121,27 @@ def test_a_regime_in_which_nearly_nothing_is_solved_is_said_to_tell_nothing_and_
     assert text.endswith("Not counted is `long`, in which nearly nothing was solved under any condition.")
 
 
+def test_what_is_found_again_on_other_seeds_is_told_and_counted_apart() -> None:
+    levels = {BASELINE: 0.4, "two_stream/penalty": 0.6, "errors/first": 0.5, "errors/spared": 0.4}
+    first = written(levels, seeds=6, regime="errors")
+    levels["errors/first"] = 0.3
+    again = written({name: levels[name] for name in list(levels)[:3]}, seeds=6, regime="errors_again")
+    reports = {"errors": first, "errors_again": again}
+    told = (
+        "- Of 2 conditions that `errors` found to differ from `outcome/none` on 6 seeds, 1 (`two_stream/penalty`) is "
+    )
+    told += "found again, in the same direction, on 6, of which it had played 6.\n"
+    assert told in regimes.block(reports)
+    assert "found again" not in regimes.block({"errors_again": again}), "nothing to hold it against"
+    text = " ".join(buys.block(reports).split())
+    assert "(`errors`): of 3 comparisons 2 (" in text
+    assert text.endswith(" Asked again on other seeds (`errors_again`), 1 of 2 held (20.0 points).")
+    assert regimes.preset(reports) == "two_stream/penalty"
+    levels["two_stream/penalty"] = 0.2
+    below = written({name: levels[name] for name in list(levels)[:2]}, seeds=6, regime="errors_again")
+    assert regimes.preset({"errors": first, "errors_again": below}) == "errors/first"
+
+
 def test_blocks_are_told_beside_lines_with_rollouts_of_both() -> None:
     found = written({BASELINE: 0.4, "fenced": 0.2}, seeds=3, regime="pretrained")
     text = regimes.block({"pretrained": found})

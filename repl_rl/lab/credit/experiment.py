@@ -34,14 +34,17 @@ class Experiment:
     """Processes of one core each, >= 1."""
     first_seed: int = 0
     """The first of the seeds, >= 0, so that one cell can be repeated."""
+    spread: float = SPREAD
+    """Deviation over seeds of a difference of the primary figure, > 0: says how small a one this experiment detects."""
     earlier: Path | None = None
-    """Report of an earlier experiment, whose spread between seeds says how small a difference this one detects; None:
-    that of the published one, `plan.SPREAD`."""
+    """Report of an earlier experiment, whose spread is taken instead."""
 
     def __post_init__(self) -> None:
         for name, floor in (("seeds", 1), ("workers", 1), ("first_seed", 0)):
             if getattr(self, name) < floor:
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
+        if not self.spread > 0:
+            raise ConfigError("spread", self.spread, "it must be above 0")
         if self.played.stop > TUNING[0]:
             raise ConfigError("seeds", self.played.stop - 1, f"from {TUNING[0]} on they choose learning rates")
 
@@ -60,7 +63,8 @@ class Experiment:
         chosen = conditions(self.conditions)
         if self.earlier is not None:
             return power(chosen, self.seeds, earlier_spread(self.earlier), f"that of {self.earlier.name}")
-        return power(chosen, self.seeds, SPREAD, "that of the earlier experiment")
+        source = "that of the earlier experiment" if self.spread == SPREAD else "as was asked for"
+        return power(chosen, self.seeds, self.spread, source)
 
 
 def run_experiment(
