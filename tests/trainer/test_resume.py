@@ -362,6 +362,7 @@ def check_killed_often(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)  # four launches, each with a limit of its own
 def test_two_processes_that_end_in_a_step_go_on_as_if_they_had_not(tmp_path: Path) -> None:
     launch(2, "tests.trainer.paused", str(tmp_path / "whole"), "0", PLAIN.optimizer)
     for stop_at in (3, 4, 0):
