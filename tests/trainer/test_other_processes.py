@@ -44,6 +44,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.timeout(1200)  # launches one after the other, each with a limit of its own
 @pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
 @pytest.mark.parametrize(
     "ways",
