@@ -30,13 +30,18 @@ def found_again(first: Report, again: Report) -> tuple[list[str], list[str]]:
     return asked, [name for name in asked if before[name] * after.get(name, 0.0) > 0]
 
 
+def conditions(count: int) -> str:
+    """So many of them."""
+    return "1 condition" if count == 1 else f"{count} conditions"
+
+
 def told_again(first: Report, again: Report) -> str:
     """That in a sentence, with every number and name from the figures."""
     asked, found = found_again(first, again)
     before, after = ({row["seed"] for row in report["rows"] if row["kind"] == "run"} for report in (first, again))
     listed = f" ({', '.join(f'`{name}`' for name in found)})" if found else ""
     return (
-        f"Of {len(asked)} conditions that `{first['settings']['regime']}` found to differ from `{BASELINE}` on "
+        f"Of {conditions(len(asked))} that `{first['settings']['regime']}` found to differ from `{BASELINE}` on "
         f"{len(before)} seeds, {len(found)}{listed} {'is' if len(found) == 1 else 'are'} found again, in the same "
         f"direction, on {len(after)}, of which it had played {len(before & after) or 'none'}."
     )

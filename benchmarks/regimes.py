@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benchmarks import buys
-from benchmarks.findings import asked_again, findings, told_again
+from benchmarks.findings import asked_again, conditions, findings, told_again
 from benchmarks.pages import ROOT, Block, Report
 from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.lab.credit.conditions import BASELINE
@@ -220,7 +220,7 @@ def sentences(report: Report) -> Iterator[str]:
         named = [name for name, value in findings(report).items() if sign * value > 0]
         listed = f" ({', '.join(f'`{name}`' for name in named)})" if named else ""
         verb = "is" if len(named) == 1 else "are"
-        yield f"Of {len(tested)} conditions {len(named)}{listed} {verb} {what} `{BASELINE}` after Holm's correction."
+        yield f"Of {conditions(len(tested))} {len(named)}{listed} {verb} {what} `{BASELINE}` after Holm's correction."
     if buys.at_floor(report):
         yield (
             f"No condition solves {buys.FLOOR:.0%} over the budget. So near to nothing, no difference could show, and "
