@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from benchmarks.findings import asked_again, findings, found_again
-from benchmarks.pages import ROOT, Block, Report
+from benchmarks.pages import ROOT, Block, Report, points
 from repl_rl.lab.credit.power import smallest_difference
 
 SHORT = Block(ROOT / "README.md", "regimes")
@@ -58,14 +58,17 @@ def block(reports: Mapping[str, Report]) -> str:
 
 
 def _once_more(again: Mapping[str, tuple[Report, Report]]) -> str:
-    """How many of the findings were found on seeds of their own, too, and how large they were there."""
-    asked, found, sizes = 0, 0, []
-    for pair in again.values():
-        names, confirmed = found_again(*pair)
-        asked, found = asked + len(names), found + len(confirmed)
-        sizes += [100 * findings(pair[1])[name] for name in confirmed]
-    size = _between(sizes, " ({} points)")
-    return f" Asked again on other seeds ({', '.join(f'`{name}`' for name in again)}), {found} of {asked} held{size}."
+    """How many of the findings were found on seeds of their own, too, and what each came to there."""
+    told = []
+    for first, other in again.values():
+        asked, found = found_again(first, other)
+        figures = other["figures"]["conditions"]
+        differences = ((name, points(figures[name]["difference"]["train_solve_rate"])) for name in asked)
+        each = ", ".join(f"`{name}` {difference}" for name, difference in differences)
+        count = f"{len(asked)} finding{'' if len(asked) == 1 else 's'}"
+        of = f"{len(found)} of {count} of `{first['settings']['regime']}`"
+        told.append(f" Asked again on {other['seeds']} other seeds, {of} held: {each}.")
+    return "".join(told)
 
 
 def _named(names: Sequence[str]) -> str:

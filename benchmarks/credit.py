@@ -17,8 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks import regimes, stale
-from benchmarks.pages import ROOT, Block, Report
-from benchmarks.regimes import points, share
+from benchmarks.pages import ROOT, Block, Report, points, share
 from repl_rl.lab.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
 from repl_rl.lab.credit.statistics import at_tokens, mean, running_mean
 

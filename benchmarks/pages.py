@@ -1,4 +1,7 @@
-"""A document's generated block: text between two markers that comes from figures and is never typed."""
+"""A document's generated block: text between two markers that comes from figures and is never typed.
+
+And how an estimate is written there.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,3 +51,19 @@ class Block:
         if not begin or not end:
             raise ValueError(f"{self.document} has no block between {self._begin!r} and {_END!r}")
         return head, text, tail
+
+
+def share(estimate: Report) -> str:
+    """A share with its interval."""
+    if estimate["low"] is None:
+        return f"{estimate['value']:.1%}"
+    return f"{estimate['value']:.1%} ({max(estimate['low'], 0):.1%} to {min(estimate['high'], 1):.1%})"
+
+
+def points(estimate: Report | None) -> str:
+    """A difference in points with its interval; -: there is none."""
+    if estimate is None:
+        return "-"
+    if estimate["low"] is None:
+        return f"{100 * estimate['value']:+.1f}"
+    return f"{100 * estimate['value']:+.1f} ({100 * estimate['low']:+.1f} to {100 * estimate['high']:+.1f})"

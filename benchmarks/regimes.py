@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import buys
 from benchmarks.findings import asked_again, conditions, findings, told_again
-from benchmarks.pages import ROOT, Block, Report
+from benchmarks.pages import ROOT, Block, Report, points, share
 from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.experiment import Experiment
@@ -246,22 +246,6 @@ def _agreement(agreed: Mapping[str, Report]) -> str:
         cells = (f"{found[point][key]['value']:.2f}" for key in ("cosine", "signal") for point in POINTS)
         text += f"| `{name}` |" + "".join(f" {cell} |" for cell in cells) + "\n"
     return text
-
-
-def share(estimate: Report) -> str:
-    """A share with its interval."""
-    if estimate["low"] is None:
-        return f"{estimate['value']:.1%}"
-    return f"{estimate['value']:.1%} ({max(estimate['low'], 0):.1%} to {min(estimate['high'], 1):.1%})"
-
-
-def points(estimate: Report | None) -> str:
-    """A difference in points with its interval; -: there is none."""
-    if estimate is None:
-        return "-"
-    if estimate["low"] is None:
-        return f"{100 * estimate['value']:+.1f}"
-    return f"{100 * estimate['value']:+.1f} ({100 * estimate['low']:+.1f} to {100 * estimate['high']:+.1f})"
 
 
 @dataclass(frozen=True, slots=True)

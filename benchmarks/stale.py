@@ -6,8 +6,8 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from benchmarks.pages import ROOT, Block, Report
-from benchmarks.regimes import Published, about, planned, points, rows_of, share
+from benchmarks.pages import ROOT, Block, Report, points, share
+from benchmarks.regimes import Published, about, planned, rows_of
 from repl_rl.lab.credit.conditions import BASELINE, CONDITIONS
 from repl_rl.lab.credit.power import ALPHA
 

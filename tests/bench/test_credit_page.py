@@ -135,7 +135,8 @@ def test_what_is_found_again_on_other_seeds_is_told_and_counted_apart() -> None:
     assert "found again" not in regimes.block({"errors_again": again}), "nothing to hold it against"
     text = " ".join(buys.block(reports).split())
     assert "(`errors`): of 3 comparisons 2 (" in text
-    assert text.endswith(" Asked again on other seeds (`errors_again`), 1 of 2 held (20.0 points).")
+    assert " Asked again on 6 other seeds, 1 of 2 findings of `errors` held: `two_stream/penalty` +20.0 (" in text
+    assert "`errors/first` -10." in text, "what did not hold is told with its figure"
     assert regimes.preset(reports) == "two_stream/penalty"
     levels["two_stream/penalty"] = 0.2
     below = written({name: levels[name] for name in list(levels)[:2]}, seeds=6, regime="errors_again")
