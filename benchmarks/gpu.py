@@ -8,9 +8,11 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.pages import ROOT, Block
 from repl_rl.cli.gpu import told
+from repl_rl.lab.gpu import CHECKS
 
 PAGE = Block(ROOT / "docs" / "gpu.md", "gpu")
 FIGURES = ROOT / "docs" / "gpu.json"
@@ -22,12 +24,23 @@ def block(found: Mapping[str, object] | None) -> str:
         return "Not yet run on a GPU: there is no `docs/gpu.json`.\n"
     rows = found["rows"]
     assert isinstance(rows, list)
-    text = f"On `{found['device']}`, {str(found['made']).partition('T')[0]}:\n\n"
+    days = sorted({row["made"].partition("T")[0] for row in rows})
+    text = f"On `{found['device']}`, {' and '.join(days)}:\n\n"
     text += "| check | verdict | figures, or why | s |\n|---|---|---|---|\n"
     for row in rows:
         what = (row["why"] or told(row["figures"])).replace("|", "/").replace("<", "`<`")
         text += f"| {row['name']} | {row['verdict']} | {what} | {row['seconds']:.0f} |\n"
+    there = {row["name"] for row in rows}
+    for check in CHECKS:
+        if check.name not in there:
+            text += f"| {check.name} | not run | {check.unbuilt or 'no time was left'} | |\n"
     return text
+
+
+def published(found: Mapping[str, Any]) -> dict[str, object]:
+    """Without what processes said, which has paths of the machine."""
+    rows = [{key: value for key, value in row.items() if key != "log"} for row in found["rows"]]
+    return {**found, "rows": rows}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -40,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
         found = json.loads(Path(arguments[0]).read_text())
         if not found["device"].startswith("cuda"):
             raise SystemExit(f"{arguments[0]} was made on {found['device']}; make it on a GPU")
-        FIGURES.write_text(json.dumps(found, indent=2) + "\n")
+        FIGURES.write_text(json.dumps(published(found), indent=2) + "\n")
     PAGE.write(block(json.loads(FIGURES.read_text()) if FIGURES.exists() else None))
 
 

@@ -33,10 +33,14 @@ class DoctorConfig:
     short training; a quarter of an hour at most."""
     json: Path | None = None
     """File for what --gpu found; none: it is only printed."""
+    only: tuple[str, ...] = ()
+    """Parts of names of the checks that --gpu tries; in the file the rows of others stay as they are. None: all."""
 
     def __post_init__(self) -> None:
         if self.json is not None and not self.gpu:
             raise ConfigError("json", str(self.json), "only what --gpu finds is written; add --gpu, or leave it out")
+        if self.only and not self.gpu:
+            raise ConfigError("only", " ".join(self.only), "it chooses among the checks of --gpu; add that")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(DoctorConfig, "doctor", argv)
     if config.gpu:
-        return try_gpu(config.json)
+        return try_gpu(config.json, config.only)
     findings = [_python(), _torch(), *_engines(), _trainer(), _imports(), *_sandboxes(), _fleet(), _memory()]
     table = Table("", "what", "found", "remedy")
     for finding in findings:

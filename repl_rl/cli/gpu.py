@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.table import Table
@@ -11,39 +10,83 @@ from rich.table import Table
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.lab.gpu import CHECKS, Check, Row, Verdict, report, run_checks
-from repl_rl.machine.files import Json
+from repl_rl.machine.files import Json, write_whole
 from repl_rl.machine.refused import writing
 
 
-def try_gpu(file: Path | None) -> int:
-    """Run every check on the first GPU. Returns the exit code: 1 where one failed.
+def try_gpu(file: Path | None, only: Sequence[str] = ()) -> int:
+    """Run every check on the first GPU, or those that have one of `only` in their names.
+
+    Returns:
+        The exit code: 1 where one failed.
 
     Raises:
-        ConfigError: there is no GPU, or nothing can be written there.
+        ConfigError: there is no GPU, or no such check, or nothing can be written there.
     """
+    checks = chosen(CHECKS, only)
     import torch  # heavy: only for this option
 
     if not torch.cuda.is_available():
         remedy = "PyTorch sees none here; run this on a machine with one, with a PyTorch that was built for CUDA"
         raise ConfigError("CUDA devices", 0, remedy)
-    return try_on("cuda:0", CHECKS, file)
+    return try_on("cuda:0", checks, file)
+
+
+def chosen(checks: Sequence[Check], only: Sequence[str]) -> Sequence[Check]:
+    """Those that have one of `only` in their names; all, where there is none.
+
+    Raises:
+        ConfigError: one of them is in no name.
+    """
+    for part in only:
+        if not any(part in check.name for check in checks):
+            raise ConfigError(
+                "only", part, f"no check has it in its name; they are: {'; '.join(c.name for c in checks)}"
+            )
+    return [check for check in checks if not only or any(part in check.name for part in only)]
 
 
 def try_on(device: str, checks: Sequence[Check], file: Path | None) -> int:
-    """Run `checks` on `device`, print them, and write them to `file`. Returns the exit code.
+    """Run `checks` on `device`, print them, and write them to `file`, after each one anew. Returns the exit code.
+
+    Rows of other checks that are in the file stay.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: nothing can be written there, or what is there is of another device or no such file.
     """
-    if file is not None and not file.absolute().parent.is_dir():
-        raise ConfigError("json", str(file), "there is no such folder; give a file in one that exists")
-    rows = run_checks(device, checks, lambda line: print(line, file=sys.stderr, flush=True))
+    kept = _kept(device, checks, file)
+
+    def tell(rows: Sequence[Row]) -> None:
+        row = rows[-1]
+        why = f": {row.why}" if row.why else ""
+        print(f"{row.name}: {row.verdict}{why} ({row.seconds:.0f} s)", file=sys.stderr, flush=True)
+        if file is not None:  # a machine with a GPU may be taken away before the last one
+            with writing("file", file):
+                write_whole(file, json.dumps(report(device, rows, kept), indent=2) + "\n")
+
+    rows = run_checks(device, checks, tell)
     terminal().print(table(rows))
-    if file is not None:
-        made = {"made": datetime.now(UTC).isoformat(timespec="seconds"), **report(device, rows)}
-        with writing("file", file):
-            file.write_text(json.dumps(made, indent=2) + "\n")
     return int(any(row.verdict is Verdict.FAILED for row in rows))
+
+
+def _kept(device: str, checks: Sequence[Check], file: Path | None) -> list[dict[str, Json]]:
+    """The rows of other checks in a file; none, where there is no file yet."""
+    if file is None:
+        return []
+    if not file.absolute().parent.is_dir():
+        raise ConfigError("json", str(file), "there is no such folder; give a file in one that exists")
+    if not file.exists():
+        return []
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        rows, before = list(found["rows"]), found["device"]
+        mine = {check.name for check in checks}
+        kept = [row for row in rows if row["name"] not in mine]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ConfigError("json", str(file), "it is not what this command writes; give another file") from error
+    if kept and before != device:
+        raise ConfigError("json", str(file), f"its rows are of {before}, these would be of {device}; give another file")
+    return kept
 
 
 def table(rows: Sequence[Row]) -> Table:

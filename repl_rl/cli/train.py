@@ -36,7 +36,7 @@ from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Curriculum, Split, Task, load_tasks
 from repl_rl.trainer import Evaluation, Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
-from repl_rl.trainer.fleets import fleet_for, fleet_status, keep_notes
+from repl_rl.trainer.fleets import beside, fleet_for, fleet_status, keep_notes
 from repl_rl.trainer.planning import plan_run
 from repl_rl.world import World
 
@@ -167,7 +167,9 @@ class Run:
         show_plan(self.console, self.plan)
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
         with (
-            fleet_for(config, {task.id: task for task in self.training}, config.fleet, rank()) as source,
+            fleet_for(
+                beside(config, config.trainer), {task.id: task for task in self.training}, config.fleet, rank()
+            ) as source,
             taken(self.folder, self.settings, config.resume, self.main) as self.state,
         ):
             renderer = config.renderer()
@@ -235,6 +237,7 @@ class Run:
                 self._fell_back,
                 Evaluation(config.eval_every, partial(self._during, source)) if config.eval_every else None,
                 keeper,
+                config.dtype,
             )
         if not self.main:
             return

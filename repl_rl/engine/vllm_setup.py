@@ -27,7 +27,8 @@ CPU_BLOCK = 32
 def core_environment(options: Vllm) -> Mapping[str, str]:
     """Environment variables for the engine's process."""
     if not current_platform.is_cpu():
-        return {**log_level(), **own_device(current_platform.device_control_env_var, torch.accelerator.device_count())}
+        own = own_device(current_platform.device_control_env_var, torch.accelerator.device_count())
+        return {**log_level(), **exact(), **own}
     return {
         **log_level(),
         **preloads(Path(vllm.__file__).parent.parent),
@@ -37,6 +38,15 @@ def core_environment(options: Vllm) -> Mapping[str, str]:
         # the sampler compiles a helper at the first request, which costs seconds and gains nothing on CPU
         "TORCH_COMPILE_DISABLE": "1",
     }
+
+
+def exact() -> Mapping[str, str]:
+    """What makes vLLM's float32 on a GPU that of the trainer.
+
+    vLLM 0.32 attends in float32 by Triton's kernels, whose products of float32 are by default those of TF32, with ten
+    binary digits: single log probabilities were up to 0.006 nats off on an H200, where the trainer allows 0.001.
+    """
+    return {"TRITON_F32_DEFAULT": os.environ.get("TRITON_F32_DEFAULT", "ieee")}
 
 
 def own_device(variable: str, count: int) -> Mapping[str, str]:

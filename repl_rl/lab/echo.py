@@ -29,6 +29,7 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.tasks import Split, Task
 from repl_rl.trainer import TrainerConfig, refuse_run
+from repl_rl.trainer.fleets import beside
 from repl_rl.trainer.loop import load_model
 from repl_rl.world import World
 
@@ -129,7 +130,7 @@ def opened(config: EchoConfig) -> Iterator["Player"]:
     refuse_run(config, config.trainer, len(training))
     config.out.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()
-    with RolloutThread(config.rollouts, {task.id: task for task in training}) as source:
+    with RolloutThread(beside(config, config.trainer).rollouts, {task.id: task for task in training}) as source:
         yield Player(config, source, training)
 
 

@@ -1,5 +1,7 @@
 """`repl-rl doctor --gpu`: what only a GPU can show, tried on one, each check in a process of its own.
 
+That is started early and waits for its turn: on a machine with a GPU the imports take longer than most checks.
+
 A check is a function of `gpu_checks` that is given a `Place`: the device is an argument, and nothing else differs
 between a GPU and the CPU on which the tests run the same functions. It returns figures, or raises. One that hangs is
 ended with all that it has started.
@@ -12,11 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 
 from repl_rl.machine.files import Json
 from repl_rl.machine.launched import VARIABLES
@@ -24,9 +29,15 @@ from repl_rl.machine.processes import descendants, end_now
 
 BUDGET_S = 870.0
 """All checks together: within 15 minutes, with what lies between them."""
+LOG_CHARS = 20_000
+"""Of what a check said, kept: a traceback, and what vLLM said before it."""
+AHEAD = 3
+"""So many checks import what they need while one is tried: a third of a minute each."""
+GO = b"go"
+"""What a process that waits is told."""
 CHILD = "repl_rl.lab.gpu_child"
 Figures = Mapping[str, Json]
-Tell = Callable[[str], None]
+Tell = Callable[[Sequence["Row"]], None]
 
 
 class Verdict(StrEnum):
@@ -75,6 +86,10 @@ class Row:
     """Of one that failed or was not run; "": of one that passed."""
     figures: Figures
     seconds: float
+    log: str = ""
+    """The end of what its process said, of one that failed."""
+    made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """When."""
 
 
 def _own(function: str) -> str:
@@ -100,6 +115,8 @@ CHECKS: Sequence[Check] = (
     Check(
         "adapters (LoRA)", _own("training"), {"engine": "transformers", "steps": 2, "prompts": 2, "lora_rank": 4}, 120.0
     ),
+    *(Check(f"shared prefixes, {dtype}", _own("trees"), {"dtype": dtype}) for dtype in ("float32", "bfloat16")),
+    Check("an update, with shared prefixes and without", _own("update"), {"hidden": 1024, "layers": 16}, 120.0),
     Check("rows laid end to end (FlashAttention)", _own("packing"), {}, 60.0),
     Check("one model on two GPUs", "", unbuilt="not built: the engine vllm samples on one GPU"),
     Check("20 steps of the quickstart", _own("training"), {"engine": "vllm", "steps": 20}, 240.0),
@@ -113,54 +130,114 @@ def run_checks(device: str, checks: Sequence[Check], tell: Tell, budget_s: float
     Args:
         device: where.
         checks: what.
-        tell: given a line about each that is done.
+        tell: given the rows so far after each check, the last of which is new.
         budget_s: for all of them; what has no time left is not run.
     """
     ends_s = time.monotonic() + budget_s
-    rows = []
-    for check in checks:
-        left_s = ends_s - time.monotonic()
-        if check.unbuilt:
-            row = Row(check.name, Verdict.NOT_RUN, check.unbuilt, {}, 0.0)
-        elif left_s <= 0:
-            row = Row(check.name, Verdict.NOT_RUN, f"the {budget_s:.0f} s for all checks were over", {}, 0.0)
-        else:
-            row = _tried(device, check, min(check.limit_s, left_s))
-        rows.append(row)
-        tell(f"{row.name}: {row.verdict}{f': {row.why}' if row.why else ''} ({row.seconds:.0f} s)")
+    rows: list[Row] = []
+    with _Children(device, [check for check in checks if check.function]) as children:
+        for check in checks:
+            left_s = ends_s - time.monotonic()
+            if check.unbuilt:
+                row = Row(check.name, Verdict.NOT_RUN, check.unbuilt, {}, 0.0)
+            elif left_s <= 0:
+                row = Row(check.name, Verdict.NOT_RUN, f"the {budget_s:.0f} s for all checks were over", {}, 0.0)
+            else:
+                row = children.tried(check, min(check.limit_s, left_s))
+            rows.append(row)
+            tell(rows)
     return rows
 
 
-def report(device: str, rows: Iterable[Row]) -> dict[str, Json]:
-    """What `doctor --gpu --json` writes."""
-    return {"device": device, "rows": [asdict(row) for row in rows]}
+def report(device: str, rows: Iterable[Row], kept: Sequence[Mapping[str, Json]] = ()) -> dict[str, Json]:
+    """What `doctor --gpu --json` writes: the rows in the order of `CHECKS`, some of which are `kept` from before."""
+    order = {check.name: number for number, check in enumerate(CHECKS)}
+    every = [*((row["name"], row) for row in kept), *((row.name, asdict(row)) for row in rows)]
+    every.sort(key=lambda named: order.get(str(named[0]), len(order)))
+    return {"device": device, "rows": [row for _, row in every]}
 
 
-def _tried(device: str, check: Check, limit_s: float) -> Row:
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="repl-rl-gpu-") as name:
-        folder = Path(name)
-        (folder / "place").mkdir()
+class _Children:
+    """Context manager: a process for each check, in their order; the next few import what they need already."""
+
+    def __init__(self, device: str, checks: Sequence[Check]) -> None:
+        self._device = device
+        self._later = deque(checks)
+        self._ready: deque[_Child] = deque()
+
+    def __enter__(self) -> "_Children":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for child in self._ready:
+            child.end()
+
+    def tried(self, check: Check, limit_s: float) -> Row:
+        """The next check."""
+        while self._later and len(self._ready) <= AHEAD:
+            self._ready.append(_Child(self._device, self._later.popleft()))
+        child = self._ready.popleft()
+        assert child.check == check
+        try:
+            return child.tried(limit_s)
+        finally:
+            child.end()
+
+
+class _Child:
+    """The process of a check, which waits for a word before it begins."""
+
+    def __init__(self, device: str, check: Check) -> None:
+        self.check = check
+        self._place = tempfile.TemporaryDirectory(prefix="repl-rl-gpu-")
+        self._folder = Path(self._place.name)
+        (self._folder / "place").mkdir()
         command = [sys.executable, "-m", CHILD, check.function, device.partition(":")[0], json.dumps(check.options)]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, str(folder)], env=_environment(device), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, str(self._folder)], env=_environment(device), stdin=subprocess.PIPE, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-            try:
-                process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                why = f"it was not done after {limit_s:.0f} s and was ended; {_last_words(folder)}"
-                return Row(check.name, Verdict.FAILED, why, {}, time.monotonic() - began_s)
-            finally:
-                _end(process)
+
+    def tried(self, limit_s: float) -> Row:
+        """What comes of it."""
+        name, began_s = self.check.name, time.monotonic()
+        try:
+            self._process.communicate(GO, limit_s)
+        except subprocess.TimeoutExpired:
+            why = f"it was not done after {limit_s:.0f} s and was ended; {self._last_words()}"
+            return Row(name, Verdict.FAILED, why, {}, time.monotonic() - began_s, self._said())
         seconds = time.monotonic() - began_s
-        told = folder / "told.json"
+        told = self._folder / "told.json"
         if not told.is_file():
-            why = f"its process ended with {process.returncode}; {_last_words(folder)}"
-            return Row(check.name, Verdict.FAILED, why, {}, seconds)
-        said = json.loads(told.read_text(encoding="utf-8"))
-    return Row(check.name, Verdict(said["verdict"]), said["why"], said["figures"], seconds)
+            why = f"its process ended with {self._process.returncode}; {self._last_words()}"
+            return Row(name, Verdict.FAILED, why, {}, seconds, self._said())
+        found = json.loads(told.read_text(encoding="utf-8"))
+        verdict = Verdict(found["verdict"])
+        words = self._said() if verdict is Verdict.FAILED else ""
+        return Row(name, verdict, found["why"], found["figures"], seconds, words)
+
+    def end(self) -> None:
+        """Leave nothing of it: neither its process, nor what that has started, nor a file."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGSTOP)  # so that it starts no more while they are counted
+            end_now(descendants(self._process.pid))
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it has left behind, too
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._place.cleanup()
+
+    def _said(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")[-LOG_CHARS:]
+
+    def _last_words(self) -> str:
+        said = [line.strip() for line in self._said().splitlines() if line.strip()]
+        return f"its last line: {said[-1][:300]}" if said else "it said nothing"
 
 
 def _environment(device: str) -> dict[str, str]:
@@ -171,19 +248,3 @@ def _environment(device: str) -> dict[str, str]:
     index = int(number or 0)
     mine = "" if kind == "cpu" else seen[index] if seen else str(index)
     return {**kept, "CUDA_VISIBLE_DEVICES": mine}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing of a check: neither its process nor what that has started."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGSTOP)  # so that it starts no more while they are counted
-        end_now(descendants(process.pid))
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what it has left behind, too
-    process.wait()
-
-
-def _last_words(folder: Path) -> str:
-    said = [line.strip() for line in (folder / "log").read_text(errors="replace").splitlines() if line.strip()]
-    return f"its last line: {said[-1][:300]}" if said else "it said nothing"

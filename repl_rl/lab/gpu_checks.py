@@ -21,9 +21,14 @@ from repl_rl.engine.conformance import CHECKS, Bench
 from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.lab.gpu import Figures, NotRun, Place
-from repl_rl.lab.gpu_played import PROMPTS, STOPS, Played, apart, played, scored
+from repl_rl.lab.gpu_played import PROMPTS, STOPS, Played, apart, computed_in, played, scored
+from repl_rl.lab.update import Case, update_cost
 from repl_rl.trainer import StepRecord, TrainerConfig, plan_run, train
 from repl_rl.trainer.fast import FastPass
+from repl_rl.trainer.likeness import compare
+from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.scoring import install
+from repl_rl.trainer.sharing import Sharing
 from repl_rl.world import World
 
 VOCABULARY, CONTEXT = 384, 256
@@ -112,7 +117,7 @@ def gap(place: Place, engine: str, dtype: Dtype) -> Figures:
             return await played(opened)
 
     gaps = apart(_seen(place), folder, asyncio.run(work()), dtype)
-    tolerance = TrainerConfig(dtype="bfloat16" if dtype == "bfloat16" else "float32").tolerance
+    tolerance = TrainerConfig().tolerance(dtype)
     worst = max(gaps)
     assert worst <= tolerance, f"a log probability is {worst:.3g} nats off, the tolerance is {tolerance:.3g}"
     return {"gap_max": worst, "gap_mean": statistics.fmean(gaps), "tolerance": tolerance, "tokens": len(gaps)}
@@ -141,9 +146,14 @@ def sleeping(place: Place) -> Figures:
             return before, again, await played(opened)
 
     before, again, renewed = asyncio.run(work())
-    for wanted, found in ((folder, before), (folder, again), (other, renewed)):
+    stages = {
+        "before it slept": (folder, before),
+        "when it woke": (folder, again),
+        "with weights that it was given asleep": (other, renewed),
+    }
+    for when, (wanted, found) in stages.items():
         worst = max(apart(_seen(place), wanted, found, "float32", FORBIDDEN))
-        assert worst <= EXACT, f"a log probability is {worst:.3g} nats off after a sleep"
+        assert worst <= EXACT, f"a log probability is {worst:.3g} nats off {when}"
     assert told["freed_mib"] >= 900, f"1 GiB of keys and values was there, {told['freed_mib']:.0f} MiB were freed"
     return dict(told)
 
@@ -165,13 +175,49 @@ def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank
         "solved_first": statistics.fmean(series["solve_rate"][:part]),
         "solved_last": statistics.fmean(series["solve_rate"][-part:]),
         "step_s": statistics.median(sum(r.metrics[f"{n}_s"] for n in ("rollout", "sync", "update")) for r in told),
+        "token_ratio": statistics.fmean(record.metrics["token_ratio"] for record in told),
     }
     if plan is not None:  # on a CPU nothing is planned, and nothing counts what is taken
-        ours = [part for part in plan.plan.parts if part.what != "context (assumed)" and part.owner != "vllm"]
+        ours = [part for part in plan.plan.parts if part.what != "context" and part.owner != "vllm"]
         planned = max(sum(sizes) for sizes in zip(*((p.sampled, p.updated, p.handed) for p in ours), strict=True))
         taken = torch.cuda.max_memory_allocated(0)
         figures |= {"planned_mib": planned / 2**20, "taken_mib": taken / 2**20}
         assert taken <= planned, f"the plan said {planned >> 20} MiB at most, {taken >> 20} MiB were taken"
+    return dict(figures)
+
+
+def trees(place: Place, dtype: Dtype) -> Figures:
+    """Whether rows that begin alike, laid out as a tree, have the log probabilities and gradients of whole rows."""
+    config = TrainerConfig(dtype="bfloat16" if dtype == "bfloat16" else "float32")
+    model = load_model(World().model_folder, config).to(_seen(place)).eval()
+    Sharing(_refuse).install(model)
+    install(model)
+    begin = tuple(range(20, 84))
+    rows = [[*begin, *range(100, 100 + 3 * number), *range(30 + number, 54)] for number in range(8)]
+    found = compare(model, rows, [torch.arange(len(row)) >= len(begin) for row in rows], computed_in(model, dtype))
+    wrong = [one.wrong for one in found if one.wrong is not None]
+    assert not wrong, "; ".join(wrong)
+    logprob, gradient = found
+    return {
+        "logprob_apart": logprob.trees,
+        "logprob_rounding": logprob.rows,
+        "gradient_apart": gradient.trees,
+        "gradient_rounding": gradient.rows,
+    }
+
+
+def update(place: Place, hidden: int, layers: int, repeats: int = 5) -> Figures:
+    """What an update takes of a group with a long prompt: with shared prefixes, without, and as TRL makes it."""
+    _seen(place)
+    case = Case(12_288, 0.5, tokens=64, rollouts=8, hidden=hidden, layers=layers, prompt=1024)
+    figures: dict[str, float] = {}
+    for side in ("ours", "off", "trl"):
+        folder = place.folder / side
+        folder.mkdir()
+        cost, _ = update_cost(case, side, repeats, folder)
+        figures |= {f"{side}_s": cost.update_s, f"{side}_mib": cost.peak_mib}
+        if side == "ours":
+            figures["token_ratio"] = cost.token_ratio
     return dict(figures)
 
 
@@ -186,7 +232,7 @@ def packing(place: Place) -> Figures:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=attention)
         found.append(scored(model.to(device).eval(), rows, FastPass(model)))
     gap = float((found[0] - found[1]).abs().max())
-    tolerance = TrainerConfig(dtype="bfloat16").tolerance
+    tolerance = TrainerConfig().tolerance("bfloat16")
     assert gap <= tolerance, f"a log probability is {gap:.3g} nats off, the tolerance is {tolerance:.3g}"
     return {"gap_max": gap, "rows": len(rows)}
 
@@ -217,6 +263,10 @@ def _needed(place: Place, engine: EngineKind | str) -> EngineKind:
         if kind.sleep and device.type == "cpu":
             raise NotRun("a CPU has no memory of its own that a sleeping vLLM could leave to others")
     return kind
+
+
+def _refuse(what: str) -> None:
+    raise AssertionError(what)
 
 
 def _seen(place: Place) -> torch.device:

@@ -1,6 +1,7 @@
 """One check of `gpu` in its own process: `python -m repl_rl.lab.gpu_child FUNCTION DEVICE OPTIONS FOLDER`.
 
-Writes `told.json` into the folder: the verdict, why, and figures.
+Begins when it reads `GO`, all there is on its standard input. Writes `told.json` into the folder: the verdict, why, and
+figures.
 """
 
 import importlib
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repl_rl.errors import SandboxUnavailable
-from repl_rl.lab.gpu import Figures, NotRun, Place, Verdict
+from repl_rl.lab.gpu import GO, Figures, NotRun, Place, Verdict
 from repl_rl.machine.files import write_whole
 
 
@@ -23,9 +24,10 @@ def main(argv: Sequence[str]) -> None:
     figures: Figures = {}
     try:
         module, _, name = function.partition(":")
-        figures = getattr(importlib.import_module(module), name)(
-            Place(device, Path(folder) / "place"), **json.loads(options)
-        )
+        check = getattr(importlib.import_module(module), name)
+        if sys.stdin.buffer.read() != GO:
+            return  # whoever has started this is gone
+        figures = check(Place(device, Path(folder) / "place"), **json.loads(options))
         verdict, why = Verdict.PASSED, ""
     except (NotRun, SandboxUnavailable) as missing:
         verdict, why = Verdict.NOT_RUN, _line(missing)

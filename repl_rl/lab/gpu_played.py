@@ -16,6 +16,7 @@ from repl_rl.engine.forbidden import forbid
 from repl_rl.engine.options import Dtype
 from repl_rl.trainer import TrainerConfig
 from repl_rl.trainer.fast import Batch, FastPass
+from repl_rl.trainer.likeness import Autocast
 from repl_rl.trainer.loop import load_model
 
 PROMPTS = tuple(tuple(range(5, 6 + 7 * i)) for i in range(8))
@@ -79,11 +80,15 @@ def apart(
     low = dtype == "bfloat16"
     model = load_model(folder, TrainerConfig(dtype="bfloat16" if low else "float32")).to(device).eval()
     forbid(model, never)
-    autocast = partial(torch.autocast, device.type, torch.bfloat16) if low else nullcontext
-    found = scored(model, rows, FastPass(model, autocast=autocast))
+    found = scored(model, rows, FastPass(model, autocast=computed_in(model, dtype)))
     return [
         abs(value - float(found[number, at]))
         for number, row in enumerate(rows)
         for at, value in enumerate(row.logprobs)
         if value != 0.0
     ]
+
+
+def computed_in(model: PreTrainedModel, dtype: Dtype) -> Autocast:
+    """What gives a forward pass its number format."""
+    return partial(torch.autocast, model.device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext

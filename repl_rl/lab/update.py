@@ -204,7 +204,7 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
         source=_Replay(rollouts),
         args=config.grpo_args(folder),
         credit=Credit(estimator("outcome"), config.rewards),
-        tolerance=config.tolerance,
+        tolerance=config.tolerance(),
         weights=folder,
         sharing=Sharing(_refuse) if side == "ours" else None,
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.trainer.choices import Arguments, Windowed, groups, known
@@ -29,6 +30,22 @@ class Apart:
     """Smallest ratio that is kept as it is, in (0, 1); None: all below `cap` are."""
     stale: bool = False
     """A mean over many tokens, or no correction, is wanted for older lines too."""
+
+    def allowed(self, trained_in: Dtype, sampled_in: Dtype) -> float:
+        """Largest gap of one log probability that is no error where both compute in these number formats, nats."""
+        if self.tolerance is not None:
+            return self.tolerance
+        exact = trained_in == "float32" and beside(trained_in, sampled_in) == "float32"
+        return 1e-3 if exact else 1.0
+
+
+def beside(trained_in: Dtype, asked: Dtype) -> Dtype:
+    """The number format that a sampler is opened with, beside a trainer that computes in another.
+
+    A float32 trainer can hold a float32 sampler to its log probabilities, and no other, so "auto", which would be
+    bfloat16 on a GPU, is float32 there.
+    """
+    return "float32" if asked == "auto" and trained_in == "float32" else asked
 
 
 def capped(

@@ -12,6 +12,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from repl_rl.credit.advantages import uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
 from repl_rl.credit.stops import StopPolicy
+from repl_rl.engine.options import Dtype
 from repl_rl.engine.variables import hush
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
@@ -74,7 +75,8 @@ class TrainerConfig:
     take the geometric mean of a line's or a rollout's tokens, with `ahead` above 1 as "line_mask(stale=True)"; "none"
     corrects nothing, with `ahead` as "none(stale=True)". With
     "token_truncate(tolerance=1e-3)", a log probability further off, nats, that the policy of now wrote stops the run;
-    the default is 1e-3 in float32, 1.0 in bfloat16, whose own rounding moves single tokens by tenths of a nat."""
+    the default is 1e-3 where both compute in float32, else 1.0: the rounding of bfloat16 alone moves single tokens by
+    tenths of a nat."""
     observation_weight: Annotated[float, AtLeast(0)] = 0.0
     """Weight, >= 0, of a loss that predicts what the console prints: its mean over observed tokens, nats; 0: none."""
     ahead: Annotated[int, AtLeast(0)] = 0
@@ -136,13 +138,9 @@ class TrainerConfig:
         """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
         return importance(self.importance)[1].cap
 
-    @property
-    def tolerance(self) -> float:
-        """Largest allowed gap of one log probability between sampler and trainer, nats."""
-        _, apart = importance(self.importance)
-        if apart.tolerance is not None:
-            return apart.tolerance
-        return 1e-3 if self.dtype == "float32" else 1.0
+    def tolerance(self, sampled_in: Dtype = "auto") -> float:
+        """Largest allowed gap of one log probability between this trainer and a sampler in that number format, nats."""
+        return importance(self.importance)[1].allowed(self.dtype, sampled_in)
 
     def tasks_needed(self, processes: int = 1) -> int:
         """Different tasks that a step takes at least."""

@@ -47,7 +47,8 @@ class Gap:
             raise WeightSyncError(
                 f"policy step {policy_step}: a sampled log probability is {self.max:.3g} nats from the trainer's, the "
                 f"tolerance is {tolerance:.3g}; the engine probably samples from stale or wrong weights (tied "
-                "embeddings, a failed load), or at another temperature; or it is the trainer that is wrong: then "
+                "embeddings, a failed load), at another temperature or in another number format; or it is the trainer "
+                "that is wrong: then "
                 'trainer.shared_prefixes = "off" or fast = false brings them together'
             )
 

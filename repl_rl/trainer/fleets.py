@@ -5,7 +5,7 @@ import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,8 @@ from repl_rl.rollout.fleet.members import Waits
 from repl_rl.rollout.fleet.messages import Cluster, Setting
 from repl_rl.rollout.fleet.source import NodeFleet, Plan
 from repl_rl.tasks import Task
+from repl_rl.trainer import apart
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.shared import FollowingFleet, LeadingFleet
 from repl_rl.world import World
 
@@ -43,6 +45,11 @@ def fleet_for(world: World, tasks: Mapping[str, Task], fleet: str, rank: int = 0
         return FollowingFleet(renderer.forbidden_ids, tasks)
     kind = NodeFleet if processes() == 1 else LeadingFleet
     return kind(_on_ray(chosen), plan_of(world, chosen), tasks)
+
+
+def beside(world: World, trainer: TrainerConfig) -> World:
+    """The world as it is opened beside a trainer: its sampler's number format is one that can be held to its own."""
+    return replace(world, dtype=apart.beside(trainer.dtype, world.dtype))
 
 
 def plan_of(world: World, chosen: OnRay, waits: Waits | None = None, shared: bool = True) -> Plan:

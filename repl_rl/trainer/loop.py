@@ -20,6 +20,7 @@ from repl_rl.credit.group import Credit
 from repl_rl.credit.rewards import Potential, line_reward
 from repl_rl.engine.logits import attention
 from repl_rl.engine.names import complete, read_config
+from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.machine.launched import processes
 from repl_rl.tasks import Curriculum
@@ -52,6 +53,7 @@ def fit(
     tell: Tell = log.warning,
     evaluation: Evaluation | None = None,
     keeper: Keeper | None = None,
+    sampled_in: Dtype = "auto",
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
@@ -64,7 +66,8 @@ def fit(
     about whatever is done in another way than usual. An `evaluation` is made every so many steps; its figures join the
     step's, and `out/best` is the policy that did best (with `config.lora_rank`, its adapters). The text part of a
     composite model is trained; `out/final` is the whole model again, where `model` is its folder. With a `keeper` the
-    run's state is saved, and the run goes on where the keeper's state is.
+    run's state is saved, and the run goes on where the keeper's state is. `sampled_in` is the number format of the
+    `source`, "auto" that of the trainer: it says how far apart their log probabilities may be.
 
     Raises:
         ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
@@ -82,7 +85,10 @@ def fit(
     room = size_of(policy) * (2 if config.ahead else 1)  # by turns in two folders
     with weights_folder(room, tell) as weights, spare_folder(weights, tell) as spare:
         sharing = Sharing(tell) if config.shared_prefixes == "auto" else None
-        trainer = _trainer(policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum, sharing)
+        tolerance = config.tolerance(sampled_in)
+        trainer = _trainer(
+            policy, tokenizer, task_ids, source, config, credit, args, weights, curriculum, sharing, tolerance
+        )
         trainer.vllm_generation.spare = spare
         base = model if isinstance(model, Path) else None
         evaluator = Evaluator(trainer, evaluation, out, base) if evaluation else None
@@ -106,6 +112,7 @@ def _trainer(
     weights: Path,
     curriculum: Curriculum | None,
     sharing: Sharing | None,
+    tolerance: float,
 ) -> ReplGRPOTrainer:
     return ReplGRPOTrainer(
         model=policy,
@@ -114,7 +121,7 @@ def _trainer(
         source=source,
         args=args,
         credit=credit,
-        tolerance=config.tolerance,
+        tolerance=tolerance,
         weights=weights,
         fast=config.fast,
         importance=config.importance,

@@ -1,7 +1,7 @@
 """What a run takes of the GPU that trainer and sampler share: numbers in, a table out; no tensor, no device.
 
 The largest step that the settings allow is planned for: every rollout as long as its limits let it be. Where a figure
-comes from stands with it. Two are assumed, because nobody publishes them: `CONTEXT` and `VLLM_OWN`.
+comes from stands with it. One is assumed, because nobody publishes it: `VLLM_OWN`.
 """
 
 import math
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 GIB = 1 << 30
-CONTEXT = GIB // 2
-"""Assumed: what a process takes of a GPU before its first tensor (the driver's context, cuBLAS, kernels)."""
+CONTEXT = 5 * GIB // 8
+"""What a process takes of a GPU before its first tensor: rounded up, `context_mib` of an H200 (docs/gpu.md)."""
 VLLM_OWN = 3 * GIB // 2
 """Assumed: what vLLM's process takes beside weights, cache and activations (its context, captured graphs). It keeps
 this while it sleeps: only what its allocator mapped is given back."""
@@ -243,7 +243,7 @@ def _trainer(shape: Shape, update: Update) -> Iterator[Part]:
     weights = shape.weights * kept + (learned * FLOAT if update.lora_rank else 0)
     gradients = learned * FLOAT * (2 if update.copies else 1)
     merged = shape.matrices * kept if update.lora_rank else 0  # `lora.merged` makes them whole
-    yield _held("trainer", "context (assumed)", CONTEXT)
+    yield _held("trainer", "context", CONTEXT)
     yield _held("trainer", "weights", weights)
     if update.reference and not update.lora_rank:  # with adapters it is the model without them
         yield _held("trainer", "reference", shape.weights * kept)

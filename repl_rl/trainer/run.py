@@ -15,7 +15,7 @@ from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.evaluations import Evaluation
-from repl_rl.trainer.fleets import fleet_for, fleet_status, keep_notes
+from repl_rl.trainer.fleets import beside, fleet_for, fleet_status, keep_notes
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.loop import fit
 from repl_rl.trainer.pace import Saving
@@ -79,7 +79,7 @@ def train(
         return folder.checkpoints / "final"
     told = _Told(folder, on_step)
     with (
-        fleet_for(world, {task.id: task for task in tasks}, fleet, rank()) as source,
+        fleet_for(beside(world, chosen), {task.id: task for task in tasks}, fleet, rank()) as source,
         taken(folder, settings, resume, main=main) as state,
     ):
         keep_notes(source, out)
@@ -98,6 +98,7 @@ def train(
             tell=told.fell_back,
             evaluation=evaluation,
             keeper=Keeper(folder.states, saving, state) if saving is not None else None,
+            sampled_in=world.dtype,
         )
         if main:
             told.conclude(source, world.policy, chosen.steps)

@@ -5,6 +5,7 @@ A model is tried when training begins, and on the rollouts of its first step: se
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from repl_rl.trainer.likeness import FORBIDDEN, Autocast, Distance, compare, floors, nats
+from repl_rl.trainer.likeness import FORBIDDEN, Autocast, Distance, compare, floors, lowered, nats
 from repl_rl.trainer.paths import NAME, common
 from repl_rl.trainer.scoring import Laid, Scores, Tally, most, trees
 
@@ -56,7 +57,12 @@ class Sharing:
         if self.off:
             return
         rows = _example(model)
-        self._judge(model, self._compared(model, rows, [torch.arange(len(row)) > 0 for row in rows], autocast))
+        scored = [torch.arange(len(row)) > 0 for row in rows]
+        # In float32 first, where its weights are that: rounding in a lower format would hide a mistake.
+        exact = [nullcontext] if model.dtype is not lowered(model, autocast) else []
+        for how in (*exact, autocast):
+            if not self.off:
+                self._judge(model, self._compared(model, rows, scored, how))
 
     @torch.no_grad()
     def verify(

@@ -4,6 +4,8 @@ import ast
 import json
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +13,9 @@ import pytest
 
 from benchmarks import gpu as page
 from repl_rl.cli import main
-from repl_rl.cli.gpu import told, try_on
+from repl_rl.cli.gpu import chosen, told, try_on
 from repl_rl.errors import ConfigError
-from repl_rl.lab.gpu import BUDGET_S, CHECKS, Check, Row, Verdict, run_checks
+from repl_rl.lab.gpu import BUDGET_S, CHECKS, CHILD, Check, Row, Verdict, run_checks
 from tests import documents
 from tests.processes import wait_for
 
@@ -25,7 +27,10 @@ WITHOUT = {
 """What a CPU has not, and what is said of it."""
 
 
-SHORTER = {"20 steps of the quickstart": {"steps": 2, "prompts": 2}}
+SHORTER = {
+    "20 steps of the quickstart": {"steps": 2, "prompts": 2},
+    "an update, with shared prefixes and without": {"hidden": 128, "layers": 2, "repeats": 1},
+}
 """What is shorter on a CPU, where it takes minutes and shows no more."""
 
 
@@ -74,14 +79,15 @@ def test_how_a_check_ended_is_told_in_a_line(name: str, verdict: Verdict, why: s
 
 def test_a_check_that_hangs_is_ended_with_its_processes_and_the_next_one_runs(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    lines: list[str] = []
-    hung, after = run_checks("cpu", [toy("hanging", 8.0, told=str(pids)), toy("passing")], lines.append)
+    told: list[str] = []
+    checks = [toy("hanging", 8.0, told=str(pids)), toy("passing")]
+    hung, after = run_checks("cpu", checks, lambda rows: told.append(rows[-1].name))
     assert hung.verdict is Verdict.FAILED
     assert hung.why.startswith("it was not done after 8 s and was ended")
     assert hung.seconds < 30
     wait_for(lambda: not any(map(alive, map(int, pids.read_text().split()))), None)
     assert after.verdict is Verdict.PASSED
-    assert [line.partition(":")[0] for line in lines] == ["hanging", "passing"]
+    assert told == ["hanging", "passing"]
 
 
 def test_what_a_check_leaves_behind_is_ended(tmp_path: Path) -> None:
@@ -140,9 +146,62 @@ def test_what_was_found_is_printed_and_written(tmp_path: Path, capsys: pytest.Ca
     assert told({"gap": 0.00012345, "rows": 8}) == "gap 0.000123, rows 8"
 
 
+def test_of_one_that_failed_the_file_has_the_end_of_what_its_process_said(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    assert try_on("cpu", [toy("passing"), toy("dying"), toy("failing")], file) == 1
+    passed, died, failed = json.loads(file.read_text())["rows"]
+    assert (passed["log"], died["log"].strip()) == ("", "its last words")
+    assert "Traceback" in failed["log"]
+
+
+def test_the_file_is_whole_after_each_check(tmp_path: Path) -> None:
+    """A machine with a GPU may be taken away before the last one."""
+    file = tmp_path / "gpu.json"
+    seen = toy("counting", told=str(file))
+    assert try_on("cpu", [toy("passing"), toy("missing"), seen], file) == 0
+    assert json.loads(file.read_text())["rows"][-1]["figures"] == {"rows": ["passing", "missing"]}
+
+
+def test_some_checks_are_tried_alone_and_the_rows_of_the_others_stay(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    everything = [toy("passing"), toy("failing"), toy("missing")]
+    assert chosen(everything, ["fail", "miss"]) == everything[1:]
+    assert chosen(everything, []) == everything
+    with pytest.raises(
+        ConfigError, match=r"only is 'nothing'; no check has it in its name; they are: passing; failing"
+    ):
+        chosen(everything, ["pass", "nothing"])
+    assert try_on("cpu", everything, file) == 1
+    before = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    assert try_on("cpu", [replace(toy("passing"), name="failing")], file) == 0
+    after = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    assert after["failing"]["verdict"] == "passed"
+    assert {**after, "failing": None} == {**before, "failing": None}
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("{", "it is not what this command writes"),
+    ('{"device": "cuda:0", "rows": [{"name": "x"}]}', "its rows are of cuda:0, these would be of cpu"),
+])  # fmt: skip
+def test_a_file_of_something_else_is_left_as_it_is(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "gpu.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        try_on("cpu", [toy("dying")], file)
+    assert file.read_text() == text
+
+
+def test_a_check_whose_doctor_is_gone_before_its_turn_does_nothing(tmp_path: Path) -> None:
+    """The next ones are started early, and wait."""
+    command = [sys.executable, "-m", CHILD, "tests.bench.gpu_toys:passing", "cpu", "{}", str(tmp_path)]
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("--only vllm", "only is 'vllm'; it chooses among the checks of --gpu; add that"),
         ("--json gpu.json", "json is 'gpu.json'; only what --gpu finds is written; add --gpu"),
         ("--gpu", "CUDA devices is 0; PyTorch sees none here; run this on a machine with one"),
     ],
@@ -173,10 +232,19 @@ def test_the_page_shows_what_was_published_or_that_nothing_was() -> None:
 def test_without_published_figures_the_page_says_that_no_gpu_has_run_them() -> None:
     assert page.block(None).startswith("Not yet run on a GPU")
     rows = [{"name": "a", "verdict": "passed", "why": "", "figures": {"gpu": "X", "gap": 0.5}, "seconds": 7.4}]
-    text = page.block({"made": "2027-01-02T03:04:05+00:00", "device": "cuda:0", "rows": rows})
+    text = page.block({"device": "cuda:0", "rows": [{**row, "made": "2027-01-02T03:04:05+00:00"} for row in rows]})
     assert "Not yet" not in text
     assert "| a | passed | gpu X, gap 0.5 | 7 |" in text
     assert "2027-01-02" in text
+    assert "| 20 steps of the quickstart | not run | no time was left | |" in text
+    assert "| one model on two GPUs | not run | not built" in text
+
+
+def test_what_is_published_has_nothing_of_what_processes_said() -> None:
+    found = {"device": "cuda:0", "rows": [{"name": "a", "verdict": "failed", "log": "/home/me"}]}
+    assert page.published(found) == {"device": "cuda:0", "rows": [{"name": "a", "verdict": "failed"}]}
+    assert page.FIGURES.exists()
+    assert all("log" not in row for row in json.loads(page.FIGURES.read_text())["rows"])
 
 
 def test_no_figure_of_a_check_stands_outside_of_the_generated_block() -> None:

@@ -62,7 +62,7 @@ def test_the_settings_of_the_loss_are_the_trainers_defaults() -> None:
     assert (choices.CLIP_LOW, choices.CLIP_HIGH) == (loop.CLIP_LOW, loop.CLIP_HIGH)
     assert (default.importance_cap, config.MAX_GRAD_NORM) == (loop.IMPORTANCE_CAP, loop.MAX_GRAD_NORM)
     assert (default.loss, default.importance, default.estimator) == ("dapo", "token_truncate", "two_stream")
-    assert (default.rewards, default.tolerance) == (loop.REWARDS, loop.TOLERANCE)
+    assert (default.rewards, default.tolerance()) == (loop.REWARDS, loop.TOLERANCE)
 
 
 def test_rollouts_of_another_policy_are_refused_and_leave_the_model_as_it_was() -> None:

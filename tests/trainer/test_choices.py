@@ -145,7 +145,7 @@ def test_a_cap_and_a_tolerance_that_older_runs_recorded_are_options_now() -> Non
     table = modern({"trainer": {"importance_cap": 4.0}})["trainer"]
     assert isinstance(table, dict)
     config = TrainerConfig(importance=table["importance"])
-    assert (config.importance_cap, config.tolerance) == (4.0, 1e-3)
+    assert (config.importance_cap, config.tolerance()) == (4.0, 1e-3)
 
 
 def test_a_reward_that_nobody_can_choose_any_more_is_left_out_of_what_older_runs_recorded(

@@ -71,7 +71,7 @@ def make(
         source=source,
         args=config.grpo_args(out),
         credit=credit or credit_of(config),
-        tolerance=config.tolerance,
+        tolerance=config.tolerance(),
         weights=weights,
         fast=config.fast,
         importance=config.importance,

@@ -1,8 +1,12 @@
 """bfloat16 is what is computed in; what is trained is float32, so that small steps are not lost."""
 
 import copy
-from dataclasses import replace
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,8 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from repl_rl.trainer import TrainerConfig, fit
+from repl_rl.cli import main
+from repl_rl.engine import ENGINES, Dtype, Engine, Opening, Transformers
+from repl_rl.trainer import TrainerConfig, fit, train
+from repl_rl.trainer.fleets import beside
 from repl_rl.trainer.loop import load_model
+from repl_rl.world import World
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS, make, run
 from tests.trainer.test_loop import ignore
@@ -76,7 +84,7 @@ def test_the_fast_path_computes_in_bfloat16_and_has_the_gradients_of_trls(update
         apart = {name: (a[name] - b[name]).norm().item() for name in b}
         assert sum(v**2 for v in apart.values()) ** 0.5 < 0.1
         assert all(a[name].any() == b[name].any() for name in b)
-    assert 1e-4 < trainer.scored.gap.max < config.tolerance
+    assert 1e-4 < trainer.scored.gap.max < config.tolerance()
 
 
 def test_a_model_that_is_given_in_bfloat16_is_trained_in_float32_too(tmp_path: Path) -> None:
@@ -100,3 +108,68 @@ def test_what_adapters_leave_as_it_is_keeps_its_half_of_the_memory(tmp_path: Pat
     model.base_model.register_forward_hook(note)
     fit(model, tiny_tokenizer(), TASKS, SampledSource(tiny_model()), config, tmp_path / "run", ignore)
     assert trained == {torch.float32}
+
+
+@dataclass(frozen=True)
+class Noting(Transformers):
+    """Keeps the number formats that it is opened with."""
+
+    kind: ClassVar[str] = "noting"
+    opened: ClassVar[list[str]] = []
+
+    @asynccontextmanager
+    async def open(self, opening: Opening) -> AsyncIterator[Engine]:
+        self.opened.append(opening.dtype)
+        async with super().open(opening) as engine:
+            yield engine
+
+
+@pytest.fixture
+def noting() -> Iterator[None]:
+    ENGINES.add(Noting)
+    yield
+    ENGINES.kinds.pop(Noting.kind)
+
+
+@pytest.mark.usefixtures("noting")
+@pytest.mark.parametrize(("asked", "computed", "opened"), [
+    ("auto", "float32", "float32"),
+    ("bfloat16", "float32", "bfloat16"),
+    ("auto", "bfloat16", "auto"),
+])  # fmt: skip
+def test_a_sampler_is_opened_in_what_the_trainer_can_hold_it_to_and_allowed_what_it_needs(
+    asked: Dtype, computed: Dtype, opened: str, tmp_path: Path
+) -> None:
+    """`auto` would be bfloat16 on a GPU, which no trainer in float32 can hold to a thousandth of a nat."""
+    Noting.opened.clear()
+    gaps: list[float] = []
+    config = replace(LOW, group_size=4, dtype="bfloat16" if computed == "bfloat16" else "float32")
+    world = World(engine=Noting(), sandbox="unsafe", dtype=asked)
+    train(
+        world,
+        config,
+        out=tmp_path / "run",
+        train_tasks=8,
+        on_step=lambda r, _: gaps.append(r.metrics["logprob_gap_max"]),
+    )
+    assert Noting.opened == [opened]
+    exact = (asked, computed) == ("auto", "float32")
+    assert (gaps[0] <= 1e-3) is exact, gaps
+
+
+def test_a_sampler_in_bfloat16_that_was_asked_for_is_trained_with_on_the_command_line(tmp_path: Path) -> None:
+    few = "--trainer.steps 1 --trainer.prompts-per-step 2 --trainer.group-size 4 --train-tasks 8 --eval-tasks 4"
+    said = f"train --engine transformers --dtype bfloat16 --sandbox unsafe {few} --out {tmp_path} --name low"
+    assert main(said.split()) == 0
+    row = json.loads((tmp_path / "low" / "metrics.jsonl").read_text().splitlines()[0])
+    assert 1e-3 < row["logprob_gap_max"] < 1.0
+
+
+def test_how_far_apart_both_may_be_follows_from_both_number_formats() -> None:
+    exact, low = TrainerConfig(), TrainerConfig(dtype="bfloat16")
+    assert [exact.tolerance(asked) for asked in ("auto", "float32", "bfloat16", "float16")] == [1e-3, 1e-3, 1.0, 1.0]
+    assert [low.tolerance(asked) for asked in ("auto", "float32", "bfloat16")] == [1.0, 1.0, 1.0]
+    assert TrainerConfig(importance="token_truncate(tolerance=0.25)").tolerance("bfloat16") == 0.25
+    assert beside(World(), exact).dtype == "float32"
+    assert beside(World(dtype="float16"), exact).dtype == "float16"
+    assert beside(World(), low).dtype == "auto"

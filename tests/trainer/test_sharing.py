@@ -99,11 +99,12 @@ def seen(model: PreTrainedModel) -> list[bool]:
     (dropping, "it drops out at random"),
     (eager, "its attention is eager"),
 ], ids=lambda one: getattr(one, "__name__", ""))  # fmt: skip
+@pytest.mark.parametrize("bfloat16", [False, True])
 def test_a_model_that_does_not_fit_is_found_before_the_first_rollout_and_told_of_once(
-    make: Callable[[], PreTrainedModel], why: str
+    make: Callable[[], PreTrainedModel], why: str, bfloat16: bool
 ) -> None:
     model = make()
-    sharing, fast, (said,) = tried(model)
+    sharing, fast, (said,) = tried(model, bfloat16)
     assert sharing.off
     assert said.startswith(f"shared prefixes off: {model.config.model_type}: ")
     assert why in said

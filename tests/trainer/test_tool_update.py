@@ -59,7 +59,7 @@ def test_every_weight_changes_when_two_of_three_rollouts_call_a_tool(tmp_path: P
         source=ReplayedSource([group]),
         args=config.grpo_args(tmp_path),
         credit=Credit(estimator(config.estimator), config.rewards),
-        tolerance=config.tolerance,
+        tolerance=config.tolerance(),
         weights=tmp_path / "weights",
         fast=config.fast,
         importance=config.importance,

@@ -192,7 +192,9 @@ def opened(settings: Settings, out: Path) -> Iterator[Worker]:
         kind: EngineKind = Vllm(threads=1) if settings.engine == Vllm.kind else Transformers()
         renderer = Renderer.from_folder(folder)
         never, room = renderer.forbidden_ids, beginning.context_tokens
-        opening = open_engine(kind, model=folder, context_tokens=room, max_sessions=at_once, forbidden_ids=never)
+        opening = open_engine(
+            kind, model=folder, context_tokens=room, dtype="float32", max_sessions=at_once, forbidden_ids=never
+        )
         async with place.open(Births(warm=at_once)) as sandbox, opening as engine:
             yield Rollouts(
                 engine, sandbox, renderer, ReplSampler(), beginning.limits["lines"], "bare", concurrency=at_once
