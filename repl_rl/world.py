@@ -88,7 +88,7 @@ class World:
     context_tokens: Annotated[int | None, AtLeast(2)] = None
     """Longest sequence that is sampled in, tokens, prompt included, >= 2. None: what the model's config.json says."""
     dtype: Dtype = "auto"
-    """Number format of sampling weights, keys and values; auto: bfloat16 on a GPU, but float32 beside a float32 trainer."""
+    """Number format of sampling weights, keys and values; auto: bfloat16 on a GPU, float32 beside a float32 trainer."""
     concurrency: Annotated[int, AtLeast(1)] = 128
     """Rollouts under way at once, and consoles kept ready for them, >= 1. vllm plays fewer where the lengths that they
     are expected to reach do not fit into its cache."""
