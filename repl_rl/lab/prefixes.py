@@ -36,33 +36,43 @@ class StoredStep:
     played: tuple[Trajectory, ...]
 
     def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
-        """See `Work.load`. A rollout that was not graded, which teaches nothing, is left out."""
+        """See `Work.load`."""
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.policy, dtype=torch.float32)
-        return model, [_as_fresh(one) for one in self.played if one.outcome is not None]
+        return model, [_as_fresh(one) for group in self.groups for one in group]
+
+    @property
+    def groups(self) -> Sequence[Sequence[Trajectory]]:
+        """By task, what was graded: the rest teaches nothing. Groups that are smaller than others are left out."""
+        found: dict[str, list[Trajectory]] = {}
+        for one in self.played:
+            if one.outcome is not None:
+                found.setdefault(one.task_id, []).append(one)
+        most = max(map(len, found.values()), default=0)
+        return [group for group in found.values() if len(group) == most]
 
 
 def _as_fresh(played: Trajectory) -> Trajectory:
-    """A rollout of the one task, which the first policy wrote."""
+    """A rollout that the first policy wrote."""
     segments = (
         replace(one, lines=tuple(replace(line, policy_step=0) for line in one.lines))
         if isinstance(one, Sampled)
         else one
         for one in played.segments
     )
-    return replace(played, task_id="task", policy_step=0, segments=tuple(segments))
+    return replace(played, policy_step=0, segments=tuple(segments))
 
 
 def bench_step(step: StoredStep, repeats: int = 2) -> dict[str, float | str]:
     """The same, of rollouts that were played: what sharing saves there, and what TRL takes.
 
     Raises:
-        ConfigError: all have the same outcome, or none.
+        ConfigError: all rollouts of each task have the same outcome, or none.
     """
-    graded = [one.outcome for one in step.played if one.outcome is not None]
-    if len(set(graded)) < 2:
-        remedy = "nothing is learned unless there are two at least; choose another --step"
-        raise ConfigError("outcomes of the rollouts", sorted(set(graded)), remedy)
-    return {"rollouts": len(graded), **_measured(step, repeats)}
+    outcomes = [{one.outcome or 0.0 for one in group} for group in step.groups]
+    if not any(len(found) > 1 for found in outcomes):
+        remedy = "nothing is learned unless a task has two at least; choose another --step"
+        raise ConfigError("outcomes of the rollouts", sorted(set().union(*outcomes)), remedy)
+    return {"tasks": len(step.groups), "rollouts": sum(map(len, step.groups)), **_measured(step, repeats)}
 
 
 def _measured(work: Work, repeats: int) -> dict[str, float | str]:

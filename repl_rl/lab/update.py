@@ -43,7 +43,7 @@ class Work(Protocol):
     """A policy, and rollouts that it learns from. It is pickled on its way to the process that measures."""
 
     def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
-        """Both; the rollouts are taken for those of one task, and each has an outcome."""
+        """Both; the rollouts are groups of one size, one after the other, and each has an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def update_cost(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cos
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
         start = _clock()
-        batch = trainer._generate_and_score_completions([{"prompt": "task"}] * len(rollouts))
+        batch = trainer._generate_and_score_completions([{"prompt": one.task_id} for one in rollouts])
         loss = trainer._compute_loss(trainer.model, batch)
         loss.backward()
         _wait()
@@ -189,10 +189,18 @@ class _Replay:
 
 
 def _config(rollouts: Sequence[Trajectory]) -> TrainerConfig:
+    tasks = len(_tasks(rollouts))
     # Random weights and made-up log probabilities disagree, so the check of the sync is set wide.
     return TrainerConfig(
-        steps=1, prompts_per_step=1, group_size=len(rollouts), importance="token_truncate(tolerance=1e9)"
+        steps=1,
+        prompts_per_step=tasks,
+        group_size=len(rollouts) // tasks,
+        importance="token_truncate(tolerance=1e9)",
     )
+
+
+def _tasks(rollouts: Sequence[Trajectory]) -> list[str]:
+    return list(dict.fromkeys(one.task_id for one in rollouts))
 
 
 def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, side: Side) -> ReplGRPOTrainer:
@@ -200,7 +208,7 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
     trainer = ReplGRPOTrainer(
         model=model,
         tokenizer=_tokenizer(),
-        task_ids=["task"],
+        task_ids=_tasks(rollouts),
         source=_Replay(rollouts),
         args=config.grpo_args(folder),
         credit=Credit(estimator("outcome"), config.rewards),
@@ -230,7 +238,7 @@ def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -
         model=model,
         reward_funcs=[lambda **_: [t.outcome for t in rollouts]],
         args=args,
-        train_dataset=Dataset.from_dict({"prompt": ["task"]}),
+        train_dataset=Dataset.from_dict({"prompt": _tasks(rollouts)}),
         processing_class=_tokenizer(),
         # TRL takes the mask out of what it is given.
         rollout_func=lambda prompts, _: {**ids, "env_mask": rows.mask},

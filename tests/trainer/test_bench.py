@@ -73,8 +73,8 @@ def stored(folder: Path) -> StoredStep:
     model, rollouts = SMALL.load()
     model.save_pretrained(folder)
     played = [
-        replace(one, task_id=f"t{n}", policy_step=3, segments=tuple(map(written_at_three, one.segments)))
-        for n, one in enumerate(rollouts)
+        replace(one, task_id="t", policy_step=3, segments=tuple(map(written_at_three, one.segments)))
+        for one in rollouts
     ]
     return StoredStep(folder, (*played, replace(played[0], id="failed", outcome=None)))
 
@@ -88,6 +88,25 @@ def test_rollouts_of_a_run_cost_what_they_do_whichever_step_played_them_and_ungr
         _, played = update_cost(work, side, 1, tmp_path)
         assert played.keys() == made_up.keys()
         assert all(torch.equal(gradient, made_up[name]) for name, gradient in played.items())
+
+
+def of_two_tasks(folder: Path) -> StoredStep:
+    """A step of two tasks, whose groups begin otherwise, and of a third one that was not graded whole."""
+    one = stored(folder)
+    _, others = replace(SMALL, prompt=SMALL.prompt + 8).load()
+    again = [replace(other, id=f"u{n}", task_id="u") for n, other in enumerate(others)]
+    part = replace(again[0], id="v0", task_id="v")
+    return StoredStep(folder, (again[0], *one.played, *again[1:], part))
+
+
+def test_each_rollout_of_a_step_is_held_against_those_of_its_own_task(tmp_path: Path) -> None:
+    work = of_two_tasks(tmp_path / "policy")
+    assert [[one.id for one in group] for group in work.groups] == [["u0", "u1"], ["0", "1"]]
+    found = {side: update_cost(work, side, 1, tmp_path) for side in ("ours", "trl")}
+    (ours, mine), (theirs, other) = found["ours"], found["trl"]
+    assert ours.loss == pytest.approx(theirs.loss, abs=1e-6)
+    for name, gradient in other.items():
+        torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("outcome", "told"), [(None, r"\[\]"), (0.0, r"\[0\.0\]")])
