@@ -22,7 +22,8 @@ from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.lab.gpu import Figures, NotRun, Place
 from repl_rl.lab.gpu_played import PROMPTS, STOPS, Played, apart, computed_in, played, scored
-from repl_rl.lab.update import Case, update_cost
+from repl_rl.lab.update import update_cost
+from repl_rl.lab.work import Case
 from repl_rl.trainer import StepRecord, TrainerConfig, plan_run, train
 from repl_rl.trainer.fast import FastPass
 from repl_rl.trainer.likeness import compare

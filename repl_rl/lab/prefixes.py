@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from repl_rl.errors import ConfigError
-from repl_rl.lab.update import Case, Gradients, Work, against_trl, apart
+from repl_rl.lab.update import Gradients, against_trl, apart
+from repl_rl.lab.work import Case, Work
 from repl_rl.record.trajectory import Sampled, Trajectory
 
 PREFIXES = tuple(

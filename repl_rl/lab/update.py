@@ -5,14 +5,13 @@ rollouts (TRL's old log probabilities), form the loss and its gradients; neither
 """
 
 import multiprocessing
-import random
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from datasets import Dataset
@@ -20,13 +19,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from trl.trainer.utils import split_tensor_dict
 
-from repl_rl.coldstart.fresh import random_policy
 from repl_rl.credit.advantages import estimator
 from repl_rl.credit.group import Credit
 from repl_rl.credit.tensors import columns
 from repl_rl.errors import ReplRLError
-from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt, Sampled, Stop, Trajectory
+from repl_rl.lab.work import CASES, EOS, PAD, Case, Work
+from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.config import GRPOTrainer, TrainerConfig
 from repl_rl.trainer.fast import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU
 from repl_rl.trainer.grpo import ReplGRPOTrainer
@@ -36,43 +36,6 @@ Side = Literal["ours", "off", "other", "trl"]
 """Ours as it comes, without shared prefixes, without them and with another number of rows a pass, and TRL's."""
 Gradients = dict[str, Tensor]
 """The gradient of every weight, on the CPU."""
-PAD, EOS = 0, 1
-
-
-class Work(Protocol):
-    """A policy, and rollouts that it learns from. It is pickled on its way to the process that measures."""
-
-    def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
-        """Both; the rollouts are groups of one size, one after the other, and each has an outcome."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One workload: a group of rollouts of one task."""
-
-    vocab: int
-    """Vocabulary size."""
-    observed_share: float
-    """Share of a completion's tokens that were observed, in [0, 1)."""
-    tokens: int = 2048
-    """Tokens of a completion."""
-    rollouts: int = 2
-    """Rollouts in the batch, >= 2."""
-    hidden: int = 128
-    """Width of the model."""
-    layers: int = 2
-    """Layers of the model."""
-    prompt: int = 32
-    """Tokens of the prompt that the rollouts share."""
-
-    def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
-        """See `Work.load`."""
-        context_tokens = 2 * self.tokens + self.prompt
-        model = random_policy(self.vocab, PAD, EOS, self.hidden, self.layers, context_tokens=context_tokens)
-        return model, _rollouts(self)
-
-
-CASES = tuple(Case(vocab, share) for vocab in (32_768, 151_936) for share in (0.5, 0.8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +114,14 @@ def update_cost(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cos
     """Cost of one side's update, and its gradients."""
     model, rollouts = work.load()
     trainer = _trl(model, rollouts, folder) if side == "trl" else _ours(model, rollouts, folder, side)
-    trainer.current_gradient_accumulation_steps = 1
+    parts = trainer.current_gradient_accumulation_steps = len(_tasks(rollouts)) if side == "trl" else 1
     update_s, loss_s = [], []
     before = _reset_peak()
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
         start = _clock()
         batch = trainer._generate_and_score_completions([{"prompt": one.task_id} for one in rollouts])
-        loss = trainer._compute_loss(trainer.model, batch)
-        loss.backward()
+        loss = _learn(trainer, batch, parts)
         _wait()
         update_s.append(_clock() - start)
     peak_mib = _peak() - before
@@ -169,10 +131,24 @@ def update_cost(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cos
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
         start = _clock()
-        trainer._compute_loss(trainer.model, batch).backward()
+        _learn(trainer, batch, parts)
         _wait()
         loss_s.append(_clock() - start)
-    return Cost(min(update_s), min(loss_s), peak_mib, float(loss.detach()), told.get("token_ratio", 1.0)), gradients
+    return Cost(min(update_s), min(loss_s), peak_mib, loss, told.get("token_ratio", 1.0)), gradients
+
+
+def _learn(trainer: GRPOTrainer, batch: dict[str, Tensor], parts: int) -> float:
+    """Form the gradients of a step, in so many parts; returns its loss.
+
+    TRL's pass over a part keeps the logits of all of its positions, so that groups have to be passed one by one; ours
+    cuts a step into passes of its own.
+    """
+    losses = []
+    for part in split_tensor_dict(batch, parts) if parts > 1 else [batch]:
+        loss = trainer._compute_loss(trainer.model, part)
+        loss.backward()
+        losses.append(float(loss.detach()))
+    return sum(losses)
 
 
 class _Replay:
@@ -233,7 +209,8 @@ def _refuse(what: str) -> None:
 def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -> GRPOTrainer:
     rows = columns(rollouts, PAD)
     ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
-    args = replace(_config(rollouts), fast=False).grpo_args(folder)
+    config = _config(rollouts)
+    args = replace(config, fast=False, micro_batch=config.group_size).grpo_args(folder)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=[lambda **_: [t.outcome for t in rollouts]],
@@ -252,26 +229,6 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     words = {"<pad>": PAD, "<eos>": EOS}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
-
-
-def _rollouts(case: Case, line: int = 16) -> list[Trajectory]:
-    """Rollouts of lines of 16 tokens, each followed by an observation that makes up the share."""
-    rng = random.Random(0)
-    observed = round(line * case.observed_share / (1 - case.observed_share))
-    prompt = Prompt("task", tuple(rng.randrange(2, case.vocab) for _ in range(case.prompt)))
-    rollouts = []
-    for number in range(case.rollouts):
-        segments: list[Sampled | Observed] = []
-        for _ in range(case.tokens // (line + observed)):
-            ids = tuple(rng.randrange(2, case.vocab) for _ in range(line))
-            segments.append(Sampled((Line(ids, (-10.0,) * line, "x\n", LineEnd.NEWLINE),)))
-            shown = tuple(rng.randrange(2, case.vocab) for _ in range(observed))
-            segments.append(Observed("y" if shown else "", shown))
-        outcome = float(number % 2)
-        rollouts.append(
-            Trajectory(str(number), "task", prompt, tuple(segments), Stop.FINISHED, 0, number, 0.0, outcome)
-        )
-    return rollouts
 
 
 def _reset_peak() -> float:

@@ -11,7 +11,8 @@ from benchmarks import update
 from repl_rl.cli import bench
 from repl_rl.errors import ConfigError, StoreError
 from repl_rl.lab.prefixes import PREFIXES, StoredStep, bench_prefixes, bench_step
-from repl_rl.lab.update import CASES, Case, bench_update, update_cost
+from repl_rl.lab.update import bench_update, update_cost
+from repl_rl.lab.work import CASES, Case
 from repl_rl.record.trajectory import Sampled, Segment
 from repl_rl.runs.store import write_step
 

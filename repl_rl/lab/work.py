@@ -1,0 +1,69 @@
+"""What an update is measured on: a policy and rollouts, here made-up ones."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from transformers import PreTrainedModel
+
+from repl_rl.coldstart.fresh import random_policy
+from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt, Sampled, Stop, Trajectory
+
+PAD, EOS = 0, 1
+
+
+class Work(Protocol):
+    """A policy, and rollouts that it learns from. It is pickled on its way to the process that measures."""
+
+    def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
+        """Both; the rollouts are groups of one size, one after the other, and each has an outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload: a group of rollouts of one task."""
+
+    vocab: int
+    """Vocabulary size."""
+    observed_share: float
+    """Share of a completion's tokens that were observed, in [0, 1)."""
+    tokens: int = 2048
+    """Tokens of a completion."""
+    rollouts: int = 2
+    """Rollouts in the batch, >= 2."""
+    hidden: int = 128
+    """Width of the model."""
+    layers: int = 2
+    """Layers of the model."""
+    prompt: int = 32
+    """Tokens of the prompt that the rollouts share."""
+
+    def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
+        """See `Work.load`."""
+        context_tokens = 2 * self.tokens + self.prompt
+        model = random_policy(self.vocab, PAD, EOS, self.hidden, self.layers, context_tokens=context_tokens)
+        return model, _rollouts(self)
+
+
+CASES = tuple(Case(vocab, share) for vocab in (32_768, 151_936) for share in (0.5, 0.8))
+
+
+def _rollouts(case: Case, line: int = 16) -> list[Trajectory]:
+    """Rollouts of lines of 16 tokens, each followed by an observation that makes up the share."""
+    rng = random.Random(0)
+    observed = round(line * case.observed_share / (1 - case.observed_share))
+    prompt = Prompt("task", tuple(rng.randrange(2, case.vocab) for _ in range(case.prompt)))
+    rollouts = []
+    for number in range(case.rollouts):
+        segments: list[Sampled | Observed] = []
+        for _ in range(case.tokens // (line + observed)):
+            ids = tuple(rng.randrange(2, case.vocab) for _ in range(line))
+            segments.append(Sampled((Line(ids, (-10.0,) * line, "x\n", LineEnd.NEWLINE),)))
+            shown = tuple(rng.randrange(2, case.vocab) for _ in range(observed))
+            segments.append(Observed("y" if shown else "", shown))
+        outcome = float(number % 2)
+        rollouts.append(
+            Trajectory(str(number), "task", prompt, tuple(segments), Stop.FINISHED, 0, number, 0.0, outcome)
+        )
+    return rollouts
