@@ -1,6 +1,6 @@
 """Measure what rollouts ahead of the update bring; figures go into docs/update.md.
 
-    python -m benchmarks.overlap [--engine vllm] [--size medium] [--steps 24] [--rounds 4] [--ahead 1]
+    python -m benchmarks.overlap [--engine vllm] [--size medium] [--steps 24] [--rounds 4] [--ahead 1] [--concurrency 4]
 
 A random policy is trained in legs, by turns with `trainer.ahead` and without; a leg's first steps are not counted. The
 trainer and the engine have a core each. Give it a quiet machine.
@@ -53,6 +53,8 @@ class Effort:
     prompts: int = 4
     group: int = 4
     lines: int = 8
+    concurrency: int = 4
+    """Rollouts under way at once: with so few of them rollouts and update take equally long, a core each."""
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ def leg(effort: Effort, policy: Path, out: Path, ahead: int) -> Leg:
     """Train for a while."""
     kind: EngineKind = Vllm(threads=1) if effort.engine == "vllm" else Transformers()
     limits = RolloutLimits(max_lines=effort.lines)
-    world = World(model=str(policy), engine=kind, rollout=limits, concurrency=2 * effort.prompts * effort.group)
+    world = World(model=str(policy), engine=kind, rollout=limits, concurrency=effort.concurrency)
     config = TrainerConfig(
         steps=effort.steps + _WARM, prompts_per_step=effort.prompts, group_size=effort.group, warmup_steps=0,
         schedule="constant", learning_rate=1e-5, ahead=ahead,
@@ -121,9 +123,7 @@ def block(found: Mapping[str, object]) -> str:
     ratios = [one["step_s"] / other["step_s"] for one, other in zip(turns, ahead, strict=True)]
     cores, load = found["cpus"], float(str(found["load_average"]))
     text = f"A policy of {float(str(found['parameters'])) / 1e6:.0f} M parameters, engine {found['engine']}, steps of "
-    text += (
-        f"{found['prompts']} groups of {found['group']} rollouts of at most {found['lines']} lines, on {cores} cores "
-    )
+    text += f"{found['prompts']} groups of {found['group']} rollouts of at most {found['lines']} lines, {found['concurrency']} of them under way at once, on {cores} cores "
     text += (
         f"(load average {load:.1f}); {len(ratios)} rounds of two legs of {found['steps']} steps. Medians of legs:\n\n"
     )
