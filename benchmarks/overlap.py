@@ -123,7 +123,8 @@ def block(found: Mapping[str, object]) -> str:
     ratios = [one["step_s"] / other["step_s"] for one, other in zip(turns, ahead, strict=True)]
     cores, load = found["cpus"], float(str(found["load_average"]))
     text = f"A policy of {float(str(found['parameters'])) / 1e6:.0f} M parameters, engine {found['engine']}, steps of "
-    text += f"{found['prompts']} groups of {found['group']} rollouts of at most {found['lines']} lines, {found['concurrency']} of them under way at once, on {cores} cores "
+    text += f"{found['prompts']} groups of {found['group']} rollouts of at most {found['lines']} lines, "
+    text += f"{found['concurrency']} of them under way at once, on {cores} cores "
     text += (
         f"(load average {load:.1f}); {len(ratios)} rounds of two legs of {found['steps']} steps. Medians of legs:\n\n"
     )
