@@ -33,7 +33,7 @@ def block(found: Mapping[str, object] | None) -> str:
     there = {row["name"] for row in rows}
     for check in CHECKS:
         if check.name not in there:
-            text += f"| {check.name} | not run | {check.unbuilt or 'no time was left'} | |\n"
+            text += f"| {check.name} | not run | {check.unbuilt or 'not tried there'} | |\n"
     return text
 
 

@@ -35,11 +35,11 @@ class Apart:
         """Largest gap of one log probability that is no error where both compute in these number formats, nats."""
         if self.tolerance is not None:
             return self.tolerance
-        exact = trained_in == "float32" and beside(trained_in, sampled_in) == "float32"
+        exact = trained_in == "float32" and sampler_dtype(trained_in, sampled_in) == "float32"
         return 1e-3 if exact else 1.0
 
 
-def beside(trained_in: Dtype, asked: Dtype) -> Dtype:
+def sampler_dtype(trained_in: Dtype, asked: Dtype) -> Dtype:
     """The number format that a sampler is opened with, beside a trainer that computes in another.
 
     A float32 trainer can hold a float32 sampler to its log probabilities, and no other, so "auto", which would be

@@ -49,7 +49,7 @@ def fleet_for(world: World, tasks: Mapping[str, Task], fleet: str, rank: int = 0
 
 def beside(world: World, trainer: TrainerConfig) -> World:
     """The world as it is opened beside a trainer: its sampler's number format is one that can be held to its own."""
-    return replace(world, dtype=apart.beside(trainer.dtype, world.dtype))
+    return replace(world, dtype=apart.sampler_dtype(trainer.dtype, world.dtype))
 
 
 def plan_of(world: World, chosen: OnRay, waits: Waits | None = None, shared: bool = True) -> Plan:

@@ -18,7 +18,7 @@ from repl_rl.machine.launched import own_gpu, processes
 from repl_rl.settings.named import Named
 from repl_rl.tasks import Task
 from repl_rl.trainer import choices, sharded
-from repl_rl.trainer.apart import beside
+from repl_rl.trainer.apart import sampler_dtype
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.memory import GIB, PHASES, SHARE, Case, Gpu, Plan, Sampling, Shape, Update, planned, with_cache
 from repl_rl.world import World
@@ -123,7 +123,7 @@ def _as_long(case: Case, longest: int) -> Case:
 def case_of(world: World, config: TrainerConfig, context: int, longest: int, local: bool, gpu: Gpu) -> Case:
     """A run in numbers. `context` and `longest`: tokens that the model takes, and that a rollout can have."""
     engine = ENGINES.chosen(world.engine)
-    itemsize = _BYTES[beside(config.dtype, world.dtype)]
+    itemsize = _BYTES[sampler_dtype(config.dtype, world.dtype)]
     sampling = _sampling(engine, world, itemsize, context, longest, config.ahead > 0) if local else None
     return Case(shape_of(outline(world.model_folder).model), update_of(config, longest), sampling, gpu)
 

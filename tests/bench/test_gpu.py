@@ -236,7 +236,7 @@ def test_without_published_figures_the_page_says_that_no_gpu_has_run_them() -> N
     assert "Not yet" not in text
     assert "| a | passed | gpu X, gap 0.5 | 7 |" in text
     assert "2027-01-02" in text
-    assert "| 20 steps of the quickstart | not run | no time was left | |" in text
+    assert "| 20 steps of the quickstart | not run | not tried there | |" in text
     assert "| one model on two GPUs | not run | not built" in text
 
 
