@@ -20,12 +20,13 @@ from repl_rl.trainer.paths import Ids, Tree
 TIMES = 5.0
 """Trees may be so many times as far from rows as rows are from rows."""
 FLOORS = {torch.float16: (0.04, 0.01), torch.bfloat16: (0.3, 0.05)}
-FLOOR = (1e-4, 1e-5)
+FLOOR = (1e-4, 1e-4)
 """And so far in any case, by number format: a log probability, nats; a gradient, relative to its length. In float32
-what was seen of models that do not fit begins at 3e-4 nats. In bfloat16 single tokens of the bundled policy, of which
-it is sure, are up to 0.3 nats off between any two ways of computing them (docs/gpu.md: sampler and trainer); float16
-has three more digits. A tree's gradient is rounded once where those of rows are once each, so in bfloat16 it is a
-hundredth off where nothing is wrong."""
+what was seen of models that do not fit begins at 3e-4 nats. Both are alike there: a logit that is off by d moves what a
+probability lacks of 1, and with it the gradient, by a share of d. In bfloat16 single tokens of the bundled policy, of
+which it is sure, are up to 0.3 nats off between any two ways of computing them (docs/gpu.md: sampler and trainer);
+float16 has three more digits. A tree's gradient is rounded once where those of rows are once each, so in bfloat16 it is
+a hundredth off where nothing is wrong."""
 _WATCHED = 2**24
 """Weights whose gradients are compared, at most: the smallest tensors first, of all layers."""
 FORBIDDEN = -1e20

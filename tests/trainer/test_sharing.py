@@ -140,6 +140,23 @@ def test_a_window_longer_than_the_trial_is_found_in_the_first_step_and_no_row_is
     assert "differently with them" in said[0]
 
 
+@pytest.mark.parametrize(("share", "found"), [(0.01, True), (5e-5, False)])
+def test_a_tree_whose_gradient_alone_is_wrong_is_found_and_rounding_is_not(share: float, found: bool) -> None:
+    """Where nothing is wrong a gradient was seen 1.2e-5 of its length off."""
+
+    def twist(model: PreTrainedModel) -> None:
+        whole: list[bool] = []
+        model.base_model.register_forward_pre_hook(
+            lambda _, args, kwargs: whole.append(kwargs.get("tree") is None), with_kwargs=True
+        )
+        layer = model.get_submodule("model.layers.0.mlp")
+        layer.register_forward_hook(lambda _, args, out: out if whole[-1] else out + share * (out - out.detach()))
+
+    sharing, _, said = tried(tiny_model(), change=twist)
+    assert sharing.off is found
+    assert ["its gradient is" in one for one in said] == [True] * found
+
+
 def test_longer_rows_than_were_ever_tried_are_tried_again() -> None:
     model = tiny_model()
     _, fast, _ = tried(model)
