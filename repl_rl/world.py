@@ -1,10 +1,9 @@
 """The policy and the world that it acts in: one value, read in one way, with two doors.
 
-    world = World(engine="transformers", concurrency=8)
-    async with world.rollouts() as rollouts: ...     # policy, engine and consoles, opened together
-    async with world.consoles() as sandbox: ...      # the consoles alone, with the same limits and preloads
-
-`World.recorded(run)` is the one that a stored run was played in.
+world = World(engine="transformers", concurrency=8)
+async with world.rollouts() as rollouts: ...     # policy, engine and consoles, opened together
+async with world.consoles() as sandbox: ...      # the consoles alone, with the same limits and preloads
+World.recorded(run)                              # the one that a stored run was played in
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from repl_rl.engine import ENGINES, Dtype, EngineKind, Opening
+from repl_rl.engine import ENGINES, Dtype, EngineKind, KvOnSync, Opening
 from repl_rl.engine.lasting import lasting
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
@@ -89,6 +88,8 @@ class World:
     """Longest sequence that is sampled in, tokens, prompt included, >= 2. None: what the model's config.json says."""
     dtype: Dtype = "auto"
     """Number format of sampling weights, keys and values; auto: bfloat16 on a GPU, float32 beside a float32 trainer."""
+    kv_on_sync: KvOnSync = "drop"
+    """With trainer.ahead: drop or keep keys and values of rollouts under way when weights change (docs/update.md)."""
     concurrency: Annotated[int, AtLeast(1)] = 128
     """Rollouts under way at once, and consoles kept ready for them, >= 1. vllm plays fewer where the lengths that they
     are expected to reach do not fit into its cache."""
@@ -215,9 +216,7 @@ class World:
 
     @asynccontextmanager
     async def rollouts(self, replica: int = 0, node: int = 0) -> AsyncIterator[Rollouts]:
-        """Policy, engine, sandbox and sampler, for the length of an `async with`.
-
-        Whatever a person can mend is refused before the slow parts start.
+        """Policy, engine, sandbox and sampler, for the length of an `async with`; what one can mend is refused first.
 
         Args:
             replica: which of several processes this is (>= 0), so that none plays another's rollouts.
@@ -237,6 +236,7 @@ class World:
             seed=self.seed + replica + node,
             forbidden_ids=renderer.forbidden_ids,
             growth_tokens=self.rollout.most_tokens,
+            kv_on_sync=self.kv_on_sync,
         )
         engine_kind = ENGINES.chosen(self.engine)
         await asyncio.to_thread(engine_kind.check, opening)

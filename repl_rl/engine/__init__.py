@@ -5,7 +5,7 @@ from pathlib import Path
 
 from repl_rl.engine.base import Chunk, ChunkEnd, Engine, EngineSession, Sampling, Watch
 from repl_rl.engine.kinds import Drive, Scripted, Transformers, Vllm
-from repl_rl.engine.options import Dtype, EngineKind, Opening
+from repl_rl.engine.options import Dtype, EngineKind, KvOnSync, Opening
 from repl_rl.engine.scripted import Policy, ScriptedEngine
 from repl_rl.errors import ConfigError
 from repl_rl.settings.seams import Seam
@@ -19,6 +19,7 @@ __all__ = [
     "Engine",
     "EngineKind",
     "EngineSession",
+    "KvOnSync",
     "Opening",
     "Policy",
     "Sampling",
@@ -45,6 +46,7 @@ def open_engine(
     seed: int = 0,
     forbidden_ids: frozenset[int] = frozenset(),
     growth_tokens: int | None = None,
+    kv_on_sync: KvOnSync = "drop",
 ) -> AbstractAsyncContextManager[Engine]:
     """An engine, for the length of an `async with`; its processes are gone afterwards.
 
@@ -62,11 +64,12 @@ def open_engine(
             are not those of its renderer.
         growth_tokens: ids that a session can gain after its prompt (>= 1), `RolloutLimits.most_tokens`: it bounds the
             first guess of how many sessions fit into the cache. None: unknown.
+        kv_on_sync: what becomes of keys and values of open sessions when weights change.
 
     Raises:
         ConfigError: unknown kind; and as `EngineKind.open`.
     """
-    opening = Opening(Path(model), context_tokens, dtype, max_sessions, seed, forbidden_ids, growth_tokens)
+    opening = Opening(Path(model), context_tokens, dtype, max_sessions, seed, forbidden_ids, growth_tokens, kv_on_sync)
     if (policy is not None) != (kind == Scripted.kind):
         raise ConfigError("policy of engine", kind, "give a policy with the engine 'scripted', and with no other")
     if policy is not None:

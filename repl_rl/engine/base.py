@@ -40,7 +40,8 @@ class Chunk:
     logprobs: tuple[float, ...]
     end: ChunkEnd
     policy_step: int
-    """Optimizer steps behind the weights that all of it was sampled from."""
+    """Optimizer steps behind the weights that all of it was sampled from; with keys and values that were kept when
+    weights changed, behind those of the oldest."""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):
@@ -172,9 +173,9 @@ class Engine(Protocol):
         """Open a session that starts from `prompt_ids` (at least one id)."""
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Replace the weights by those of the checkpoint in `folder` and drop every cached key and value.
+        """Replace the weights by those of the checkpoint in `folder`. No later session gets keys or values of the old.
 
         Open sessions stay open: calls of `sample` under way end first, the next ones wait and sample from the new
-        weights, with keys and values computed afresh from all ids. The folder stays as it is until the next call: a
-        `Lasting` engine may need it again.
+        weights, with keys and values computed afresh from all ids, unless the engine was opened to keep them. The
+        folder stays as it is until the next call: a `Lasting` engine may need it again.
         """

@@ -13,6 +13,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import AtLeast, check_fields
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KvOnSync = Literal["drop", "keep"]
+"""What becomes of keys and values of open sessions when weights change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Opening:
     """Ids that are never sampled."""
     growth_tokens: Annotated[int | None, AtLeast(1)] = None
     """Tokens that a session can gain after its prompt, as far as its limits are known (>= 1). None: unknown."""
+    kv_on_sync: KvOnSync = "drop"
 
     def __post_init__(self) -> None:
         check_fields(self)

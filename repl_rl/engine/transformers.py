@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 from repl_rl.engine.base import Chunk, ChunkEnd, EngineSession, Sampling, Watch
 from repl_rl.engine.decoder import Decoder, Draw, Row
 from repl_rl.engine.limits import Gate, ending, first_ids, room
-from repl_rl.engine.options import Opening, read_model_folder
+from repl_rl.engine.options import KvOnSync, Opening, read_model_folder
 from repl_rl.errors import EngineError
 
 P = ParamSpec("P")
@@ -53,12 +53,18 @@ class TransformersEngine:
     fallback_reason: str | None = None
 
     def __init__(
-        self, decoder: Decoder, context_tokens: int, max_sessions: int, forbidden_ids: frozenset[int] = frozenset()
+        self,
+        decoder: Decoder,
+        context_tokens: int,
+        max_sessions: int,
+        forbidden_ids: frozenset[int] = frozenset(),
+        kv_on_sync: KvOnSync = "drop",
     ) -> None:
         self.context_tokens = context_tokens
         self.forbidden_ids = forbidden_ids
         self.policy_step = 0
         self.gate = Gate()
+        self._kv_on_sync = kv_on_sync
         self._open: set[TransformersSession] = set()
         self._decoder = decoder
         self._seats = asyncio.Semaphore(max_sessions)
@@ -93,7 +99,7 @@ class TransformersEngine:
         """See `Engine.load_weights`."""
         async with self.gate.change():
             await self._in_thread(self._decoder.load, folder)
-            for session in self._open:
+            for session in self._open if self._kv_on_sync == "drop" else ():
                 session.forget()
             self.policy_step = policy_step
 
@@ -148,6 +154,8 @@ class TransformersSession:
         self._engine = engine
         self._row = row
         self._before = self._start = len(row.ids)
+        self._since = 0
+        """The policy step of its oldest keys and values."""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -170,6 +178,8 @@ class TransformersSession:
     ) -> Chunk:
         if self.closed:
             raise EngineError("the session is closed; open a new one")
+        if self._row.computed == 0:
+            self._since = self._engine.policy_step
         ids = self._row.ids
         most = room(len(ids), observed, max_tokens, self._engine.context_tokens)
         self._before = len(ids)
@@ -177,7 +187,7 @@ class TransformersSession:
         start = self._start = len(ids)
         job = Job(self._row, most, stop_ids, watch, asyncio.get_running_loop().create_future())
         end = await self._engine.run(job)
-        return Chunk(tuple(ids[start:]), tuple(job.logprobs), end, self._engine.policy_step)
+        return Chunk(tuple(ids[start:]), tuple(job.logprobs), end, self._since)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`. Draws of a seeded session that were taken back are not drawn again."""
@@ -198,7 +208,9 @@ async def open_transformers(opening: Opening) -> AsyncIterator[TransformersEngin
     """
     facts = read_model_folder(opening)
     decoder = await asyncio.to_thread(Decoder, opening.folder, opening.dtype, opening.seed, opening.forbidden_ids)
-    engine = TransformersEngine(decoder, facts.context_tokens, opening.max_sessions, opening.forbidden_ids)
+    engine = TransformersEngine(
+        decoder, facts.context_tokens, opening.max_sessions, opening.forbidden_ids, opening.kv_on_sync
+    )
     serving = asyncio.create_task(engine.serve(), name="transformers engine")
     try:
         yield engine

@@ -24,7 +24,7 @@ from repl_rl.engine.options import Opening, read_model_folder
 from repl_rl.engine.seating import Seating
 from repl_rl.engine.seats import Cache, Growth, Seats
 from repl_rl.engine.variables import sockets
-from repl_rl.engine.vllm_session import Parameters, Shared, VllmSession
+from repl_rl.engine.vllm_session import Loaded, Parameters, Shared, VllmSession
 from repl_rl.engine.vllm_setup import start, stop
 from repl_rl.engine.vllm_sleep import Nap
 from repl_rl.errors import ConfigError, EngineDied, EngineError
@@ -64,7 +64,9 @@ class VllmEngine:
         """Its blocks of keys and values. How many sessions are open at once depends on the lengths they reach."""
         self._llm = llm
         self._folder = opening.folder
-        self._shared = Shared(context_tokens, options.drive, Parameters(), Gate(), lambda: self.policy_step)
+        self._keeps = opening.kv_on_sync == "keep"
+        self._loads = 0
+        self._shared = Shared(context_tokens, options.drive, Parameters(), Gate(), self._loaded)
         self._open: set[VllmSession] = set()
         self._nap = Nap(llm, options.sleep)
         growth = Growth(context_tokens, opening.growth_tokens)
@@ -121,14 +123,20 @@ class VllmEngine:
         async with self._shared.gate.change():
             await self._load(folder)
             self.policy_step = policy_step
+            self._loads += 1
+
+    def _loaded(self) -> Loaded:
+        # The prefix cache cannot be emptied while a session waits in vLLM, so what is kept is told apart by its salt.
+        return Loaded(self.policy_step, f"{self._loads}" if self._keeps else None)
 
     async def _load(self, folder: Path) -> None:
         try:
             await self._nap.end()
-            for session in tuple(self._open):  # others may be opened meanwhile; those have nothing in vLLM yet
+            # others may be opened meanwhile; those have nothing in vLLM yet
+            for session in () if self._keeps else tuple(self._open):
                 await session.hang_up()
             await answered(self._llm, self._llm.collective_rpc("policy_reload", args=(str(folder),)))
-            dropped = await answered(self._llm, self._llm.reset_prefix_cache())
+            dropped = self._keeps or await answered(self._llm, self._llm.reset_prefix_cache())
         except (EngineDeadError, EngineDied) as error:
             raise EngineDied("the vLLM process is gone; its weights cannot be replaced") from error
         except Exception as error:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm.engine.protocol import StreamingInput
-from vllm.inputs import tokens_input
+from vllm.inputs import TokensInput, tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -111,6 +111,16 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """Weights that were loaded, and whose keys and values may be used with them."""
+
+    policy_step: int
+    """Optimizer steps behind them."""
+    salt: str | None
+    """Of the prefix cache: whoever samples with another shares nothing. None: a load empties the cache."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
     """What all sessions of one engine have in common."""
 
@@ -118,8 +128,8 @@ class Shared:
     drive: Drive
     parameters: Parameters
     gate: Gate
-    policy_step: Callable[[], int]
-    """Of the weights that are loaded; they stay while a call is inside the gate."""
+    loaded: Callable[[], Loaded]
+    """The weights of now; they stay while a call is inside the gate."""
     slice_ids: int = 256
     """Ids that a session samples before it asks for more blocks (>= 1): what it reserves and may not need."""
 
@@ -144,6 +154,8 @@ class VllmSession:
         self._outputs: AsyncGenerator[RequestOutput, None] | None = None
         self._inputs: asyncio.Queue[StreamingInput] = asyncio.Queue()
         self._closed = False
+        self._since: Loaded | None = None
+        """The weights of its oldest keys and values."""
         self._before = len(ids)
         self._draft: Draft | None = None
         self._place = place
@@ -162,6 +174,8 @@ class VllmSession:
     ) -> Chunk:
         if self._closed:
             raise EngineError("the session is closed, or its last call failed; open a new one")
+        if self._since is None or self._since.salt is None:
+            self._since = self._shared.loaded()
         most = room(len(self.ids), observed, max_tokens, self._shared.context_tokens)
         streamed = self._shared.drive is Drive.SESSION
         draft = self._draft = Draft(most, stop_ids, watch)
@@ -180,7 +194,7 @@ class VllmSession:
                 await self.close()
             elif streamed:
                 await self._pause(draft)
-        return draft.chunk(self._shared.policy_step())
+        return draft.chunk(self._since.policy_step)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """See `EngineSession.undo`. The prefix cache keeps what was computed before, in whole blocks."""
@@ -231,7 +245,7 @@ class VllmSession:
             appended = [*self.ids, *draft.token_ids]
             self._inputs = asyncio.Queue()
             self._outputs = self._llm.generate(_feed(self._inputs), parameters, self._next_name())
-        self._inputs.put_nowait(StreamingInput(tokens_input(appended), parameters))
+        self._inputs.put_nowait(StreamingInput(self._prompt(appended), parameters))
         await self._collect(self._outputs, draft)
 
     async def _request(self, draft: Draft) -> None:
@@ -242,11 +256,14 @@ class VllmSession:
         await self.hang_up()
         draft.slice_end = draft.most
         parameters = self._shared.parameters.of(self._ask(draft.most, draft))
-        self._outputs = self._llm.generate(tokens_input(self.ids.copy()), parameters, self._next_name())
+        self._outputs = self._llm.generate(self._prompt(self.ids.copy()), parameters, self._next_name())
         try:
             await self._collect(self._outputs, draft)
         finally:
             await self.hang_up()
+
+    def _prompt(self, ids: list[int]) -> TokensInput:
+        return tokens_input(ids, cache_salt=self._since.salt if self._since else None)
 
     def _ask(self, most: int, draft: Draft) -> Ask:
         interval = WHOLE_CHUNKS if draft.watch is None else 1

@@ -49,8 +49,12 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "lo
 
 
 def _refuse_apart(world: World, config: TrainerConfig) -> None:
-    """Refuse rollouts ahead of the update where sampler and trainer cannot be at work at the same time."""
+    """Refuse rollouts ahead of the update where sampler and trainer cannot be at work at the same time, and what is for
+    such rollouts alone where there are none."""
     engine = ENGINES.chosen(world.engine)
+    if world.kv_on_sync == "keep" and not config.ahead:
+        remedy = "without trainer.ahead no rollout is under way when weights change; give that too, or leave this out"
+        raise ConfigError("kv_on_sync", world.kv_on_sync, remedy)
     without = None
     if processes() > 1:
         without = f"{processes()} processes play one step at a time; train in one"

@@ -51,9 +51,9 @@ def torch_logprobs(folder: Path, ids: Sequence[int], forbidden_ids: frozenset[in
     return rows.gather(1, torch.tensor(list(ids[1:])).unsqueeze(1)).squeeze(1)
 
 
-def bench(folder: Path) -> Bench:
+def bench(folder: Path, *, keeps: bool = False) -> Bench:
     """Ids for the conformance suite."""
-    return Bench(prompt=(5, 9, 300, 7), observed=(11, 12, 13), stop_ids=STOPS, weights=folder)
+    return Bench(prompt=(5, 9, 300, 7), observed=(11, 12, 13), stop_ids=STOPS, weights=folder, keeps=keeps)
 
 
 class Host:

@@ -403,6 +403,11 @@ def test_where_sampler_and_trainer_take_turns_a_lead_is_refused() -> None:
         refuse_run(World(engine=Vllm(sleep=True)), CONFIG, 100)
 
 
+def test_to_keep_keys_over_a_sync_is_refused_where_no_rollout_is_under_way_in_one() -> None:
+    with pytest.raises(ConfigError, match=r"kv_on_sync is 'keep'; without trainer\.ahead no .* give that too"):
+        refuse_run(World(kv_on_sync="keep"), replace(CONFIG, ahead=0), 100)
+
+
 def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.ahead .* no `begin`; leave it at 0"):
         fit(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path, ignore)

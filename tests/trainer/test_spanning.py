@@ -23,6 +23,10 @@ TOLERANCE = 1e-3
 """Of a log probability, nats: that of the trainer's own check."""
 
 
+ENDLESS = 1 << 30
+"""More spanning rollouts than a training has."""
+
+
 class Keeping(RolloutThread):
     """Keeps the weights of every policy step."""
 
@@ -114,6 +118,19 @@ def check(world: World, steps: int, least: int, out: Path) -> None:
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_each_line_has_the_log_probabilities_of_the_policy_that_it_names(engine: str, tmp_path: Path) -> None:
     check(World(engine=engine, sandbox="unsafe", concurrency=32), 100, 8, tmp_path)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_lines_on_kept_keys_name_the_oldest_policy_and_are_never_taken_for_new_ones(
+    engine: str, tmp_path: Path
+) -> None:
+    """`trained` looks at what is taken for new, and at how old lines get."""
+    world = World(engine=engine, sandbox="unsafe", concurrency=32, kv_on_sync="keep")
+    played = trained(world, 24, ENDLESS, tmp_path)
+    assert played
+    assert not spanning(played)
+    assert max(gaps(world, played, tmp_path / "kept")) > TOLERANCE, "some were under way when weights changed"
 
 
 @pytest.mark.soak
