@@ -40,7 +40,7 @@ class TrainerConfig:
     A step is a batch of rollouts and all that is learned from it: `updates` times `mini_batches` optimizer steps.
     """
 
-    steps: Annotated[int, AtLeast(1)] = 100
+    steps: Annotated[int, AtLeast(1)] = 80
     """Batches of rollouts to learn from, >= 1."""
     prompts_per_step: Annotated[int, AtLeast(1)] = 12
     """Tasks in a step, >= 1, over all processes."""
