@@ -77,8 +77,11 @@ def sandbox_block(figures: dict[str, dict[str, float]]) -> str:
 def publish_run(run: Path) -> None:
     """Publish the run in folder `run`."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in ("summary.json", "metrics.jsonl", "curves.png", "config.toml"):
+    for name in ("metrics.jsonl", "curves.png", "config.toml"):
         shutil.copyfile(run / name, FOLDER / name)
+    summary = json.loads((run / "summary.json").read_text())
+    summary.pop("model_folder", None)  # a place on the machine that made the run
+    (FOLDER / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     last = max((run / "trajectories").glob("*.jsonl.gz"))
     (FOLDER / "transcript.txt").write_text(transcript(choose(list(read(last)))))
     Block(ROOT / "README.md", "publish").write(block(FOLDER))

@@ -15,6 +15,8 @@ from benchmarks.pages import Block
 from repl_rl.cli import VERBS
 from repl_rl.record.trajectory import Stop
 from repl_rl.samplers import load_sampler
+from repl_rl.settings.toml import flatten, load
+from repl_rl.trainer import TrainerConfig
 from tests.worlds import TASK, world
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +61,14 @@ def test_every_command_in_the_readme_is_a_verb_or_a_make_target() -> None:
 
 def test_the_figures_are_those_of_the_published_run() -> None:
     assert Block(ROOT / "README.md", "publish").text == publish.block(publish.FOLDER)
+
+
+def test_the_published_run_is_what_make_train_does_and_names_no_place_of_the_machine_that_made_it() -> None:
+    for file in ("summary.json", "config.toml"):
+        assert not re.search(r'"/\w', (publish.FOLDER / file).read_text())
+    said = dict(flatten(load(publish.FOLDER / "config.toml")))
+    for name in ("steps", "prompts_per_step", "group_size", "learning_rate", "estimator", "importance"):
+        assert said[f"trainer.{name}"] == getattr(TrainerConfig(), name)
 
 
 def test_the_figures_of_the_sandbox_are_those_of_the_published_measurement() -> None:
