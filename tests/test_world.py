@@ -18,6 +18,7 @@ from repl_rl.trainer import TrainerConfig, train
 from repl_rl.world import OF_A_RUN, World, recorded_task
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "quickstart"
+OLDER = Path(__file__).parent / "stored" / "older_run"
 
 OLD = """
 engine = "vllm"
@@ -88,9 +89,10 @@ def test_another_engine_or_sandbox_takes_the_place_of_the_recorded_one_and_the_s
     assert World.recorded(run, engine="vllm", sandbox="docker") == World.recorded(run)
 
 
-def test_the_published_run_of_an_older_version_is_read() -> None:
-    world = World.recorded(PUBLISHED)
+def test_a_run_of_an_older_version_is_read_and_the_published_one_is_the_world_of_make_train() -> None:
+    world = World.recorded(OLDER)
     assert (world.engine, world.sandbox, world.overshoot) == (Vllm(), Local(), "refuse")
+    assert World.recorded(PUBLISHED) == World()
 
 
 def test_what_a_recorded_setting_cannot_be_any_more_is_told_and_left_out(
