@@ -1,9 +1,9 @@
 """The policy and the world that it acts in: one value, read in one way, with two doors.
 
-world = World(engine="transformers", concurrency=8)
-async with world.rollouts() as rollouts: ...     # policy, engine and consoles, opened together
-async with world.consoles() as sandbox: ...      # the consoles alone, with the same limits and preloads
-World.recorded(run)                              # the one that a stored run was played in
+    world = World(engine="transformers", concurrency=8)
+    async with world.rollouts() as rollouts: ...     # policy, engine and consoles, opened together
+    async with world.consoles() as sandbox: ...      # the consoles alone, with the same limits and preloads
+`World.recorded(run)` is the one that a stored run was played in.
 """
 
 import asyncio
