@@ -14,7 +14,6 @@ import signal
 import socket
 from dataclasses import dataclass
 
-from repl_kernel import system
 from repl_kernel.capture import Capture, Printed
 
 INTERRUPT, KILL = b"I", b"K"
@@ -147,7 +146,6 @@ class Keeper:
 def keep(host: socket.socket, console: int, capture: Capture, place: Place, *, owns_all: bool) -> None:
     """Watch a console to its end, then end this process."""
     try:
-        system.set_dumpable(False)
         Keeper(host, console, capture, place, owns_all=owns_all).watch()
     finally:
         os._exit(0)

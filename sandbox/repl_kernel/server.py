@@ -81,6 +81,7 @@ def _split(
 ) -> tuple[keeper.Place, Capture]:
     """In a forked child: isolate it, and fork once more. Returns in the second child only; the first supervises it.
 
+    The supervisor is closed to tracing, and its memory and descriptors with it, before the second child exists.
     `unneeded`: descriptors that the supervisor does not keep.
     """
     place, isolate = None, options.isolate
@@ -90,11 +91,13 @@ def _split(
         capture = birth.open_capture(request, place, isolate)
         if isolate:
             birth.renounce(station=request.prepares)
+        system.set_dumpable(False)  # after the fork may be too late: the console need not wait for this process
         pid = os.fork()
         if pid:
             for descriptor in unneeded:
                 os.close(descriptor)
             keeper.keep(connection, pid, capture, place, owns_all=isolate)
+        system.set_dumpable(True)
         if not isolate:
             system.die_with_parent()
     except OSError as error:  # the host may have changed its mind before the birth

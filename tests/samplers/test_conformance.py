@@ -167,6 +167,17 @@ def test_a_sampler_that_blocks_its_thread_is_told_where_and_ends_the_check() -> 
     assert "test_conformance.py" in rows[-1].detail
 
 
+def test_a_sampler_that_keeps_the_thread_for_a_while_is_told_how_long() -> None:
+    class Dawdles(Repl):
+        async def rollout(self, episode: Episode) -> None:
+            threading.Event().wait(1.2)  # nobody sets it
+            await super().rollout(episode)
+
+    (row,) = check(Dawdles(), only=["the_thread_is_never_blocked"])
+    assert not row.passed
+    assert "other rollouts waited" in row.detail
+
+
 def test_a_sampler_can_be_checked_with_the_chat_format_of_another_model() -> None:
     rows = check(FeedbackSampler(), chat_renderer("llama3_2"))
     assert [row for row in rows if not row.passed] == []
