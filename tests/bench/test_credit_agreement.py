@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_loop_with_the_credit_that_was_asked_for() -
     expected = torch.cat(
         [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()]
     )
-    torch.testing.assert_close(default, expected.double())
+    torch.testing.assert_close(default, expected)
     assert not torch.equal(gradient(model, groups, credit_of(TrainerConfig(estimator="process"))), default)
 
 

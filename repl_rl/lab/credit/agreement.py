@@ -14,13 +14,15 @@ from transformers import PreTrainedModel
 from repl_rl.credit.advantages import Advantages
 from repl_rl.credit.group import Credit, earned_by, group_advantages
 from repl_rl.engine.forbidden import forbid
-from repl_rl.lab.loop import Groups, batch_of, logprobs_of, loss_of
+from repl_rl.lab.loop import Batch, Groups, batch_of, logprobs_of, loss_of
 from repl_rl.record.group import Group
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 
 _LONG = 32
 """Sampled tokens of a rollout that is rather long."""
+_AT_ONCE = 1 << 20
+"""Numbers of a gradient that are widened together."""
 
 Play = Callable[[Sequence[Task]], Sequence[Trajectory]]
 """Plays one rollout a task with the policy of now."""
@@ -49,16 +51,23 @@ def agreement(one: Tensor, other: Tensor) -> tuple[float, float]:
     Large-Batch Training (arXiv 1812.06162), appendix A.1: 2 |mean of both|^2 - mean of |one|^2 and |other|^2. Their
     noise scale, in tokens, is tokens * (1 / signal - 1). Both are 0 where a gradient is.
     """
-    dot, lengths = float(one @ other), (float(one @ one), float(other @ other))
+    dot, lengths = _dot(one, other), (_dot(one, one), _dot(other, other))
     if not all(lengths):
         return 0.0, 0.0
     return dot / (lengths[0] * lengths[1]) ** 0.5, 2 * dot / sum(lengths)
 
 
-def gradient(model: PreTrainedModel, groups: Groups, credit: Credit) -> Tensor:
-    """The gradient of the first step's loss on these groups, all parameters in a row, float64, shape (P,).
+def _dot(one: Tensor, other: Tensor) -> float:
+    """In float64, of which a real model's gradients have no room for whole copies."""
+    parts = zip(torch.split(one, _AT_ONCE), torch.split(other, _AT_ONCE), strict=True)
+    return sum(float(part.double() @ its.double()) for part, its in parts)
 
-    The loss is that of one update: the mean over sampled tokens. Rollouts that may not be trained on take no part.
+
+def gradient(model: PreTrainedModel, groups: Groups, credit: Credit) -> Tensor:
+    """The gradient of the first step's loss on these groups, all parameters in a row, float32, shape (P,).
+
+    The loss is that of one update: the mean over sampled tokens. Rollouts that may not be trained on take no part. The
+    gradients of single ones are added up: a real model's activations for a whole batch take gigabytes.
     """
 
     def credited(group: Sequence[Trajectory]) -> Advantages:
@@ -66,10 +75,24 @@ def gradient(model: PreTrainedModel, groups: Groups, credit: Credit) -> Tensor:
 
     batch = batch_of(groups, credited)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(loss_of(logprobs_of(model, batch), batch), parameters, allow_unused=True)
-    return torch.cat(
-        [torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(parameters, found, strict=True)]
-    ).double()
+    found = torch.zeros(sum(p.numel() for p in parameters))
+    places = torch.split(found, [p.numel() for p in parameters])
+    for alone in _rollouts(batch):
+        share = len(alone.advantages_N) / len(batch.advantages_N)  # `loss_of` is the mean over the rollout's tokens
+        loss = share * loss_of(logprobs_of(model, alone), alone)
+        for place, g in zip(places, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+            if g is not None:
+                place += g.flatten()
+    return found
+
+
+def _rollouts(batch: Batch) -> Iterator[Batch]:
+    """Each rollout of a batch as one."""
+    tokens: list[int] = batch.sampled_B_S.sum(dim=1).tolist()
+    rows = zip(torch.split(batch.ids_B_S, 1), torch.split(batch.sampled_B_S, 1), strict=True)
+    numbers = zip(torch.split(batch.advantages_N, tokens), torch.split(batch.sampler_N, tokens), strict=True)
+    for (ids, sampled), (advantages, sampler) in zip(rows, numbers, strict=True):
+        yield Batch(ids, sampled, advantages, sampler)
 
 
 def measured(

@@ -1,5 +1,6 @@
 """A training that ends when its sampled tokens are spent."""
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -109,6 +110,8 @@ def spent(
             source.forget()
             save_weights(model, model.state_dict(), weights)
             source.load_weights(weights, len(ledger.tokens))
+    model.zero_grad()
+    gc.collect()  # the trainer, which holds the optimizer's state, refers to itself
     return model, ledger
 
 
