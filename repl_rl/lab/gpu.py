@@ -107,11 +107,11 @@ def _engines(name: str, function: str, limits_s: Mapping[str, float], **options:
 CHECKS: Sequence[Check] = (
     Check("this GPU", _own("machine"), {}, 60.0),
     *_engines("promises of an engine", "conformance", {"transformers": 90.0, "vllm": 180.0}),
-    *_engines("weights by file", "weights", {"transformers": 60.0, "vllm": 120.0}),
+    *_engines("weights by file", "weights", {"transformers": 60.0, "vllm": 180.0}),
     Check("weights by vLLM's own transfer", "", unbuilt="not built: weights go by file to every engine"),
-    *_engines("sampler and trainer, float32", "gap", {"transformers": 60.0, "vllm": 120.0}, dtype="float32"),
-    *_engines("sampler and trainer, bfloat16", "gap", {"transformers": 60.0, "vllm": 120.0}, dtype="bfloat16"),
-    Check("vLLM asleep and awake", _own("sleeping"), {}, 150.0),
+    *_engines("sampler and trainer, float32", "gap", {"transformers": 60.0, "vllm": 180.0}, dtype="float32"),
+    *_engines("sampler and trainer, bfloat16", "gap", {"transformers": 60.0, "vllm": 180.0}, dtype="bfloat16"),
+    Check("vLLM asleep and awake", _own("sleeping"), {}, 180.0),
     Check(
         "adapters (LoRA)", _own("training"), {"engine": "transformers", "steps": 2, "prompts": 2, "lora_rank": 4}, 120.0
     ),

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 from repl_rl.engine.base import Engine
 from repl_rl.errors import EngineDied
+from repl_rl.machine.cores import denied_s
 from repl_rl.record.trajectory import Observed, Stop, Trajectory
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
@@ -200,14 +200,6 @@ async def errors_of_the_console_pass(bench: Bench) -> None:
         hold(not (used and watched.returned), f"rollout {t.id} went on after its console had failed; catch less")
 
 
-def _denied_s() -> float:
-    """Seconds so far in which this thread could have run and others had the cores; 0 where that cannot be asked."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except OSError:
-        return 0.0
-
-
 async def the_thread_is_never_blocked(bench: Bench) -> None:
     """All rollouts share one thread: what waits must be awaited."""
     longest = 0.0
@@ -215,9 +207,9 @@ async def the_thread_is_never_blocked(bench: Bench) -> None:
     async def beat() -> None:
         nonlocal longest
         while True:
-            before = time.monotonic() - _denied_s()
+            before = time.monotonic() - denied_s()
             await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - _denied_s() - before)
+            longest = max(longest, time.monotonic() - denied_s() - before)
 
     heart = asyncio.ensure_future(beat())
     await bench.rollouts(bench.witness()).collect(bench.tasks[:16])

@@ -16,7 +16,7 @@ _SEEN = "([1, 2, 3], 'kept', None)\n"
 _CHANGES = ("rows.clear()", "open('kept.txt', 'w').write('changed')", "os.environ['MARK'] = 'seen'")
 
 _LOOKS, _BETWEEN_LOOKS_S = 10, 0.1
-"""A console whose connection was made anew holds the old one for a moment; what is held for good is always there."""
+"""On a busy machine a console once held a descriptor more for a moment; what a workspace leaves open stays."""
 
 
 class Given:
