@@ -48,6 +48,7 @@ KEPT = (
     "busy_s",
     "tuning_s",
     "seeds",
+    "target",
     "power",
     "figures",
     "rows",
@@ -264,8 +265,11 @@ class Published:
     def add(self, reports: Sequence[Report]) -> None:
         """Show these too, each in the place of that of its regime."""
         kept = {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
-        self.figures.write_text(json.dumps({**self.reports, **kept}) + "\n")
-        self.rewrite()
+        shown = {**self.reports, **kept}
+        texts = [make(shown) for make in self.blocks.values()]  # before anything is written
+        self.figures.write_text(json.dumps(shown) + "\n")
+        for block, text in zip(self.blocks, texts, strict=True):
+            block.write(text)
 
     def rewrite(self) -> None:
         """Write the blocks again, of what is published."""

@@ -28,7 +28,7 @@ def report(regime: str) -> dict[str, object]:
     }  # fmt: skip
     return {
         "settings": settings, "seeds": 3, "workers": 1, "cores": 2, "busy_s": 60.0, "tuning_s": 0.0, "policy": "p",
-        "fingerprint": "f", "power": None,
+        "fingerprint": "f", "power": None, "target": 0.8,
         "versions": {"torch": "2"}, "figures": aggregate(runs, [], 100),
         "rows": [{"kind": "run", **asdict(one)} for one in runs],
     }  # fmt: skip
