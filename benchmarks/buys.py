@@ -19,7 +19,10 @@ def at_floor(report: Report) -> bool:
 
 
 def block(reports: Mapping[str, Report]) -> str:
-    """The sentence, with every number and name from the figures; blocks between fences are no credit of lines."""
+    """The sentence, with every number and name from the figures; one more tells of code between fences.
+
+    That is no credit of lines, and is not counted with it.
+    """
     again = asked_again(reports)
     floors = [name for name, report in reports.items() if at_floor(report)]
     counted = {name: report for name, report in reports.items() if name not in floors and name not in again}
@@ -54,6 +57,7 @@ def block(reports: Mapping[str, Report]) -> str:
     if floors:
         named = ", ".join(f"`{name}`" for name in sorted(floors))
         text += f" Not counted is {named}, in which nearly nothing was solved under any condition."
+    text += "".join(_of_blocks(name, report) for name, report in sorted(counted.items()))
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
@@ -69,6 +73,20 @@ def _once_more(again: Mapping[str, tuple[Report, Report]]) -> str:
         of = f"{len(found)} of {count} of `{first['settings']['regime']}`"
         told.append(f" Asked again on {other['seeds']} other seeds, {of} held: {each}.")
     return "".join(told)
+
+
+def _of_blocks(regime: str, report: Report) -> str:
+    """What code between fences came to in place of lines, both with the outcome alone; "": it was not played there."""
+    figures, starts = report["figures"]["conditions"], report["figures"]["start"]
+    if "fenced" not in figures or not {"lines", "fenced"} <= starts.keys():
+        return ""
+    over, after = (points(figures["fenced"]["difference"][key]) for key in ("train_solve_rate", "solve_rate"))
+    lines, blocks = (f"{starts[way]['solve_rate']:.0%}" for way in ("lines", "fenced"))
+    return (
+        f" Code between fences in place of single lines, in `{regime}`, on {report['seeds']} seeds, after equally many "
+        f"demonstrations (which brought blocks to {blocks}, lines to {lines}): {over} points over the budget, and "
+        f"{after} on held-out tasks after it."
+    )
 
 
 def _named(names: Sequence[str]) -> str:

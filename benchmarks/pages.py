@@ -61,9 +61,10 @@ def share(estimate: Report) -> str:
 
 
 def points(estimate: Report | None) -> str:
-    """A difference in points with its interval; -: there is none."""
+    """A difference of shares in points with its interval, which ends where differences do; -: there is none."""
     if estimate is None:
         return "-"
     if estimate["low"] is None:
         return f"{100 * estimate['value']:+.1f}"
-    return f"{100 * estimate['value']:+.1f} ({100 * estimate['low']:+.1f} to {100 * estimate['high']:+.1f})"
+    low, high = max(estimate["low"], -1), min(estimate["high"], 1)
+    return f"{100 * estimate['value']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"

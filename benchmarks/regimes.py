@@ -36,7 +36,6 @@ BLOCKS = {
     "solve_rate": "held out",
     "greedy": "held out, greedy",
     "with_error": "held-out rollouts with an error",
-    "repaired": "of those, solved",
 }
 KEPT = (
     "settings",
@@ -151,11 +150,20 @@ def _blocks(report: Report) -> str:
     lines, blocks = found[BASELINE], found["fenced"]
     text = "\nBlocks against lines, both with the outcome alone, after training where nothing else is said:\n\n"
     text += "| | line by line | blocks | blocks less lines, points |\n|---|---|---|---|\n"
-    before = (f"{starts[way]['solve_rate']:.1%}" for way in ("lines", "fenced"))
-    text += "| held out, before training |" + "".join(f" {cell} |" for cell in before) + " |\n"
+    ways = starts["lines"], starts["fenced"]
+    text += "| held out, before training |" + "".join(f" {way['solve_rate']:.1%} |" for way in ways) + " |\n"
+    tasks = report["settings"]["held_out"]
+    begun = (_mended([way], tasks) for way in ways)
+    text += (
+        "| with an error, before training, and of those, solved |" + "".join(f" {cell} |" for cell in begun) + " |\n"
+    )
     for name, label in BLOCKS.items():
         difference = points(blocks["difference"].get(name))
         text += f"| {label} | {share(lines['mean'][name])} | {share(blocks['mean'][name])} | {difference} |\n"
+    text += "| with an error in all runs, and of those, solved |"
+    for name in (BASELINE, "fenced"):
+        text += f" {_mended([row['after'] for row in rows_of(report) if row['condition'] == name], tasks)} |"
+    text += " |\n"
     text += f"| tokens until {report['target']:.0%} are solved (runs that get there) |"
     for reached in (lines["reached"], blocks["reached"]):
         text += f" {reached['tokens']['value']:.0f} ({reached['runs']} of {reached['of']}) |"
@@ -167,6 +175,16 @@ def _blocks(report: Report) -> str:
                 text += f"\n{label}, greedy, after training with seed {first}:\n\n"
                 text += "\n".join(f"````text\n{told.rstrip()}\n````\n" for told in row["transcripts"])
     return text
+
+
+def _mended(figures: Sequence[Report], tasks: int) -> str:
+    """Rollouts in which a line failed, of so many each time, and how many of them solved their task all the same.
+
+    Together, not as a mean over runs: one without such a rollout says nothing of them.
+    """
+    failed = sum(round(found["with_error"] * tasks) for found in figures)
+    solved = sum(round(found["with_error"] * found["repaired"] * tasks) for found in figures)
+    return f"{failed} of {tasks * len(figures)}, {solved}"
 
 
 def rows_of(report: Report) -> Sequence[Report]:
