@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.lab import loop
-from repl_rl.lab.credit.agreement import agreement, gradient, measured
+from repl_rl.lab.credit.agreement import _AT_ONCE, agreement, gradient, measured
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 from repl_rl.trainer import TrainerConfig, credit_of
@@ -61,6 +61,16 @@ class Played:
     def __call__(self, tasks: Sequence[Task]) -> Sequence[Trajectory]:
         self.asked.append([task.id for task in tasks])
         return self.source.collect(self.asked[-1], len(self.asked))
+
+
+def test_gradients_longer_than_what_is_widened_at_once_are_compared_whole() -> None:
+    torch.manual_seed(0)
+    one, other = torch.randn(2, _AT_ONCE + 1000)
+    other[_AT_ONCE:] = 50 * one[_AT_ONCE:]  # the end decides
+    cosine, signal = agreement(one, other)
+    wide, wider = one.double(), other.double()
+    assert cosine == pytest.approx(float(wide @ wider / (wide.norm() * wider.norm())))
+    assert signal == pytest.approx(float(2 * wide @ wider / (wide @ wide + wider @ wider)))
 
 
 def test_the_gradient_is_that_of_the_loop_with_the_credit_that_was_asked_for() -> None:
