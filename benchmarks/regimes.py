@@ -281,7 +281,7 @@ class Published:
         return dict(json.loads(self.figures.read_text())) if self.figures.exists() else {}
 
     def add(self, reports: Sequence[Report]) -> None:
-        """Show these too, each in the place of that of its regime."""
+        """Show these too, each in the place of that of its regime; with none, what is shown is written again."""
         kept = {str(r["settings"]["regime"]): {key: r[key] for key in KEPT} for r in reports}
         shown = {**self.reports, **kept}
         texts = [make(shown) for make in self.blocks.values()]  # before anything is written
@@ -289,13 +289,8 @@ class Published:
         for block, text in zip(self.blocks, texts, strict=True):
             block.write(text)
 
-    def rewrite(self) -> None:
-        """Write the blocks again, of what is published."""
-        for block, make in self.blocks.items():
-            block.write(make(self.reports))
-
 
 PUBLISHED = Published(FIGURES, {PAGE: block, buys.SHORT: buys.block})
 
 if __name__ == "__main__":
-    PUBLISHED.rewrite()
+    PUBLISHED.add(())

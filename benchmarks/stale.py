@@ -76,4 +76,4 @@ def _named(names: Sequence[str]) -> str:
 PUBLISHED = Published(FIGURES, {PAGE: block})
 
 if __name__ == "__main__":
-    PUBLISHED.rewrite()
+    PUBLISHED.add(())
