@@ -152,6 +152,8 @@ def become_console(
 ) -> None:
     """Make `kernel` the kernel of this process, tell the host, and set the limits.
 
+    SIGINT stays ignored, as in the fork server, until `kernel` serves: the host may ask for it from READY on.
+
     `prepared`: what this process was forked with; None: its console starts empty.
     """
     _settle(capture, place)
@@ -181,6 +183,7 @@ def become_station(
     """
     outside = os.environ.get("TMPDIR", "/tmp")
     _settle(capture, place)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with _limited(_limits(request, isolated)):
         prepared = workspace.make(content)
     os.environ["TMPDIR"] = outside  # where consoles without namespaces get their folders: not in this one's
@@ -193,7 +196,6 @@ def become_station(
 def _settle(capture: Capture, place: Place) -> None:
     """Begin as a process that runs a user's code: a group of its own, no input, its own folder and output."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

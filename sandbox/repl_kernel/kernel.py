@@ -50,9 +50,13 @@ class ReplKernel(Kernel):
         poller.register(shell, zmq.POLLIN)
         getpid, leave, interrupt = os.getpid, os._exit, KeyboardInterrupt
         kill, sigkill = os.kill, signal.SIGKILL
+        heeds = False
         while True:
             request = None
             try:
+                if not heeds:  # no earlier: before this `try` the interrupt of a line that waits would end the console
+                    heeds = True
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
                 request = self._next_request(poller)
                 if request is None:
                     continue
