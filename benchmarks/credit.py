@@ -17,13 +17,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks import regimes, stale
+from benchmarks.findings import DEFAULT
 from benchmarks.pages import ROOT, Block, Report, points, share
 from repl_rl.lab.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
 from repl_rl.lab.credit.statistics import at_tokens, mean, running_mean
 
 PAGE = Block(ROOT / "docs" / "credit.md", "credit")
 FIGURES, PLOT = (ROOT / "docs" / f"credit.{kind}" for kind in ("json", "png"))
-PRESET = "two_stream/penalty"
 INK = "#808080"
 """Grey that is read on white and on black."""
 COLOURS = {"process": "#d95f02", "two_stream": "#1b9e77", "return_to_go": "#7570b3", "state_anchor": "#e7298a"}
@@ -143,9 +143,9 @@ def sentences(report: Report) -> Iterator[str]:
             f"Several cells together, mean solve rate over the budget: of {len(together)} comparisons {_named(higher)} "
             f"above 0 and {_named(lower)} below 0 by such an interval."
         )
-    if PRESET in found:
-        difference = found[PRESET]["difference"]["train_solve_rate"]
-        yield f"`{PRESET}`, the default preset: {points(difference)} points against `{BASELINE}` over the budget."
+    if DEFAULT in found:
+        difference = found[DEFAULT]["difference"]["train_solve_rate"]
+        yield f"`{DEFAULT}`, the default preset: {points(difference)} points against `{BASELINE}` over the budget."
     complete = {name: f["reached"] for name, f in found.items() if f["reached"]["runs"] == f["reached"]["of"]}
     if complete:
         first = min(complete, key=lambda name: complete[name]["tokens"]["value"])

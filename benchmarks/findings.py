@@ -6,6 +6,8 @@ from benchmarks.pages import Report
 from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.power import ALPHA
 
+DEFAULT = "two_stream/penalty"
+"""The condition that the default preset is."""
 _AGAIN = "_again"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benchmarks import buys
-from benchmarks.findings import asked_again, conditions, findings, told_again
+from benchmarks.findings import DEFAULT, asked_again, conditions, findings, told_again
 from benchmarks.pages import ROOT, Block, Report, points, share
 from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.lab.credit.conditions import BASELINE
@@ -25,8 +25,6 @@ from repl_rl.settings.arguments import parse
 
 PAGE = Block(ROOT / "docs" / "credit.md", "regimes")
 FIGURES = ROOT / "docs" / "credit_regimes.json"
-DEFAULT = "two_stream/penalty"
-"""The condition that the default preset is."""
 DECIDING = ("noise", "long", "longer", "errors")
 """The regimes in which another condition earns its place."""
 LOOKED_AT = ("pretrained",)
@@ -71,6 +69,7 @@ def block(reports: Mapping[str, Report]) -> str:
     parts = [plan()]
     again = {name: f"- {told_again(*pair)}\n" for name, pair in asked_again(reports).items()}
     parts += [_regime(name, reports[name], again.get(name, "")) for name in names() if name in reports]
+    parts += [part for part in (buys.together(reports),) if part]
     parts.append(_ruled(reports) if reports else "Nothing is published yet.\n")
     return "\n".join(parts)
 

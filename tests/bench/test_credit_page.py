@@ -113,18 +113,29 @@ def test_the_sentence_of_the_readme_is_that_of_the_published_regimes() -> None:
     assert buys.SHORT.text == buys.block(regimes.PUBLISHED.reports)
 
 
-def test_the_sentence_counts_what_was_found_either_way_over_all_regimes_and_blocks_are_no_credit_of_lines() -> None:
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_what_was_found_is_counted_either_way_over_all_regimes_and_blocks_are_no_credit_of_lines() -> None:
     first = written({BASELINE: 0.4, "two_stream/penalty": 0.2, "fenced": 0.1}, seeds=6, regime="noise")
     second = written({BASELINE: 0.4, "return_to_go/none": 0.6, "errors/first": 0.4}, seeds=6, regime="long")
-    text = " ".join(buys.block({"noise": first, "long": second}).split())
-    assert "(`long`, `noise`): of 3 comparisons 1 (`return_to_go/none` in `long`) learned faster and" in text
+    reports = {"noise": first, "long": second}
+    text = one_line(buys.together(reports))
+    assert "(`long`, `noise`), of 3 comparisons 1 (`return_to_go/none` in `long`) learned faster and" in text
     assert "1 (`two_stream/penalty` in `noise`) slower" in text
-    assert "of 2 with a penalty for lines in error, 1 had fewer of them on held-out tasks (20.0 points)" in text
+    assert "Of 2 with a penalty for lines in error, 1 had fewer of them on held-out tasks (20.0 points)" in text
     assert re.search(r"with seeds that detect \d\.\d( to \d\.\d)? points", text)
+    assert "### All together" in regimes.block(reports)
+    text = one_line(buys.block(reports))
+    assert re.search(r"of 3 comparisons in 2 regimes, whose seeds detect \d\.\d( to \d\.\d)? points, 1 learned", text)
+    assert "sampled tokens: nothing that was found twice; of 3" in text
+    assert "1 learned faster after Holm's correction, and 1 slower." in text
     assert "Code between fences in place of single lines, in `noise`" in text
     assert "(which brought blocks to 30%, lines to 20%): -30.0 (" in text
     assert text.count("between fences") == 1, "where it was played"
     assert "measured yet" in buys.block({})
+    assert "### All together" not in regimes.block({})
 
 
 def test_a_regime_in_which_nearly_nothing_is_solved_is_said_to_tell_nothing_and_is_not_counted() -> None:
@@ -132,8 +143,10 @@ def test_a_regime_in_which_nearly_nothing_is_solved_is_said_to_tell_nothing_and_
     told = written({BASELINE: 0.4, "errors/first": 0.2}, seeds=6, regime="noise")
     assert "this regime, as it was planned, tells nothing" in regimes.block({"long": floor})
     assert "tells nothing" not in regimes.block({"noise": told})
-    text = " ".join(buys.block({"long": floor, "noise": told}).split())
-    assert "(`noise`): of 1 comparison " in text
+    reports = {"long": floor, "noise": told}
+    assert "; of 1 comparison in 1 regime, " in one_line(buys.block(reports))
+    text = one_line(buys.together(reports))
+    assert "(`noise`), of 1 comparison " in text
     assert text.endswith("Not counted is `long`, in which nearly nothing was solved under any condition.")
 
 
@@ -149,14 +162,23 @@ def test_what_is_found_again_on_other_seeds_is_told_and_counted_apart() -> None:
     told += "found again, in the same direction, on 6, of which it had played 6.\n"
     assert told in regimes.block(reports)
     assert "found again" not in regimes.block({"errors_again": again}), "nothing to hold it against"
-    text = " ".join(buys.block(reports).split())
-    assert "(`errors`): of 3 comparisons 2 (" in text
+    text = one_line(buys.together(reports))
+    assert "(`errors`), of 3 comparisons 2 (" in text
     assert " Asked again on 6 other seeds, 1 of 2 findings of `errors` held: `two_stream/penalty` +20.0 (" in text
     assert "`errors/first` -10." in text, "what did not hold is told with its figure"
+    text = one_line(buys.block(reports))
+    assert re.search(
+        r"where many lines fail, in points .* \+20\.0 \([^)]*\) with `two_stream/penalty`, found twice", text
+    )
+    assert "told from the 6 seeds of the second time; of 3 comparisons" in text
+    assert "2 learned faster after Holm's correction (1 of 2 again on other seeds), and none slower." in text
     assert regimes.preset(reports) == "two_stream/penalty"
     levels["two_stream/penalty"] = 0.2
     below = written({name: levels[name] for name in list(levels)[:2]}, seeds=6, regime="errors_again")
-    assert regimes.preset({"errors": first, "errors_again": below}) == "errors/first"
+    reports = {"errors": first, "errors_again": below}
+    assert regimes.preset(reports) == "errors/first"
+    lost = "nothing that was found twice, but not so the default preset (`two_stream/penalty`, found once, then -20.0 ("
+    assert lost in one_line(buys.block(reports))
 
 
 def test_blocks_are_told_beside_lines_with_rollouts_of_both() -> None:
