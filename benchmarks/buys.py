@@ -80,7 +80,7 @@ def block(reports: Mapping[str, Report]) -> str:
 
 
 def together(reports: Mapping[str, Report]) -> str:
-    """All that the regimes say together, by name, for the page; \"\": no regime counts yet."""
+    """All that the regimes say together, by name, for the page; "": no regime counts yet."""
     told = counted(reports)
     if not told.regimes:
         return ""
