@@ -48,14 +48,25 @@ def test_the_plan_stays_small() -> None:
     assert sum(len(others - {mine}) for mine, others in graph().items()) <= 110
 
 
+def code_lines(text: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function that are neither blank, nor a comment, nor of its docstring."""
+    first = function.body[0]
+    has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    docstring = set(range(first.lineno, (first.end_lineno or 0) + 1)) if has_docstring else set()
+    numbers = range(function.lineno, (function.end_lineno or 0) + 1)
+    lines = text.splitlines()
+    return sum(
+        number not in docstring and bool(line := lines[number - 1].strip()) and line[0] != "#" for number in numbers
+    )
+
+
 def test_no_file_and_no_function_outgrows_the_house() -> None:
-    """A longer one lacks an idea (CONTRIBUTING.md). The docstring of a public name counts, too."""
+    """Split by idea, never by length: these are the lengths beyond which an idea is surely missing."""
     for path, text, nodes in syntax(ROOT):
-        assert len(text.splitlines()) <= 300, path
+        assert len(text.splitlines()) <= 1000, path
         for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert node.end_lineno is not None
-                assert node.end_lineno - node.lineno < 80, f"{path}: {node.name}"
+                assert code_lines(text, node) <= 80, f"{path}: {node.name}"
 
 
 def test_engines_and_sandboxes_do_not_know_each_other() -> None:
