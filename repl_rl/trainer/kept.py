@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from repl_rl.machine.refused import writing
 from repl_rl.trainer.config import GRPOTrainer
@@ -22,6 +23,9 @@ class Moves(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         state.compute_steps(args, state.max_steps)  # what may change from one command to the next
+        # A checkpoint of transformers writes the state of each callback over an entry that must be there already; a
+        # saved state has none, because the callbacks, too, may change from one command to the next.
+        state.stateful_callbacks = TrainerState(stateful_callbacks=self._trainer.stateful).stateful_callbacks
         self._keeper.began(self._trainer)
 
     def on_epoch_begin(
@@ -47,6 +51,11 @@ class KeptTrainer(GRPOTrainer):
         """Batches of rollouts that were learned from; each took a fixed number of optimizer steps."""
         done: int = self.state.global_step // self.optimizer_steps
         return done
+
+    @property
+    def stateful(self) -> list[object]:
+        """Callbacks whose states transformers writes into its checkpoints."""
+        return [one for one in (*self.callback_handler.callbacks, self.control) if isinstance(one, ExportableState)]
 
     @property
     def optimizer_steps(self) -> int:

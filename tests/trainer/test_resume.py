@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -143,6 +144,39 @@ def test_a_run_that_is_stopped_in_any_step_ends_as_one_that_never_was(way: str, 
             play(tmp_path / "stopped", config, stop_at, curriculum)
     play(tmp_path / "stopped", config, curriculum=curriculum)
     check_alike(tmp_path / "stopped", tmp_path / "whole")
+
+
+def check_checkpoints_alike(run: Path, whole: Path, names: Sequence[str]) -> None:
+    """Both have these checkpoints, with the same weights, moments, schedules and random generators."""
+    folders = [place / "checkpoints" for place in (run, whole)]
+    for folder in folders:
+        assert sorted(place.name for place in folder.glob("checkpoint-*")) == sorted(names)
+    for name in names:
+        assert same(*(load_file(folder / name / "model.safetensors") for folder in folders))
+        for part in ("optimizer.pt", "scheduler.pt"):
+            assert same(*(torch.load(folder / name / part, weights_only=True) for folder in folders))
+        counted = [json.loads((folder / name / "trainer_state.json").read_text()) for folder in folders]
+        for one in counted:
+            one.pop("log_history")  # a state has none: metrics.jsonl has the figures
+        assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_run_with_checkpoints_is_gone_on_with_and_has_those_of_one_that_never_was_stopped(
+    before: int, tmp_path: Path
+) -> None:
+    config = replace(PLAIN, save_every=1, updates=2)
+    play(tmp_path / "whole", config)
+    with pytest.raises(Stopped):  # a command may ask for checkpoints where the one before it did not
+        play(tmp_path / "stopped", replace(config, save_every=before), 3)
+    play(tmp_path / "stopped", config)
+    check_alike(tmp_path / "stopped", tmp_path / "whole")
+    names = [f"checkpoint-{2 * step}" for step in range(1, STEPS + 1)]
+    if not before:
+        for name in names[:3]:
+            shutil.rmtree(tmp_path / "whole" / "checkpoints" / name)
+        names = names[3:]
+    check_checkpoints_alike(tmp_path / "stopped", tmp_path / "whole", names)
 
 
 class WithoutWeights(Keeper):
