@@ -31,7 +31,7 @@ from repl_rl.samplers import load_sampler, sampler_of, sampler_options
 from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxKind, open_sandbox
 from repl_rl.settings.arguments import read
 from repl_rl.settings.bounds import AtLeast, check_fields
-from repl_rl.settings.legacy import modern
+from repl_rl.settings.legacy import ADDED, modern
 from repl_rl.settings.optioned import Optioned
 from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.toml import load
@@ -81,6 +81,9 @@ class World:
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file; config.toml has the file's text."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
+    bos: bool = True
+    """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one. Runs
+    of versions that wrote none are played as they were."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -123,7 +126,7 @@ class World:
             ConfigError: its config.toml cannot be read, or says what no run can be told.
         """
         folder = folder_of(run)
-        said: Mapping[str, object] = modern(load(folder / "config.toml")) if folder else {}
+        said: Mapping[str, object] = {**ADDED, **modern(load(folder / "config.toml"))} if folder else {}
         own = {key: value for key, value in said.items() if key not in OF_A_RUN}
         world = read(World, own, str(folder / "config.toml") if folder else "settings")
         if sandbox is not None and sandbox != SANDBOXES.chosen(world.sandbox).kind:
@@ -159,7 +162,7 @@ class World:
         Raises:
             ConfigError: the vocabulary or the template does not fit.
         """
-        renderer = Renderer.from_folder(self.model_folder, self.overshoot, self.chat)
+        renderer = Renderer.from_folder(self.model_folder, self.overshoot, self.chat, bos=self.bos)
         renderer.prompt("", self.prompt)
         return renderer
 
@@ -268,7 +271,7 @@ class World:
             found = {}
             for name, function in {f.model: f for f in reversed(host) if f.model}.items():
                 folder = resolve(name, self.models, lambda line: print(line, file=sys.stderr)).folder
-                renderer = Renderer.from_folder(folder, self.overshoot)
+                renderer = Renderer.from_folder(folder, self.overshoot, bos=self.bos)
                 most, ids = function.limits.at_once_in_all, renderer.forbidden_ids
                 opening = Opening(folder, None, self.dtype, max_sessions=most, seed=self.seed, forbidden_ids=ids)
                 engine = await stack.enter_async_context(ENGINES.chosen("transformers").open(opening))

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     console = terminal()
     if config.fresh:
         return _begin(config, console)
-    renderer = Renderer.from_folder(config.model_folder, config.overshoot, config.chat)
+    renderer = Renderer.from_folder(config.model_folder, config.overshoot, config.chat, bos=config.bos)
     settings = dump(replace(config, model=config.policy.reference))
     with begun(config.out, settings, FREE, config.overwrite) as place:
         stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]

@@ -70,6 +70,8 @@ class TranscriptsConfig:
     text file."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
+    bos: bool = True
+    """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -100,7 +102,8 @@ class TranscriptsConfig:
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(TranscriptsConfig, "transcripts", argv)
-    renderer = Renderer.from_folder(World(model=config.model).model_folder, config.overshoot, config.chat)
+    folder = World(model=config.model).model_folder
+    renderer = Renderer.from_folder(folder, config.overshoot, config.chat, bos=config.bos)
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     renderer.prompt("", config.prompt)
     if config.chat and not renderer.chat.applied:

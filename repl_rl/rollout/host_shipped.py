@@ -93,7 +93,7 @@ async def _queried(stage: Stage, model: Model, text: str, max_tokens: int) -> Tr
 def _prompt(renderer: Renderer, text: str) -> Prompt:
     if renderer.chat.there:
         return renderer.asked("", text)
-    return Prompt(f"{text}\n", renderer.encode(f"{text}\n"))
+    return renderer.plain_prompt(f"{text}\n")
 
 
 def child_rollout(

@@ -53,6 +53,7 @@ class Renderer:
         *,
         ends: Collection[int] = (),
         chat: Mapping[str, Scalar] | None = None,
+        bos: bool = True,
     ) -> None:
         """Audit the vocabulary once.
 
@@ -62,6 +63,7 @@ class Renderer:
             source: what messages call it; "": its own name.
             ends: end tokens beside the tokenizer's own.
             chat: arguments of the chat template.
+            bos: begin plain prompts with the tokens that the tokenizer puts before a text (BOS).
 
         Raises:
             ConfigError: no id contains a newline, no end or padding id is defined, or some id has text after its last
@@ -75,6 +77,7 @@ class Renderer:
         self._tekken = any(kind.__name__ == "MistralCommonBackend" for kind in type(tokenizer).__mro__)
         self._anchor = tuple(self._raw_encode(_ANCHOR))
         self._anchor_text = self._raw_decode(self._anchor)
+        self._bos = self._tokens_before_a_text() if bos else ()
         self.audit = audited(tokenizer, self._anchor, self._source, ends)
         self.chat = ChatTemplate(tokenizer, self._source, chat or {}, gives_ids=self._tekken)
         """The model's chat template."""
@@ -94,7 +97,12 @@ class Renderer:
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, overshoot: Overshoot = "forbid", chat: Mapping[str, Scalar] | None = None
+        cls,
+        folder: str | Path,
+        overshoot: Overshoot = "forbid",
+        chat: Mapping[str, Scalar] | None = None,
+        *,
+        bos: bool = True,
     ) -> "Renderer":
         """Load the tokenizer of a model folder (or of a hub name that is already cached), with all its end tokens.
 
@@ -113,7 +121,7 @@ class Renderer:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **choice)
         except (OSError, ValueError) as error:
             raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {error}") from error
-        return cls(tokenizer, overshoot, str(folder), ends=declared_ends(place), chat=chat)
+        return cls(tokenizer, overshoot, str(folder), ends=declared_ends(place), chat=chat, bos=bos)
 
     @property
     def newline_ids(self) -> frozenset[int]:
@@ -157,9 +165,19 @@ class Renderer:
         begun = start(template, question, version, told)
         prefill = begun.console if console else ""
         if begun.system is None:
-            return Prompt(begun.head + prefill, self.encode(begun.head + prefill))
+            return self.plain_prompt(begun.head + prefill)
         asked = self.asked(begun.system, begun.question)
         return Prompt(asked.text + prefill, (*asked.token_ids, *self.encode(prefill)))
+
+    def plain_prompt(self, text: str) -> Prompt:
+        """A prompt that is `text` without a chat template, as the model's own tokenizer begins a sequence.
+
+        It begins with the tokenizer's BOS, where it writes one, and never has its end token.
+        """
+        if not self._bos:
+            return Prompt(text, self.encode(text))
+        ids = (*self._bos, *self._encode_first(text))
+        return Prompt(self.decode(ids), ids)
 
     def asked(self, system: str, question: str) -> Prompt:
         """A question in the model's chat template, up to the policy's turn; an empty `system` is left out.
@@ -257,11 +275,25 @@ class Renderer:
             return anchored[len(anchor) :]
         return ids
 
-    def _raw_encode(self, text: str) -> list[int]:
+    def _encode_first(self, text: str) -> tuple[int, ...]:
+        """Ids of `text` after BOS: sentencepiece puts a space before the first word there, as in training."""
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+        ids = tuple(self._raw_encode(text)) if text else ()
+        return ids if self.decode(ids) in (text, f" {text}") else self.encode(text)
+
+    def _tokens_before_a_text(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's post-processor puts before a text: BOS, or several, or none."""
+        bare = list(self._anchor)
+        whole = self._raw_encode(_ANCHOR, special=True)
+        places = range(len(whole) - len(bare) + 1)
+        found = next((i for i in places if whole[i : i + len(bare)] == bare), 0)
+        return tuple(whole[:found])
+
+    def _raw_encode(self, text: str, special: bool = False) -> list[int]:
         if self._backend is not None:
-            return self._backend.encode(text, add_special_tokens=False).ids
+            return self._backend.encode(text, add_special_tokens=special).ids
         as_text = {} if self._tekken else {"split_special_tokens": True}  # Tekken recognises none in text anyway
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, **as_text)["input_ids"]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special, **as_text)["input_ids"]
         return ids
 
     def _raw_decode(self, ids: Sequence[int]) -> str:

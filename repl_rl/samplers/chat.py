@@ -31,14 +31,13 @@ def opening(renderer: Renderer, system: str, question: str, template: str) -> Pr
     if template.startswith(OWN):
         begun = start(template, question, "")
         if begun.system is None:
-            return Prompt(begun.head, renderer.encode(begun.head))
+            return renderer.plain_prompt(begun.head)
         if system:
             raise ConfigError("system", system[:40], "the prompt file is the system message already; leave one out")
         return renderer.asked(begun.system, question)
     if template == "chat":
         return ChatFormat(renderer).prompt(conversation(system, question))
-    text = "".join(f"{part}\n" for part in (system, question) if part)
-    return Prompt(text, renderer.encode(text))
+    return renderer.plain_prompt("".join(f"{part}\n" for part in (system, question) if part))
 
 
 def conversation(system: str, question: str) -> list[Message]:

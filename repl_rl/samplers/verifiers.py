@@ -125,8 +125,7 @@ class VerifiersSampler(EnvironmentSampler):
         messages = [plain(message) for message in opening(self.environment, own)]
         if self.chat:
             return self._format(renderer)[0].prompt(messages)
-        text = "".join(f"{message['content']}\n" for message in messages)
-        return Prompt(text, renderer.encode(text))
+        return renderer.plain_prompt("".join(f"{message['content']}\n" for message in messages))
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
         """See `RolloutSampler.check_policy`; where there are tools, their calls must be readable, and be answered."""

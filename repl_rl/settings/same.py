@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
+from repl_rl.settings.legacy import ADDED
 from repl_rl.settings.toml import flatten, load
 
 FREE = frozenset({"name", "out", "overwrite", "resume", "states", "fleet", "trainer.save_every", "trainer.report_to"})
@@ -32,7 +33,8 @@ def differences(kept: Path, config_toml: str, free: Collection[str], grows: str 
         ConfigError: the file cannot be read.
     """
     ours: Mapping[str, object] = dict(flatten(tomllib.loads(config_toml)))
-    theirs = dict(flatten(load(kept)))
+    theirs = {**ADDED, **dict(flatten(load(kept)))}
+    theirs = {name: value for name, value in theirs.items() if name in ours or name not in ADDED}
     return [
         f"{name} is {_said(ours, name)}, the run's {_said(theirs, name)}"
         for name in sorted({*ours, *theirs} - {*free})

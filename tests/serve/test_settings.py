@@ -51,6 +51,7 @@ def test_a_run_is_served_with_its_prompt_its_sampler_and_its_limits(run: Path) -
         sandbox=Docker(),
         sampler="repl(give_up_after=3)",
         prompt="few_shot",
+        bos=False,
         concurrency=2,
         rollout=RolloutLimits(max_lines=5),
         limits=Limits(memory_mb=700),

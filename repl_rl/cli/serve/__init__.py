@@ -16,7 +16,18 @@ from repl_rl.world import World, folder_of
 
 _OF_TASKS = ("tasks", "judge", "group_judge")
 """What a world says of tasks, of which a server has none."""
-_OF_A_RUN = ("model", "prompt", "chat", "sampler", "host_functions", "preload", "overshoot", "context_tokens", "dtype")
+_OF_A_RUN = (
+    "model",
+    "prompt",
+    "bos",
+    "chat",
+    "sampler",
+    "host_functions",
+    "preload",
+    "overshoot",
+    "context_tokens",
+    "dtype",
+)
 _BUDGETS = ("rollout", "limits")
 """What a stored run decides, too."""
 

@@ -181,8 +181,9 @@ class Desk:
         try:
             self._refuse_long(asked.prompt if isinstance(asked, TextAsked) else question)
             if isinstance(asked, TextAsked):
-                raw = _raw(rollouts, asked.prompt)
-                prompt = conversation.after(raw) if conversation.token_ids else raw
+                first = not conversation.token_ids
+                raw = _raw(rollouts, asked.prompt, first)
+                prompt = raw if first else conversation.after(raw)
             else:
                 prompt = prompt_in(conversation, rollouts, task)
         except ConfigError as error:
@@ -204,11 +205,11 @@ class Desk:
         return Refusal(400, message, param="messages", code="context_length_exceeded")
 
 
-def _raw(rollouts: Rollouts, given: str | list[int]) -> Prompt:
-    """A prompt as it was given, text or ids."""
+def _raw(rollouts: Rollouts, given: str | list[int], first: bool) -> Prompt:
+    """A prompt as it was given, text or ids; a text that is the `first` of a conversation begins with BOS."""
     renderer = rollouts.renderer
     if isinstance(given, str):
-        return Prompt(given, renderer.encode(given))
+        return renderer.plain_prompt(given) if first else Prompt(given, renderer.encode(given))
     size = len(renderer.tokenizer)
     if max(given) >= size:
         raise Refusal(400, f"the prompt has the id {max(given)}, and the vocabulary ends at {size - 1}", param="prompt")
