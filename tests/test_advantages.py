@@ -123,7 +123,9 @@ def test_two_stream_is_the_weighted_sum_of_outcome_rewards_and_shaping(
     given = [r for row in group.rewards_G_L for r in row if r]
     flat = torch.tensor([*given, *(0.0 for row in group.rewards_G_L if row)], dtype=torch.float32)
     varied = len(set(flat.tolist())) > 1 and sum(map(bool, group.rewards_G_L)) > 1
-    line = iter(((flat - flat.mean()) / (flat.std() + EPSILON)).tolist() if varied else [0.0] * len(given))
+    baseline = flat.mean().clamp(min=0.0)
+    deviation = (((flat - baseline) ** 2).sum() / max(len(flat) - 1, 1)).sqrt()
+    line = iter(((flat - baseline) / (deviation + EPSILON)).tolist() if varied else [0.0] * len(given))
     ours, plain = estimator(f"two_stream(line_weight={weight!r})")(shaped), estimator("outcome")(group)
     for i, row in enumerate(ours):
         for at, value in enumerate(row):
@@ -177,21 +179,24 @@ def test_normalised_values_that_vary_have_mean_zero_and_unbiased_deviation_one(v
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_equal_rewards_leave_nothing_behind_by_rounding(count: int) -> None:
-    group = GroupRewards.of((-0.1, -0.1), ((-0.1,) * count, (-0.1,) * count))
+    group = GroupRewards.of((0.1, 0.1), ((0.1,) * count, (0.1,) * count))
     assert estimator("process")(group) == ((0.0,) * count, (0.0,) * count)
 
 
 @given(graded, shapings)
 def test_process_is_the_formula_of_deepseekmath_read_aloud(group: GroupRewards, entries: list[float]) -> None:
-    """Its steps are the lines that were given a reward, and the outcome after the last line."""
+    """Its steps are the lines that were given a reward above 0, and the outcome after the last line."""
     steps_G = [
-        [*((at, r) for at, r in enumerate(row) if r), (len(row), value or 0.0)]
+        [*((at, r) for at, r in enumerate(row) if r > 0), (len(row), value or 0.0)]
         for row, value in zip(group.rewards_G_L, group.outcomes_G, strict=True)
         if row
     ]
     everything = [r for steps in steps_G for _, r in steps]
     if len(steps_G) < 2:
         return
+    rewards_G = [row for row in group.rewards_G_L if row]
+    penalties = [r for row in rewards_G for r in row if r < 0]
+    divisor = max(0.5, math.sqrt(sum(r * r for r in penalties) / max(len(penalties), 1)))
     mean = sum(everything) / len(everything)
     std = math.sqrt(sum((r - mean) ** 2 for r in everything) / (len(everything) - 1))
     if 0 < std < 0.1:
@@ -199,9 +204,10 @@ def test_process_is_the_formula_of_deepseekmath_read_aloud(group: GroupRewards, 
     shaped = with_shaping(group, entries, bound=0.25)
     advantages = [row for row in estimator("process")(shaped) if row]
     shaping = [row for row in shaped.shaping_G_L if row]
-    for ours, steps, row in zip(advantages, steps_G, shaping, strict=True):
+    for ours, steps, rewards_L, row in zip(advantages, steps_G, rewards_G, shaping, strict=True):
         for start, value in enumerate(ours):
             brute = sum((r - mean) / (std + 1e-4) for at, r in steps if at >= start)
+            brute += sum(r / divisor for r in rewards_L[start:] if r < 0)
             errors = max(-0.25, min(0.25, sum(row[start:])))
             assert value == pytest.approx(brute + errors / 0.5, rel=1e-3, abs=1e-3)
 
@@ -220,24 +226,30 @@ def test_process_without_rewards_of_lines_is_outcome(group: GroupRewards) -> Non
 def test_return_to_go_is_the_discounted_return_less_that_of_the_others_at_the_same_step(
     group: GroupRewards, entries: list[float], discount: float
 ) -> None:
-    def returns(i: int, at: int) -> float:
-        row = [*group.rewards_G_L[i][:-1], group.rewards_G_L[i][-1] + (group.outcomes_G[i] or 0.0)]
-        return sum(discount ** (k - at) * row[k] for k in range(at, len(row)))
+    def outcome(i: int, at: int) -> float:
+        return discount ** (len(group.rewards_G_L[i]) - 1 - at) * (group.outcomes_G[i] or 0.0)
+
+    def rewards(i: int, at: int) -> float:
+        return sum(discount ** (k - at) * r for k, r in enumerate(group.rewards_G_L[i]) if k >= at)
 
     def step(i: int, at: int) -> int:
-        return sum(map(bool, group.rewards_G_L[i][:at]))
+        return sum(r > 0 for r in group.rewards_G_L[i][:at])
 
     playing = [i for i, row in enumerate(group.rewards_G_L) if row]
     shaped = with_shaping(group, entries, bound=0.25)
     for i, ours in enumerate(estimator(f"return_to_go(discount={discount!r})")(shaped)):
         for at, value in enumerate(ours):
-            places = {
-                j: next((p for p in range(len(group.rewards_G_L[j])) if step(j, p) == step(i, at)), -1)
+            places = [
+                (j, next((p for p in range(len(group.rewards_G_L[j])) if step(j, p) == step(i, at)), -1))
                 for j in playing
                 if j != i
-            }
-            others = [returns(j, place if place >= 0 else len(group.rewards_G_L[j]) - 1) for j, place in places.items()]
-            expected = returns(i, at) - sum(others) / len(others) if others else 0.0
+            ]
+            others = [(j, place if place >= 0 else len(group.rewards_G_L[j]) - 1) for j, place in places]
+            expected = 0.0
+            if others:
+                expected = outcome(i, at) - sum(outcome(*other) for other in others) / len(others)
+                earned = [rewards(*other) for other in others]
+                expected += rewards(i, at) - max(sum(earned) / len(earned), min(0.0, max(rewards(i, at), *earned)))
             expected += max(-0.25, min(0.25, sum(shaped.shaping_G_L[i][at:])))
             assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
@@ -251,8 +263,12 @@ def test_state_anchor_compares_lines_that_start_from_the_same_state() -> None:
     group = GroupRewards.of((1.0, 1.0), ((0.0, -0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
     a = estimator("state_anchor(discount=1.0)")(group)
     assert a[0][1] == a[1][1] == 0.0, "nothing else started from x or from y, and the outcomes are equal"
-    assert a[0][0] < 0 < a[1][0]
-    assert a[0][0] == pytest.approx(-a[1][0])
+    assert a[0][0] == pytest.approx(-0.4)
+    assert a[1][0] == 0.0, "the penalty of another rollout pays nothing"
+    paid = GroupRewards.of((1.0, 1.0), ((0.0, 0.4), (0.0, 0.0)), (("start", "x"), ("start", "y")))
+    a = estimator("state_anchor(discount=1.0)")(paid)
+    assert a[0][0] == pytest.approx(0.4)
+    assert a[1][0] == pytest.approx(-0.4)
 
 
 @given(graded)

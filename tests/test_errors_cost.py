@@ -198,3 +198,50 @@ def test_compared_a_penalty_that_is_due_more_often_is_nearer_to_the_mean_and_as_
     assert first[0] < first[1] < 0
     first = [estimator(as_given("two_stream"))(GroupRewards.of((0.0, 0.0), rows))[0][0] for rows in (once, often)]
     assert first == [-0.3, -0.3]
+
+
+PENALTIES = [
+    *sorted(ESTIMATORS),
+    "two_stream(line_weight=1.0)",
+    "return_to_go(discount=0.5)",
+    "state_anchor(discount=1.0)",
+    "merged_prefixes(by='states')",
+    "merged_prefixes(form='difference')",
+    "repl_rl.credit.errors:spared",
+    *map(as_given, AS_GIVEN),
+]
+
+
+@st.composite
+def penalised(draw: st.DrawFn) -> GroupRewards:
+    """A group whose lines were given nothing, or less, beside what the table gives."""
+    group, *_ = draw(one_error_more())
+    penalty = st.sampled_from([0.0, 0.0, -0.1, -0.5, -3.0, -1e-9])
+    rows = [[s + draw(penalty) for s in row] for row in group.shaping_G_L]
+    return GroupRewards.of(group.outcomes_G, rows, group.states_G_L, group.shaping_G_L, group.bound, group.states_G_L)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+@settings(max_examples=150, deadline=None)
+@given(group=penalised())
+def test_rewards_that_are_all_at_most_0_raise_the_advantage_of_no_line(name: str, group: GroupRewards) -> None:
+    rows = zip(estimator(name)(group), estimator(name)(without_given(group)), strict=True)
+    raised_by = [a - b for with_them, without in rows for a, b in zip(with_them, without, strict=True)]
+    assert max(raised_by, default=0.0) <= LEAST
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_many_small_penalties_beside_a_large_one_pay_nothing(name: str) -> None:
+    """The case that was found: six lines given -0.1 beside one line given -0.5, in rollouts of equal outcome."""
+    rows, states = ((-0.1,) * 6, (-0.5,)), (("s",) * 6, ("s",))
+    advantages = estimator(name)(GroupRewards.of((0.0, 0.0), rows, states, (), TABLE.bound, states))
+    assert max(max(row) for row in advantages) <= 0
+    if name not in ("outcome",):
+        assert min(min(row) for row in advantages) < 0, "a penalty costs"
+
+
+@pytest.mark.parametrize("name", ["two_stream", "process", "return_to_go", "state_anchor"])
+def test_rewards_of_which_none_is_below_0_are_compared_with_their_mean(name: str) -> None:
+    states = (("s", "t"), ("s", "t"))
+    advantages = estimator(name)(GroupRewards.of((0.0, 0.0), ((0.5, 0.1), (0.1, 0.1)), states))
+    assert advantages[0][0] > 0 > advantages[1][0]

@@ -7,6 +7,10 @@ Rewards that lines were given are compared within the group, as each estimator s
 (`given="as_given"`): then each is added to the advantage of its line, and where rewards are added up to those of the
 lines before it, and to nothing else; no mean, no deviation and no weight touches it.
 
+Where they are compared, rewards that are all <= 0 raise the advantage of no line: a baseline of given rewards that
+would be below 0 is the largest of those compared, or 0, and outcomes are compared without them. A plain mean of
+penalties would pay each line that has a smaller one.
+
 Rules that hold for each of them: a rollout that may not be trained on has no line here and a nan outcome, so it takes
 no part in any baseline; outcomes and given rewards of a group of one, or without variance, give zeros. (Where a mean of
 equal outcomes is not exact in float32, as for three outcomes of 0.1, `outcome` gives TRL's rounding error in place of
@@ -24,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from statistics import fmean
 from typing import Annotated, Literal
 
 from repl_rl.credit.earnings import (
@@ -31,8 +36,10 @@ from repl_rl.credit.earnings import (
     OUTCOME_DEVIATION,
     Advantages,
     GroupRewards,
+    floored_scores,
     normalise,
     outcome_scores,
+    penalty_scores,
     scores_of,
     to_go,
 )
@@ -77,13 +84,14 @@ def two_stream(group: GroupRewards, *, line_weight: LineWeight = 0.3, given: Giv
     s(i, l) is the line's own shaping. A_given(i, l) = (g(i, l) - mean g) / (std g + EPSILON) for the reward g(i, l)
     that the line was given, and 0 where that is 0: if a line that earned nothing were above a mean of penalties, every
     harmless line would pay, and a policy could farm by writing more of them. For the same reason mean and deviation are
-    over all rewards that were given in the group, and one 0 a rollout, however many lines were given nothing. As it is
-    given, a reward is added in place of line_weight * A_given(i, l).
+    over all rewards that were given in the group, and one 0 per rollout, however many lines were given nothing; and a
+    mean below 0 counts as 0, the deviation being around it. As it is given, a reward is added in place of
+    line_weight * A_given(i, l).
     """
     compared, apart = _parted(group, given)
     given_G_L = compared.given_G_L
     zeros = [0.0 for rewards_L in given_G_L if rewards_L]
-    scores = iter(scores_of([g for given_L in given_G_L for g in given_L if g], zeros) if len(zeros) > 1 else ())
+    scores = iter(floored_scores([g for given_L in given_G_L for g in given_L if g], zeros) if len(zeros) > 1 else ())
     return _joined(
         tuple(
             tuple(
@@ -99,17 +107,24 @@ def two_stream(group: GroupRewards, *, line_weight: LineWeight = 0.3, given: Giv
 def process(group: GroupRewards, *, given: Given = "compared") -> Advantages:
     """A(i, l) = sum over steps k >= l of (r(i, k) - mean r) / (std r + EPSILON), + S(i, l) / OUTCOME_DEVIATION.
 
-    The steps of a rollout are its lines that were given a reward, and its outcome, which comes last; mean and deviation
-    are over all steps of the group. Source: DeepSeekMath (arXiv 2402.03300) section 4.1.3, process supervision. S(i, l)
-    is the bounded sum of shaping from the line on. Without given rewards and shaping, this is `outcome`. As they are
-    given, rewards are no steps: their sum from the line on is added.
+    The steps of a rollout are its lines that were given a reward above 0, and its outcome, which comes last; mean and
+    deviation are over all steps of the group. Source: DeepSeekMath (arXiv 2402.03300) section 4.1.3, process
+    supervision. A penalty, a reward below 0, is no step: it counts from 0, divided by the root mean square of the
+    group's penalties, or by OUTCOME_DEVIATION where that is larger, and is added to its line and those before it.
+    S(i, l) is the bounded sum of shaping from the line on. Without given rewards and shaping, this is `outcome`. As
+    they are given, rewards are no steps: their sum from the line on is added.
     """
     group, apart = _parted(group, given)
     given_G_L = group.given_G_L
     graded = [r for r, row in zip(group.outcomes_G, given_G_L, strict=True) if row and r is not None]
-    steps = [g for given_L in given_G_L for g in given_L if g] + graded
-    scores = iter(scores_of(steps) if sum(map(bool, given_G_L)) > 1 else [0.0] * len(steps))
-    steps_G_L = [[next(scores) if g else 0.0 for g in given_L] for given_L in given_G_L]
+    steps = [g for given_L in given_G_L for g in given_L if g > 0] + graded
+    alone = sum(map(bool, given_G_L)) < 2
+    scores = iter([0.0] * len(steps) if alone else scores_of(steps))
+    fines = [g for given_L in given_G_L for g in given_L if g < 0]
+    penalties = iter([0.0] * len(fines) if alone else penalty_scores(fines))
+    steps_G_L = [
+        [next(scores) if g > 0 else next(penalties) if g < 0 else 0.0 for g in given_L] for given_L in given_G_L
+    ]
     for steps_L, outcome in zip(steps_G_L, group.outcomes_G, strict=True):
         if steps_L and outcome is not None:
             steps_L[-1] += next(scores)
@@ -121,24 +136,31 @@ def process(group: GroupRewards, *, given: Given = "compared") -> Advantages:
 
 
 def return_to_go(group: GroupRewards, *, discount: Discount = 1.0, given: Given = "compared") -> Advantages:
-    """A(i, l) = G(i, l) - mean over j != i of G(j, at the same step) + S(i, l).
+    """A(i, l) = R(i, l) - mean R(j, at the same step) + G(i, l) - b(i, l) + S(i, l).
 
-    G(i, l) = sum over k >= l of discount^(k - l) g(i, k); g are the rewards that lines were given, the outcome added to
-    the last line's. A rollout is at step n on lines before which n lines were given a reward, and G(j, at step n) is
-    that of the first of them; a rollout that never got so far counts with what its last line returned. S(i, l) is the
-    bounded sum of shaping from the line on, which is not discounted. The baseline never holds the rollout itself, so
+    b(i, l) = max(mean G(j, at the same step), min(0, max G)), the maximum being over i and all j. Means are over the
+    other rollouts, j != i. R(i, l) is the outcome, and G(i, l) the rewards that lines were given, both as discounted
+    sums: of discount^(k - l) g(i, k) over lines k >= l; the outcome belongs to the last line. A rollout is at step n on
+    lines before which n lines were given a reward above 0, and what it returns at step n is that of the first of them;
+    a rollout that never got so far counts with what its last line returned. S(i, l) is the bounded sum of shaping from
+    the line on, which is not discounted. A mean below 0 would pay each line whose penalties are smaller than those of
+    others, so the line that lost least is the baseline then. Otherwise the baseline never holds the rollout itself, so
     the gradient is unbiased; nothing is divided by a deviation. Source: RLOO (arXiv 2402.14740), with the reward to go
     of REINFORCE. As they are given, rewards are no part of G: their discounted sum from the line on is added.
     """
     group, apart = _parted(group, given)
-    returns_G_L = _returns(group, discount)
-    steps_G_L = [list(accumulate((bool(g) for g in given_L[:-1]), initial=0)) for given_L in group.given_G_L]
+    outcomes_G_L = _outcome_returns(group, discount)
+    given_G_L = [to_go(given_L, discount) for given_L in group.given_G_L]
+    steps_G_L = [list(accumulate((g > 0 for g in given_L[:-1]), initial=0)) for given_L in group.given_G_L]
+
+    def credit(i: int, at: int) -> float:
+        compared = outcomes_G_L[i][at] - fmean(_others_at_step(outcomes_G_L, steps_G_L, i, at))
+        return compared + _above_baseline(given_G_L[i][at], _others_at_step(given_G_L, steps_G_L, i, at))
+
+    alone = sum(map(bool, given_G_L)) < 2
     rows = tuple(
-        tuple(
-            value - _others_mean(returns_G_L, steps_G_L, i, at) + shaped
-            for at, (value, shaped) in enumerate(zip(returns_L, shaped_L, strict=True))
-        )
-        for i, (returns_L, shaped_L) in enumerate(zip(returns_G_L, group.shaping_to_go(), strict=True))
+        tuple((0.0 if alone else credit(i, at)) + shaped for at, shaped in enumerate(shaped_L))
+        for i, shaped_L in enumerate(group.shaping_to_go())
     )
     return _joined(rows, [to_go(apart_L, discount) for apart_L in apart])
 
@@ -148,25 +170,31 @@ def state_anchor(
 ) -> Advantages:
     """A(i, l) = A_outcome(i) + line_weight * A_state(i, l) + S(i, l) / OUTCOME_DEVIATION.
 
-    A_state(i, l) = (G(i, l) - mean of G over the other rollouts that came by the state that line l started from) / c:
-    each counts once, with its first line there, and c is the largest absolute outcome of the group (1, if all are 0); 0
-    for a state that only one rollout came by. G is the discounted return of outcome and given rewards, S(i, l) the
-    bounded sum of shaping from the line on. Source: GiGPO (arXiv 2505.10978), a step being a line, with its
-    normalisation without a deviation, so that a rollout cannot move its own baseline by coming back. As they are given,
-    rewards are no part of G: their discounted sum from the line on is added.
+    A_state(i, l) = (R(i, l) - mean R + G(i, l) - b) / c. R is the discounted return of the outcome, G that of rewards
+    that lines were given; means are over the other rollouts that came by the state that line l started from, each of
+    which counts once, with its first line there. b = max(mean G, min(0, max G)), the maximum being over the line
+    itself, too. c is the largest absolute outcome of the group (1, if
+    all are 0). A_state is 0 for a state that only one rollout came by. S(i, l) is the bounded sum of shaping from the
+    line on. Source: GiGPO (arXiv 2505.10978), a step being a line, with its normalisation without a deviation, so that
+    a rollout cannot move its own baseline by coming back; b is raised as in `return_to_go`, so that penalties pay no
+    line. As they are given, rewards are no part of G: their discounted sum from the line on is added.
     """
     group, apart = _parted(group, given)
-    returns_G_L = _returns(group, discount)
+    outcomes_G_L = _outcome_returns(group, discount)
+    given_G_L = [to_go(given_L, discount) for given_L in group.given_G_L]
     scale = max((abs(r or 0.0) for r in group.outcomes_G), default=0.0) or 1.0
-    anchors: dict[str, dict[int, float]] = {}
+    first_lines: dict[str, dict[int, int]] = {}
     for i, states_L in enumerate(group.states_G_L):
         for at, state in enumerate(states_L):
-            anchors.setdefault(state, {}).setdefault(i, returns_G_L[i][at])
-    local = [[0.0] * len(returns_L) for returns_L in returns_G_L]
+            first_lines.setdefault(state, {}).setdefault(i, at)
+    local = [[0.0] * len(given_L) for given_L in given_G_L]
     for i, states_L in enumerate(group.states_G_L):
         for at, state in enumerate(states_L):
-            others = [value for j, value in anchors[state].items() if j != i]
-            local[i][at] = (returns_G_L[i][at] - math.fsum(others) / len(others)) / scale if others else 0.0
+            others = [(j, first) for j, first in first_lines[state].items() if j != i]
+            if others:
+                compared = outcomes_G_L[i][at] - fmean(outcomes_G_L[j][first] for j, first in others)
+                earned = _above_baseline(given_G_L[i][at], [given_G_L[j][first] for j, first in others])
+                local[i][at] = (compared + earned) / scale
     rows = tuple(
         tuple(score + line_weight * a + s / OUTCOME_DEVIATION for a, s in zip(values_L, shaped_L, strict=True))
         for score, values_L, shaped_L in zip(outcome_scores(group), local, group.shaping_to_go(), strict=True)
@@ -190,24 +218,30 @@ def _joined(rows: Advantages, apart: Sequence[Sequence[float]]) -> Advantages:
     )
 
 
-def _returns(group: GroupRewards, discount: float) -> list[tuple[float, ...]]:
-    """Discounted sums of what was given, the outcome added to the last line: it belongs to the last sampled token."""
-    rows = [list(given_L) for given_L in group.given_G_L]
+def _outcome_returns(group: GroupRewards, discount: float) -> list[tuple[float, ...]]:
+    """Discounted outcomes from each line on: an outcome belongs to the last sampled token, so to the last line."""
+    rows = [[0.0] * len(given_L) for given_L in group.given_G_L]
     for row, outcome in zip(rows, group.outcomes_G, strict=True):
         if row and outcome is not None:
-            row[-1] += outcome
+            row[-1] = outcome
     return [to_go(row, discount) for row in rows]
 
 
-def _others_mean(returns_G_L: Sequence[Sequence[float]], steps_G_L: Sequence[Sequence[int]], i: int, at: int) -> float:
-    """Mean of the other rollouts' returns at the step of line `at` of rollout i; its own return if it is alone."""
+def _others_at_step(
+    returns_G_L: Sequence[Sequence[float]], steps_G_L: Sequence[Sequence[int]], i: int, at: int
+) -> list[float]:
+    """The other rollouts' returns at the step of line `at` of rollout i."""
     step = steps_G_L[i][at]
-    others = [
+    return [
         returns_L[min(bisect_left(steps_L, step), len(returns_L) - 1)]
         for j, (returns_L, steps_L) in enumerate(zip(returns_G_L, steps_G_L, strict=True))
         if j != i and returns_L
     ]
-    return math.fsum(others) / len(others) if others else returns_G_L[i][at]
+
+
+def _above_baseline(own: float, others: Sequence[float]) -> float:
+    """Given rewards less the others' mean; where that is below 0, less the largest of all, or 0."""
+    return own - max(fmean(others), min(0.0, max(own, *others)))
 
 
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {

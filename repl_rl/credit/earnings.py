@@ -208,6 +208,29 @@ def scores_of(values: Sequence[float], beside: Sequence[float] = ()) -> list[flo
     return scores[: len(values)]
 
 
+def floored_scores(values: Sequence[float], beside: Sequence[float] = ()) -> list[float]:
+    """(x - b) / (deviation + EPSILON), b = max(mean, 0), of values together with those `beside` them, in order.
+
+    The deviation is the unbiased one around b. Where the mean is at least 0 this is `scores_of`; where it is below 0,
+    the smaller ones of several penalties would score above 0, and more lines would pay.
+    """
+    together = [*values, *beside]
+    if len(together) < 2 or math.fsum(together) >= 0:
+        return scores_of(values, beside)
+    deviation = math.sqrt(math.fsum(value * value for value in together) / (len(together) - 1))
+    return [value / (deviation + EPSILON) for value in values]
+
+
+def penalty_scores(values: Sequence[float]) -> list[float]:
+    """Values below 0 divided by their root mean square, or by OUTCOME_DEVIATION where that is larger, in order.
+
+    They are compared with 0 and never with each other, so a small penalty does not pay beside large ones. The divisor
+    keeps small ones small, and large ones from drowning outcomes that are normalised.
+    """
+    square = math.fsum(value * value for value in values) / len(values) if values else 0.0
+    return [value / max(OUTCOME_DEVIATION, math.sqrt(square)) for value in values]
+
+
 def outcome_scores(group: GroupRewards) -> list[float]:
     """What the outcome of each rollout is worth beside the others': the group's numbers of GRPO, shape (G,)."""
     outcomes_G = torch.tensor([math.nan if r is None else r for r in group.outcomes_G], dtype=torch.float32)

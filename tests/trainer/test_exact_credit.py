@@ -47,29 +47,52 @@ def allowed(name: str, group: Sequence[Trajectory], before: Rows, after: Rows, i
         return {place for place in every if left_to_earn(before, *place) != left_to_earn(after, *place)}
     if name == "state_anchor":
         states = [line_states(t) for t in group]
-        came_by = {state: [j for j, row in enumerate(states) if state in row] for row in states for state in row}
-        shared = {(j, k) for j, k in every if len(came_by[states[j][k]]) > 1}
-        return {(j, k) for j, k in shared if (k if j == i else first(states[i], states[j][k])) <= at}
+        return {place for place in every if anchored(states, before, *place) != anchored(states, after, *place)}
     if name == "merged_prefixes":
         return {(i, k) for k in range(at + 1)}
     assert name == "process", "write down what a new estimator allows"
-    return every
+    outcomes = [t.outcome or 0.0 for t in group]
+    return {place for place in every if supervised(outcomes, before, *place) != supervised(outcomes, after, *place)}
 
 
-def first(states_L: Sequence[str], state: str) -> int:
-    """The first line that starts from the state; past the end, if none does."""
-    return [*states_L, state].index(state)
+def mean(values: Sequence[Fraction]) -> Fraction:
+    return sum(values, Fraction()) / len(values)
+
+
+def above_baseline(own: Fraction, others: Sequence[Fraction]) -> Fraction:
+    return own - max(mean(others), min(Fraction(), max(own, *others)))
+
+
+def anchored(states: Sequence[Sequence[str]], rows: Rows, j: int, k: int) -> Fraction:
+    """What the line has still to earn beyond what others had who came by its state, exactly; 0 where none did."""
+
+    def earned(i: int, at: int) -> Fraction:
+        return sum((Fraction(19, 20) ** (n - at) * Fraction(rows[i][n]) for n in range(at, len(rows[i]))), Fraction())
+
+    state = states[j][k]
+    others = [earned(i, row.index(state)) for i, row in enumerate(states) if i != j and state in row]
+    return above_baseline(earned(j, k), others) if others else Fraction()
+
+
+def supervised(outcomes: Sequence[float], rows: Rows, j: int, k: int) -> list[Fraction]:
+    """All that `process` makes of a line: the steps of the group and its own from there on, and so for penalties."""
+    steps = sorted(Fraction(r) for row in rows for r in row if r > 0) + [Fraction(r) for r in outcomes]
+    own = [Fraction(r) for r in rows[j][k:]]
+    squares = [Fraction(r) ** 2 for row in rows for r in row if r < 0]
+    divisor = max(Fraction(1, 4), mean(squares)) if squares else Fraction(1, 4)
+    penalties = sum((r for r in own if r < 0), Fraction())
+    return [*steps, sum((r for r in own if r > 0), Fraction()), penalties, divisor if penalties else Fraction()]
 
 
 def left_to_earn(rows: Rows, j: int, k: int) -> Fraction:
     """What the line has still to earn beyond what the others had, on average, at its step: exactly."""
     exact = [[Fraction(value) for value in row] for row in rows]
-    step = sum(map(bool, rows[j][:k]))
+    step = sum(r > 0 for r in rows[j][:k])
     rest: list[Fraction] = []
     for row in exact[:j] + exact[j + 1 :]:
-        places = [at for at in range(len(row)) if sum(map(bool, row[:at])) == step]
+        places = [at for at in range(len(row)) if sum(r > 0 for r in row[:at]) == step]
         rest.append(sum(row[places[0] if places else len(row) - 1 :], Fraction()))
-    return sum(exact[j][k:], Fraction()) - sum(rest, Fraction()) / len(rest)
+    return above_baseline(sum(exact[j][k:], Fraction()), rest)
 
 
 def moved(
