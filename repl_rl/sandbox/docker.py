@@ -84,6 +84,7 @@ def _hardening(folder: str, limits: Limits, options: Docker) -> dict[str, object
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges", f"seccomp={asset('sandbox/seccomp.json').read_text()}"],
         "init": True,
+        "oom_score_adj": 1000,
         "pids_limit": _PROCESSES,
         "nano_cpus": cores() * 10**9,
         "mem_limit": f"{options.memory_mb}m",

@@ -79,10 +79,19 @@ def wrap(
         SandboxUnavailable: something that this Python needs is not there.
     """
     spaces = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+    name = ("--hostname", "console")  # before anything is imported that remembers the host's
     variables = [word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)]
     seen = seen or view(Path(INSIDE), (), own_uids=False)
     return [
-        *(bwrap, *spaces, *(privileges or ("--unshare-user",)), "--die-with-parent", "--new-session", "--clearenv"),
+        *(
+            bwrap,
+            *spaces,
+            *name,
+            *(privileges or ("--unshare-user",)),
+            "--die-with-parent",
+            "--new-session",
+            "--clearenv",
+        ),
         *(*variables, *_FOLDERS, *seen.options, *binds, "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", "/tmp", "--", *inner),
     ]

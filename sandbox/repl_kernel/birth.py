@@ -22,17 +22,17 @@ from repl_kernel.kernel import ReplKernel
 
 CONSOLE_UID = 1000
 """Of a console, as it sees itself."""
-_NAMESPACES = (
-    system.CLONE_NEWNS | system.CLONE_NEWNET | system.CLONE_NEWIPC | system.CLONE_NEWUTS | system.CLONE_NEWCGROUP
-)
+_NAMESPACES = system.CLONE_NEWNS | system.CLONE_NEWIPC | system.CLONE_NEWUTS | system.CLONE_NEWCGROUP
 _MIB = 1 << 20
 _OUTPUT_SLACK_BYTES = 4 * _MIB
 _OUR_PROCESSES = 3
 """The supervisor and two threads of the kernel's socket library."""
 _SENDING_MS = 1000
+_TCP_BUFFER_BYTES = "4096 65536 131072"
+"""Least, first and largest size of the buffer of a TCP socket."""
 _FILTER = seccomp.program()
 """Made once, by the fork server: a console may not be able to read the list."""
-_STATION_FILTER = seccomp.program(allowed=("unshare", "mount", "sethostname"))
+_STATION_FILTER = seccomp.program(allowed=("unshare", "mount"))
 """Of a process in which a workspace was made: its children still have to leave its namespaces. They add `_FILTER`."""
 
 
@@ -88,30 +88,46 @@ def isolate(request: Request, kept: Sequence[str]) -> Place:
     if request.uid:
         # As root: mounts first, because a user namespace may not mount a /proc where bubblewrap has covered parts.
         system.unshare(_NAMESPACES)
-        system.set_hostname("console")
         mounts.mount_own(sizes, kept)
+        proc = mounts.open_proc(sealed=not request.prepares)
         os.setgroups([])
         os.setresgid(request.uid, request.uid, request.uid)
         os.setresuid(request.uid, request.uid, request.uid)
         system.set_dumpable(True)  # else the files in /proc/self belong to root
-        _enter_user_namespace(0)
+        _enter_user_namespace(system.CLONE_NEWNET, proc)
     else:
-        _enter_user_namespace(_NAMESPACES | system.CLONE_NEWPID)
+        outside = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        _enter_user_namespace(_NAMESPACES | system.CLONE_NEWPID | system.CLONE_NEWNET, outside)
+        os.close(outside)
         if os.fork():
             os._exit(0)
-        system.set_hostname("console")
         mounts.mount_own(sizes, kept)
+        proc = mounts.open_proc(sealed=not request.prepares)
+    _raise_loopback(proc)
+    os.close(proc)
     return Place(mounts.FOLDER, mounts.scratch(kept), temporary=False)
 
 
-def _enter_user_namespace(others: int) -> None:
+def _enter_user_namespace(others: int, proc: int) -> None:
+    """Move into a new user namespace, and into `others`, which belong to it. `proc`: a /proc that can be written to."""
     uid, gid = os.getuid(), os.getgid()
     system.unshare(system.CLONE_NEWUSER | others)
     maps = {"setgroups": "deny", "uid_map": f"{CONSOLE_UID} {uid} 1", "gid_map": f"{CONSOLE_UID} {gid} 1"}
     for name, text in maps.items():
-        file = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        os.write(file, text.encode())
-        os.close(file)
+        _write(proc, f"self/{name}", text)
+
+
+def _raise_loopback(proc: int) -> None:
+    """Give the console a loopback, with buffers that are small: the memory of TCP is limited for the machine only."""
+    for name in ("tcp_rmem", "tcp_wmem"):
+        _write(proc, f"sys/net/ipv4/{name}", _TCP_BUFFER_BYTES)
+    system.raise_loopback()
+
+
+def _write(proc: int, name: str, text: str) -> None:
+    file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+    os.write(file, text.encode())
+    os.close(file)
 
 
 def renounce(station: bool = False) -> None:

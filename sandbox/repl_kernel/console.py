@@ -91,7 +91,7 @@ def clean_interpreter(filters: Sequence[object]) -> None:
     assert isinstance(now, list)
     now[:] = filters
     vars(warnings)["_filters_mutated"]()
-    sys.argv = [""]
+    sys.argv, sys.orig_argv = [""], ["python3"]
     sys.ps1, sys.ps2 = ">>> ", "... "
     for name in ("last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):

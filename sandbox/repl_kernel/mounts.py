@@ -1,5 +1,6 @@
 """The file systems of one console: scratch space that starts empty, and nothing of its siblings'."""
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ FOLDER = "/run/console"
 """A console's socket and its output file."""
 _SCRATCH, _SHARED = "/tmp", "/dev/shm"
 _LOCKED = system.MS_NOSUID | system.MS_NODEV
+_TERMINALS = 16
+"""Most pseudo terminals of a console: the machine has 4,096 for all."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,10 @@ class Sizes:
 
 
 def mount_own(sizes: Sizes, kept: Sequence[str]) -> None:
-    """Cover what the fork server has there. `kept`: paths in it that are shown again, read-only."""
+    """Cover what the fork server has there. `kept`: paths in it that are shown again, read-only.
+
+    /proc can be written to until `open_proc` seals it.
+    """
     held = [(path, os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) for path in kept]
     system.mount("", "/", "", system.MS_REC | system.MS_PRIVATE)
     owner = f",uid={sizes.uid},gid={sizes.uid}" if sizes.uid else ""
@@ -37,7 +43,32 @@ def mount_own(sizes: Sizes, kept: Sequence[str]) -> None:
         os.close(descriptor)
     output = f"size={sizes.output_bytes},nr_inodes=16,mode=0755{owner}"
     system.mount("tmpfs", FOLDER, "tmpfs", _LOCKED | system.MS_NOEXEC, output)
+    _mount_terminals()
     system.mount("proc", "/proc", "proc", _LOCKED | system.MS_NOEXEC)
+
+
+def _mount_terminals() -> None:
+    """Pseudo terminals that no sibling sees, and that are counted; none at all where the kernel makes no instance."""
+    flags = system.MS_NOSUID | system.MS_NOEXEC
+    try:
+        system.mount("devpts", "/dev/pts", "devpts", flags, f"newinstance,ptmxmode=0666,mode=0620,max={_TERMINALS}")
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENODEV):
+            raise
+        system.mount("tmpfs", "/dev/pts", "tmpfs", flags | system.MS_NODEV | system.MS_RDONLY, "size=4k,nr_inodes=1")
+
+
+def open_proc(*, sealed: bool) -> int:
+    """A descriptor of /proc that can be written to, for this process's own settings.
+
+    `sealed`: at its path /proc is read-only from now on, so that no later code changes its `oom_score_adj`.
+    """
+    descriptor = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if sealed:
+        system.mount("/proc", "/proc", "", system.MS_BIND)
+        read_only = system.MS_REMOUNT | system.MS_BIND | system.MS_RDONLY
+        system.mount("", "/proc", "", read_only | _LOCKED | system.MS_NOEXEC)
+    return descriptor
 
 
 def scratch(kept: Sequence[str]) -> str:

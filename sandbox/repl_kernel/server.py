@@ -135,6 +135,7 @@ def _become_station(request: birth.Request, descriptors: list[int], options: Opt
         channel.send(json.dumps({name: text[:_SHOWN_CHARS] for name, text in said.items()}).encode())
         os._exit(0)
     _forget_dead_children()
+    system.be_killed_first()  # in here the workspace could undo it
     gc.collect()
     gc.freeze()
     channel.send(b"{}")
@@ -156,6 +157,9 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
     `filters`: `warnings.filters` as they were before any import.
     """
     host = _connect(address)
+    system.be_killed_first()
+    if options.isolate:
+        system.overwrite_arguments(b"python3\0repl_kernel")
     for name in options.preload:
         try:
             importlib.import_module(name)

@@ -1,7 +1,10 @@
 """The Linux calls that Python 3.11 has no function for. Each raises `OSError` when the kernel refuses."""
 
 import ctypes
+import fcntl
 import os
+import socket
+import struct
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x20000, 0x2000000, 0x4000000
 CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -14,6 +17,7 @@ _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 22, 38, 47
 _PR_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION_3 = 0x20080522
 _FALLOC_FL_PUNCH_HOLE_KEEP_SIZE = 3
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
@@ -61,9 +65,28 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
     )
 
 
-def set_hostname(name: str) -> None:
-    """sethostname(2), in this UTS namespace."""
-    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
+def raise_loopback() -> None:
+    """Bring up the interface `lo` of this network namespace: 127.0.0.1, and ::1 where the kernel has IPv6."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh14x", b"lo", 0)
+        name, flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request))
+        if not flags & _IFF_UP:
+            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", name, flags | _IFF_UP))
+
+
+def be_killed_first() -> None:
+    """Where memory is out, the kernel ends this process, or one that it forks, before any other of the machine."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def overwrite_arguments(name: bytes) -> None:
+    """Make `name` all that /proc shows of this process's arguments, and of those of processes that it forks."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, name, min(len(name), end - start - 1))
 
 
 def die_with_parent() -> None:

@@ -84,6 +84,7 @@ def test_inspect_shows_every_hardening(nothing_left: None) -> None:
     assert host["PidsLimit"] > 0
     assert host["NanoCpus"] > 0
     assert host["Init"] is True
+    assert host["OomScoreAdj"] == 1000
     assert "nr_inodes" in host["Tmpfs"]["/tmp"]
     assert "size=" in host["Tmpfs"]["/tmp"]
     assert str(found["Config"]["User"]).split(":")[0] not in ("", "0", "root")  # type: ignore[index]

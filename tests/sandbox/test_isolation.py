@@ -3,10 +3,46 @@
 import asyncio
 from pathlib import Path
 
-from repl_rl.sandbox import open_sandbox
+from repl_rl.sandbox import Limits, open_sandbox
 from repl_rl.sandbox.conformance import Row, isolation, limits
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
 from tests.sandbox.places import ask, environment, site_packages
+
+STILL_WORK = (
+    ("import multiprocessing as mp, asyncio, os, pty, socket, subprocess, sys, threading, urllib.request", ""),
+    ("with mp.Pool(2) as pool: pool.map(abs, [-1, -2])\n", "[1, 2]\n"),
+    ("lock = mp.Lock(); lock.acquire(), lock.acquire(timeout=0.01), lock.release()", "(True, False, None)\n"),
+    ("queue = mp.Queue(); queue.put(6); queue.get()", "6\n"),
+    ("with mp.Manager() as manager: len(manager.list([1, 2]))\n", "2\n"),
+    ("from multiprocessing.managers import BaseManager, SharedMemoryManager", ""),
+    ("manager = BaseManager(('127.0.0.1', 0), b'x'); manager.start(); manager.shutdown()", ""),
+    ("from http.server import HTTPServer, BaseHTTPRequestHandler as Base", ""),
+    ("class Page(Base):", ""),
+    ("    def do_GET(self): self.send_response(200); self.end_headers(); self.wfile.write(b'page')", ""),
+    ("    def log_message(self, *_): pass", ""),
+    ("", ""),
+    ("server = HTTPServer(('localhost', 0), Page)", ""),
+    ("threading.Thread(target=server.serve_forever, daemon=True).start()", ""),
+    ("urllib.request.urlopen(f'http://localhost:{server.server_port}/').read()", "b'page'\n"),
+    ("async def echo(reader, writer): writer.write(await reader.read(9)); writer.close()\n", ""),
+    ("async def main():", ""),
+    ("    server = await asyncio.start_server(echo, '127.0.0.1', 0)", ""),
+    ("    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])", ""),
+    ("    writer.write(b'hello'); return await reader.read()", ""),
+    ("", ""),
+    ("asyncio.run(main())", "b'hello'\n"),
+    ("def talk():", ""),
+    ("    pid, terminal = pty.fork()", ""),
+    ("    if pid == 0: os.execv('/bin/sh', ['sh', '-c', 'tty; read x; echo got $x'])", ""),
+    ("    os.write(terminal, b'mine\\n'); text = b''", ""),
+    ("    while b'got' not in text: text += os.read(terminal, 99)", ""),
+    ("    return text.replace(b'mine\\r\\n', b''), os.waitpid(pid, 0)[1]", ""),
+    ("", ""),
+    ("b'/dev/pts/' in talk()[0]", "True\n"),
+    ("p = subprocess.Popen([sys.executable, '-c', 'print(input())'], stdin=-1, stdout=-1)", ""),
+    ("p.communicate(b'later')", "(b'later\\n', None)\n"),
+)
+"""What ordinary programs do with what the probes are about: locks, loopback, terminals, processes kept across lines."""
 
 WATCHER = """
 import ctypes, os
@@ -26,7 +62,7 @@ def test_a_local_console_sees_and_reaches_nothing_of_the_host_or_of_a_sibling() 
             return await isolation(sandbox)
 
     rows = asyncio.run(main())
-    assert len(rows) >= 35
+    assert len(rows) >= 75
     assert not _failed(rows)
 
 
@@ -37,6 +73,20 @@ def test_a_supervisor_is_closed_to_its_console_before_that_console_exists(tmp_pa
     assert ask(python, lines, preload=["watcher"]) == ["", "(0, 1)\n"]
 
 
+def test_ordinary_programs_still_work() -> None:
+    async def main() -> list[tuple[str, str]]:
+        limits = Limits(line_timeout_s=60)
+        async with open_sandbox("local", limits=limits, warm=0) as sandbox, sandbox.session() as session:
+            said = []
+            for cell, _ in STILL_WORK:
+                for line in cell.split("\n"):
+                    text = (await session.push(line)).text
+                said.append((cell, text))
+        return said
+
+    assert asyncio.run(main()) == list(STILL_WORK)
+
+
 def test_the_probes_notice_a_sandbox_that_isolates_nothing() -> None:
     async def main() -> list[Row]:
         async with open_sandbox("unsafe", warm=2) as sandbox:
@@ -45,6 +95,9 @@ def test_the_probes_notice_a_sandbox_that_isolates_nothing() -> None:
     failed = [row.name for row in asyncio.run(main()) if not row.passed]
     assert {"no new privileges", "seccomp filter is on", "no process of the host", "no file of the host"} <= {*failed}
     assert {"host's loopback is not ours", "namespaces of its own", "refused: unshare(0)"} <= {*failed}
+    assert {"refused: semget", "refused: io_setup", "refused: inotify_init1", "refused: statmount"} <= {*failed}
+    assert {"terminals of its own", "terminals are few", "stays the first to go"} <= {*failed}
+    assert {"host name is the console's", "arguments name nothing of the host"} <= {*failed}
 
 
 def test_every_limit_ends_in_its_own_status() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,53 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run a
 @pytest.mark.skipif(not SYSTEM_PYTHON.exists(), reason=f"there is no {SYSTEM_PYTHON} that every user can run")
 @pytest.mark.parametrize("where", ["/tmp", "/dev/shm", "/var/tmp"])
 def test_a_user_without_privileges_has_the_same_in_a_folder_of_his_own(where: str) -> None:
+    with _for_nobody(where) as (folder, python, packages):
+        name = str(folder)
+        writable = f"any(os.access(p, os.W_OK) for p in {(name, f'{name}/env', f'{name}/env/lib')!r})"
+        said = ask(python, ["import os", "os.getuid(), os.listdir()", writable, SEES], checkout=packages, user=NOBODY)
+        assert isinstance(said, list), said
+        assert said[1:3] == ["(1000, [])\n", "False\n"]
+        seen = eval(said[3])
+        assert set(seen["/tmp"]) | set(seen["/dev/shm"]) <= {"console", folder.name}
+
+
+PROBED = """
+import asyncio
+from repl_rl.sandbox import open_sandbox
+from repl_rl.sandbox.conformance import isolation
+
+async def main():
+    async with open_sandbox("local", warm=2) as sandbox:
+        rows = await isolation(sandbox)
+    print(len(rows), *(f"{row.name}: {row.detail}" for row in rows if not row.passed), sep="\\n")
+
+asyncio.run(main())
+"""
+
+
+@needs_root
+@pytest.mark.skipif(not SYSTEM_PYTHON.exists(), reason=f"there is no {SYSTEM_PYTHON} that every user can run")
+def test_consoles_of_a_user_without_privileges_keep_every_promise_of_isolation() -> None:
+    with _for_nobody("/var/tmp") as (_, python, packages):
+        done = subprocess.run(
+            [python, "-B", "-c", PROBED],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(packages), "HOME": "/"},
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    count, _, failed = done.stdout.partition("\n")
+    assert (done.returncode, failed) == (0, ""), done.stderr + failed
+    assert int(count) >= 75
+
+
+@contextmanager
+def _for_nobody(where: str) -> Iterator[tuple[Path, Path, Path]]:
+    """A folder that belongs to another user, with an environment: its interpreter and its folder of packages."""
     with tempfile.TemporaryDirectory(dir=where, prefix="größer ") as name:
         folder = Path(name)
         python = environment(folder / "env", SYSTEM_PYTHON)
@@ -136,13 +184,10 @@ def test_a_user_without_privileges_has_the_same_in_a_folder_of_his_own(where: st
         (packages / "others.pth").unlink()
         _copy_what_the_kernel_imports(packages)
         subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", folder], check=True)
-        writable = f"any(os.access(p, os.W_OK) for p in {(name, f'{name}/env', f'{name}/env/lib')!r})"
-        said = ask(python, ["import os", "os.getuid(), os.listdir()", writable, SEES], checkout=packages, user=NOBODY)
-        assert isinstance(said, list), said
-        assert said[1:3] == ["(1000, [])\n", "False\n"]
-        seen = eval(said[3])
-        assert set(seen["/tmp"]) | set(seen["/dev/shm"]) <= {"console", folder.name}
-        os.chown(folder, 0, 0)
+        try:
+            yield folder, python, packages
+        finally:
+            os.chown(folder, 0, 0)
 
 
 def _copy_what_the_kernel_imports(packages: Path) -> None:

@@ -14,7 +14,7 @@ from repl_rl.sandbox import SANDBOXES, open_sandbox
 from repl_rl.sandbox.base import Sandbox, SandboxKind
 from repl_rl.sandbox.conformance.harvest import Transcript, edge_transcripts, in_blocks, joined, transcripts
 from repl_rl.sandbox.conformance.host import HOST_CHECKS, run_host_check
-from repl_rl.sandbox.conformance.isolation import probes, run_probe, shared, spaces, world
+from repl_rl.sandbox.conformance.isolation import foreign_terminal, probes, run_probe, shared, spaces, world
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
 from repl_rl.sandbox.conformance.reference import SCRIPT, compare, reference_texts, reproducible
 from repl_rl.sandbox.conformance.workspaces import EMPTYISH, WORKSPACE_CHECKS, Begun, run_workspace_check
@@ -97,6 +97,8 @@ async def isolation(sandbox: Sandbox) -> list[Row]:
         for probe in probes(outside):
             problem = await run_probe(sandbox, probe)
             rows.append(Row("isolation", probe.name, not problem, problem))
+    terminal = await foreign_terminal(sandbox)
+    rows.append(Row("isolation", "terminals of its own", not terminal, terminal))
     common = shared(await spaces(sandbox, 3))
     rows.append(Row("isolation", "namespaces of its own", not common, ", ".join(common)))
     return rows

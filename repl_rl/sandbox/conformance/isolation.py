@@ -1,7 +1,9 @@
 """What a console can see and do of the world outside, asked from inside of it."""
 
 import asyncio
+import json
 import os
+import platform
 import secrets
 import socket
 import tempfile
@@ -10,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from repl_rl.machine.assets import asset
 from repl_rl.sandbox.base import Sandbox
 from repl_rl.sandbox.local import ENVIRONMENT
 
@@ -28,6 +31,16 @@ _HARMLESS_CALLS = (
 )
 """Calls that a filter refuses before it looks at their arguments. Without a filter they fail otherwise, or do nothing:
 probes must not change a machine that turns out not to be isolated."""
+_MACHINE_WIDE = (
+    *("semget", "semctl", "semop", "semtimedop", "io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents"),
+    *("io_pgetevents", "inotify_init1", "inotify_add_watch", "inotify_rm_watch", "cachestat", "listns"),
+    *("open_tree_attr", "statmount", "listmount", "lsm_get_self_attr", "lsm_set_self_attr", "lsm_list_modules"),
+    "set_mempolicy_home_node",
+)
+"""Calls that take what is counted for the whole machine or user, and newer ones that a filter must know by number.
+Each is made with arguments of -1, which no kernel accepts."""
+_TERMINALS = 16
+"""Most pseudo terminals of one console."""
 _SPACES = ("pid", "ipc", "mnt", "net", "user", "uts")
 
 
@@ -93,11 +106,43 @@ def _privileges() -> list[Probe]:
             Probe(f"refused: {call}", (_LIBRARY, f"c.{call}, ctypes.get_errno() == 1"), "(-1, True)\n")
             for call in _HARMLESS_CALLS
         ),
+        *(
+            Probe(
+                f"refused: {name}",
+                (_LIBRARY, f"c.syscall({number}, {', '.join(['ctypes.c_long(-1)'] * 5)}), ctypes.get_errno() == 1"),
+                "(-1, True)\n",
+            )
+            for name, number in _machine_wide()
+        ),
+        Probe("first to go where memory is out", ("open('/proc/self/oom_score_adj').read()",), "'1000\\n'\n"),
+        Probe(
+            "stays the first to go",
+            _refused("f = open('/proc/self/oom_score_adj', 'w'); f.write('0'); f.close()"),
+            _REFUSED,
+        ),
     ]
 
 
+def _machine_wide() -> list[tuple[str, int]]:
+    """Names of `_MACHINE_WIDE` and their numbers on this machine, which are those inside."""
+    table = json.loads(asset("sandbox/repl_kernel/denied_syscalls.json").read_text())["syscalls"]
+    return [(name, table[name][platform.machine()]) for name in _MACHINE_WIDE]
+
+
+def _loopback(address: str) -> Probe:
+    lines = (
+        "import socket",
+        f"s = socket.create_server(({address!r}, 0), family=socket.{'AF_INET6' if ':' in address else 'AF_INET'})",
+        "c = socket.create_connection(s.getsockname()[:2], 2); n = c.send(b'hello')",
+        "s.accept()[0].recv(9)",
+    )
+    return Probe(f"own loopback is up ({address})", lines, "b'hello'\n")
+
+
 def _network(outside: Outside) -> list[Probe]:
+    addresses = ("127.0.0.1", "::1") if os.path.exists("/proc/net/if_inet6") else ("127.0.0.1",)
     return [
+        *map(_loopback, addresses),
         Probe("no route", ("open('/proc/net/route').read().count(chr(10)) <= 1",), "True\n"),
         Probe(
             "DNS fails fast",
@@ -140,6 +185,39 @@ def _others(outside: Outside) -> list[Probe]:
             "False\n",
         ),
         Probe("cannot read the supervisor's memory", _refused("open('/proc/1/mem', 'rb')"), _REFUSED),
+        Probe(
+            "host name is the console's",
+            ("import os, platform, socket", "{os.uname().nodename, platform.node(), socket.gethostname()}"),
+            "{'console'}\n",
+        ),
+        Probe(
+            "arguments name nothing of the host",
+            (
+                "import sys",
+                "words = [open(f'/proc/{p}/cmdline').read() for p in (1, 'self')] + sys.orig_argv",
+                "any('/' in word.replace(sys.executable, '') for word in words)",
+            ),
+            "False\n",
+        ),
+        Probe("no terminal of others", ("import os", "{*os.listdir('/dev/pts')} - {'ptmx'}"), "set()\n"),
+        Probe(
+            "terminals work",
+            ("import os", "a, b = os.openpty()", "os.ttyname(b), os.write(a, b'x\\n'), os.read(b, 9)"),
+            "('/dev/pts/0', 2, b'x\\n')\n",
+        ),
+        Probe(
+            "terminals are few",
+            (
+                "import os",
+                "taken = []",
+                "try:",
+                "    while True: taken.append(os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY))",
+                "except OSError: pass",
+                "",
+                f"0 < len(taken) <= {_TERMINALS}",
+            ),
+            "True\n",
+        ),
         Probe("environment is cleared", ("import os", f"sorted(set(os.environ) - {_VARIABLES!r})"), "[]\n"),
     ]
 
@@ -177,6 +255,23 @@ async def run_probe(sandbox: Sandbox, probe: Probe) -> str:
         for line in probe.lines:
             text = (await session.push(line)).text
     return "" if text == probe.expected else text or "(nothing)"
+
+
+async def foreign_terminal(sandbox: Sandbox) -> str:
+    """ "" when a console cannot reach the terminal of a sibling, else what it said."""
+    async with sandbox.session() as one, sandbox.session() as other:
+        for session in (one, other):
+            await session.push("import os")
+        path = (await one.push("a, b = os.openpty(); print(os.ttyname(b))")).text.strip()
+        seen = (await other.push("{*os.listdir('/dev/pts')} - {'ptmx'}")).text
+        if seen != "set()\n":
+            return f"a sibling's terminals are seen: {seen}"
+        await other.push("a, b = os.openpty()")
+        await other.push(f"_ = os.write(os.open({path!r}, os.O_RDWR | os.O_NOCTTY), b'secret')")
+        await one.push("os.set_blocking(a, False)")
+        for line in _refused("print(os.read(a, 9))"):
+            said = (await one.push(line)).text
+    return "" if said == _REFUSED else said
 
 
 def host_spaces() -> dict[str, str]:
