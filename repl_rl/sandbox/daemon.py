@@ -1,7 +1,7 @@
 """The Docker daemon: what is used of its package, how it is reached, and when it is too weak."""
 
 from collections.abc import Generator, Mapping
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from repl_rl.errors import SandboxUnavailable
 
@@ -12,10 +12,18 @@ def unavailable(problem: str, remedy: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"sandbox 'docker': {problem}; {remedy}, {REMEDY}")
 
 
+class State(TypedDict):
+    """What is used of the state that `docker inspect` shows."""
+
+    Pid: int
+    """Of its first process, as the daemon sees it; 0: it does not run."""
+
+
 class Container(Protocol):
     """What is used of `docker.models.containers.Container`."""
 
     status: str
+    attrs: Mapping[str, "State"]
 
     def start(self) -> None: ...
     def reload(self) -> None: ...

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -11,17 +12,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
 from repl_rl.machine.assets import asset
 from repl_rl.machine.cores import cores
 from repl_rl.sandbox.base import INODES, Births, Limits, Sandbox, SandboxKind
-from repl_rl.sandbox.container import RunningContainer
+from repl_rl.sandbox.container import RunningContainer, open_peer
 from repl_rl.sandbox.daemon import REMEDY, connect, refuse_weak, unavailable
 from repl_rl.sandbox.image import NAME, build_missing, own_image
 from repl_rl.sandbox.local import ENVIRONMENT, INSIDE
 from repl_rl.sandbox.served import serve
 from repl_rl.settings.bounds import AtLeast, check_fields
+
+log = logging.getLogger(__name__)
 
 OWNER = "repl_rl.owner"
 """Label of a container: the process that started it."""
@@ -105,7 +108,8 @@ class _ImageMissing(Exception):
 
 
 def _listen(listener: socket.socket, folder: Path) -> None:
-    """Where the container's user, who is not this one, can connect."""
+    """Listen in `folder`, where the container's user, who is not this one, can connect."""
+    folder.mkdir()
     folder.chmod(0o755)
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -115,6 +119,49 @@ def _listen(listener: socket.socket, folder: Path) -> None:
     (folder / "line").chmod(0o777)
     listener.listen(1)
     listener.setblocking(False)
+
+
+class Starting(Protocol):
+    """A container that has not connected yet."""
+
+    def look(self) -> bool: ...
+    def owns(self, pid: int) -> bool: ...
+    def last_words(self) -> str: ...
+
+
+async def accept(listener: socket.socket, running: Starting) -> socket.socket:
+    """Wait for the container's connection, and refuse that of any other process.
+
+    Raises:
+        SandboxUnavailable: the container ended, or did not connect in time.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _ACCEPT_TIMEOUT_S
+    # One task for all waits: a cancelled accept may already have taken the connection, and lost it.
+    accepting = asyncio.ensure_future(loop.sock_accept(listener))
+    try:
+        while loop.time() < deadline:
+            await asyncio.wait({accepting}, timeout=_POLL_S)
+            if accepting.done():
+                connection = accepting.result()[0]
+                if await asyncio.to_thread(_is_of, connection, running):
+                    return connection
+                connection.close()
+                accepting = asyncio.ensure_future(loop.sock_accept(listener))
+            elif not await asyncio.to_thread(running.look):
+                break
+    finally:
+        accepting.cancel()
+    raise unavailable(f"the container did not start: {running.last_words()}", "rebuild the image")
+
+
+def _is_of(connection: socket.socket, running: Starting) -> bool:
+    """Whether a process of the container made the connection; another one is logged."""
+    with open_peer(connection) as peer:
+        if peer.pid > 0 and running.owns(peer.pid) and peer.alive:
+            return True
+    log.warning("refused: process %d of user %d connected in place of the container", peer.pid, peer.uid)
+    return False
 
 
 async def _uncancelled(blocking: Callable[[], _Found]) -> _Found:
@@ -142,20 +189,24 @@ class ContainerLaunch:
     remedy_for: Callable[[str], str] = lambda _: "repl-rl sandbox check --sandbox docker tells more; " + REMEDY
 
     async def start(self) -> tuple[socket.socket, RunningContainer]:
-        """As `Launch.start`: it listens in a folder that the container sees, until the fork server has connected."""
-        folder = tempfile.mkdtemp(prefix="repl-rl-")
+        """As `Launch.start`: it listens in a folder that the container sees, until the fork server has connected.
+
+        The folder lies in one of mode 0700. A bind mount leads past that, other users of the machine cannot.
+        """
+        private = tempfile.mkdtemp(prefix="repl-rl-")
+        folder = os.path.join(private, "host")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             _listen(listener, Path(folder))
             running = await self._start(folder)
             try:
-                return await self._accept(listener, running), running
+                return await accept(listener, running), running
             except BaseException:
                 await running.end()
                 raise
         finally:
             listener.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(private, ignore_errors=True)
 
     async def _start(self, folder: str) -> RunningContainer:
         try:
@@ -199,19 +250,3 @@ class ContainerLaunch:
         except OSError as error:  # what its package raises where nobody answers any more is one
             raise unavailable(f"the daemon has gone away: {error}", "start it (systemctl start docker)") from error
         return RunningContainer(container)
-
-    async def _accept(self, listener: socket.socket, running: RunningContainer) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _ACCEPT_TIMEOUT_S
-        # One task for all waits: a cancelled accept may already have taken the connection, and lost it.
-        accepting = asyncio.ensure_future(loop.sock_accept(listener))
-        try:
-            while loop.time() < deadline:
-                await asyncio.wait({accepting}, timeout=_POLL_S)
-                if accepting.done():
-                    return accepting.result()[0]
-                if not await asyncio.to_thread(running.look):
-                    break
-        finally:
-            accepting.cancel()
-        raise unavailable(f"the container did not start: {running.last_words()}", "rebuild the image")

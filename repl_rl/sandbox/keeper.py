@@ -3,13 +3,20 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+log = logging.getLogger(__name__)
+
 _PACKET_BYTES = 65_536
+_CREDENTIALS = struct.Struct("3i")
+"""`struct ucred`: process, user, group."""
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(2 * struct.calcsize("i"))
 _INTERRUPT, _KILL = b"I", b"K"
 _BORN, _READY, _STRUCK, _TEXT, _DIED = b"B", b"R", b"S", b"T", b"D"
 
@@ -24,6 +31,34 @@ class Death:
     """What it had printed and nobody had read."""
     cut: bool = False
     """The middle of that was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Packet:
+    """One packet of a supervisor."""
+
+    content: bytes
+    descriptors: Sequence[int]
+    sender: int
+    """The process that sent it, by the kernel's word; 0: the kernel was not asked, or it cannot be seen from here."""
+
+
+def _receive(connection: socket.socket) -> _Packet:
+    content, ancillary, _, _ = connection.recvmsg(_PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    descriptors, sender = list[int](), 0
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            sender = _CREDENTIALS.unpack(data)[0]
+        elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors += [number for (number,) in struct.iter_unpack("i", data[: len(data) // 4 * 4])]
+    return _Packet(content, descriptors, sender)
+
+
+def _process_of(handle: int) -> int:
+    """The process that a pidfd refers to; 0 or less: it is none, or that process has ended."""
+    with open(f"/proc/self/fdinfo/{handle}") as file:
+        numbers = [int(line.split()[1]) for line in file if line.startswith("Pid:")]
+    return numbers[0] if numbers else 0
 
 
 def _parse_death(packet: bytes, text: str) -> Death:
@@ -52,7 +87,11 @@ class KeeperLink:
         self.on_death: Callable[[], None] = lambda: None
         self._struck: asyncio.Future[None] | None = None
         connection.setblocking(False)
+        self._ask_for_senders(True)
         self._loop.add_reader(connection.fileno(), self._read)
+
+    def _ask_for_senders(self, wanted: bool) -> None:
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, wanted)
 
     @property
     def address(self) -> str:
@@ -105,20 +144,24 @@ class KeeperLink:
     def _read(self) -> None:
         while self.death is None:
             try:
-                packet, descriptors, _, _ = socket.recv_fds(self._connection, _PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+                packet = _receive(self._connection)
             except BlockingIOError:
                 return
             except OSError:
-                packet, descriptors = b"", []
-            self._take(packet, descriptors)
+                packet = _Packet(b"", (), 0)
+            self._take(packet)
 
-    def _take(self, packet: bytes, descriptors: list[int]) -> None:
-        kind, rest = packet[:1], packet[1:]
-        if kind == _BORN and len(descriptors) == 2 and self._process < 0:
-            self._process, self._folder = descriptors
+    def _take(self, packet: _Packet) -> None:
+        kind, rest = packet.content[:1], packet.content[1:]
+        if kind == _BORN and self._process < 0 and self._is_of_its_sender(packet):
+            self._process, self._folder = packet.descriptors
+            self._ask_for_senders(False)
             return
-        for descriptor in descriptors:
+        for descriptor in packet.descriptors:
             os.close(descriptor)
+        if kind == _BORN:
+            self._die(Death(None))
+            return
         if kind == _READY and not self.ready.done():
             self.ready.set_result(None)
         elif kind == _STRUCK and self._struck is not None and not self._struck.done():
@@ -128,6 +171,16 @@ class KeeperLink:
         elif kind in (_DIED, b""):
             text = self._words.decode("utf-8", "replace")
             self._die(_parse_death(rest, text) if kind else Death(None, text))
+
+    def _is_of_its_sender(self, packet: _Packet) -> bool:
+        """Whether the process that was handed over is the one that handed it over: any other must not be killed."""
+        if len(packet.descriptors) != 2:
+            return False
+        handed = _process_of(packet.descriptors[0])
+        if handed > 0 and handed == packet.sender:
+            return True
+        log.warning("refused: process %d handed over process %d as a console's", packet.sender, handed)
+        return False
 
     def _die(self, death: Death) -> None:
         self.death = death

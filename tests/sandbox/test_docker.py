@@ -3,9 +3,13 @@
 import asyncio
 import json
 import os
+import re
+import socket
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,9 +29,11 @@ from repl_rl.sandbox.conformance import (
 from repl_rl.sandbox.conformance.harvest import in_blocks, joined
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
 from repl_rl.sandbox.conformance.reference import SCRIPT
-from repl_rl.sandbox.daemon import refuse_weak
-from repl_rl.sandbox.docker import ContainerLaunch
+from repl_rl.sandbox.container import RunningContainer
+from repl_rl.sandbox.daemon import State, refuse_weak
+from repl_rl.sandbox.docker import ContainerLaunch, accept
 from repl_rl.sandbox.image import build, build_missing, named, own_image
+from tests.sandbox.places import NOBODY
 
 
 def _missing() -> str:
@@ -267,3 +273,114 @@ def test_a_daemon_that_would_leave_out_a_hardening_is_refused(missing: dict[str,
 def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="wheels"):
         build(wheels=tmp_path)
+
+
+CONNECTS = """
+import socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+    line.connect(sys.argv[1])
+    line.send(b"hello")
+    sys.stdin.read()
+"""
+CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+"""Runs its first argument as a program in a child process, as a container's init does."""
+
+
+@dataclass
+class Started:
+    """A container of the daemon whose first process is one of this machine."""
+
+    attrs: Mapping[str, State]
+    status: str = "running"
+
+    def start(self) -> None: ...
+    def reload(self) -> None: ...
+    def logs(self, *, tail: int) -> bytes:
+        return b""
+
+    def remove(self, *, force: bool) -> None: ...
+    def wait(self, *, condition: str, timeout: int) -> dict[str, object]:
+        return {}
+
+
+def test_only_a_process_of_the_container_is_accepted_on_its_socket(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = str(tmp_path / "line")
+
+    async def main(listener: socket.socket, first: "subprocess.Popen[bytes]") -> None:
+        with await accept(listener, RunningContainer(Started({"State": {"Pid": first.pid}}))) as accepted:
+            accepted.settimeout(30)
+            assert await asyncio.to_thread(accepted.recv, 16) == b"hello"
+
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger,
+    ):
+        listener.bind(address)
+        listener.listen(4)
+        listener.setblocking(False)
+        stranger.connect(address)
+        command = [sys.executable, "-c", CHILD, CONNECTS, address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as first:
+            asyncio.run(main(listener, first))
+            assert stranger.recv(16) == b"", "it was hung up on"
+            first.communicate()
+    assert f"refused: process {os.getpid()} of user {os.geteuid()} connected in place of" in caplog.text
+
+
+def test_a_container_that_has_ended_lets_nobody_in(tmp_path: Path) -> None:
+    async def main(listener: socket.socket) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(str(tmp_path / "line"))
+            await accept(listener, RunningContainer(Started({"State": {"Pid": 0}}, status="exited")))
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "line"))
+        listener.listen(4)
+        listener.setblocking(False)
+        with pytest.raises(SandboxUnavailable, match="the container did not start"):
+            asyncio.run(main(listener))
+
+
+SQUATS = """
+import glob, json, os, socket, sys
+parent = os.getppid()
+if user := int(sys.argv[1]):
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+while os.getppid() == parent:
+    for path in glob.glob("/tmp/repl-rl-*/**/line", recursive=True):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            try:
+                line.connect(path)
+                line.send(json.dumps({"python": [3, 11, 7], "pid": 1}).encode())
+                print("asked", line.recv(65536)[:60], flush=True)
+            except OSError as error:
+                print(type(error).__name__, flush=True)
+"""
+"""Connects in place of the container wherever it finds its socket, until the test ends it."""
+
+
+@needs_docker
+@pytest.mark.parametrize("user", [0, NOBODY] if os.geteuid() == 0 else [0])
+def test_no_other_process_of_the_machine_takes_the_place_of_the_container(
+    user: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> str:
+        async with open_sandbox("docker", warm=0) as sandbox, sandbox.session() as session:
+            await session.push("secret = 42")
+            return (await session.push("secret")).text
+
+    command = [sys.executable, "-c", SQUATS, str(user)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as squatter:
+        said = asyncio.run(main())
+        squatter.kill()
+        found, _ = squatter.communicate()
+    assert said == "42\n"
+    assert not re.search(r"asked b'.+'", found), "it was hung up on, or never got in"
+    if user:
+        assert found == "", "it cannot even connect"
+    else:
+        assert f"refused: process {squatter.pid} of user" in caplog.text

@@ -1,0 +1,77 @@
+"""The host's end of a console's supervisor, which believes no process that is handed over by another one."""
+
+import asyncio
+import os
+import select
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from repl_rl.sandbox.keeper import KeeperLink
+
+
+@pytest.fixture
+def victim() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of this user that is no console."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+async def told(packet: bytes, *handed: int) -> KeeperLink:
+    """A link that its supervisor, this process, told of its birth."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = KeeperLink(ours, isolated=True, max_text_bytes=4096)
+    with theirs:
+        socket.send_fds(theirs, [packet], list(handed))
+        theirs.send(b"R")
+        await link.ready
+    return link
+
+
+def test_a_process_that_is_not_the_sender_is_neither_believed_nor_killed(
+    victim: "subprocess.Popen[bytes]", caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        handle, folder = os.pidfd_open(victim.pid), os.open("/tmp", os.O_PATH)
+        link = await told(b"B", handle, folder)
+        link.destroy()
+        link.close()
+        assert link.death is not None
+        os.close(folder)
+        assert not select.select([handle], [], [], 0.2)[0], "it still lives"
+        os.close(handle)
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(main())
+    assert f"refused: process {os.getpid()} handed over process {victim.pid}" in caplog.text
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_birth_without_both_handles_is_a_death(count: int) -> None:
+    async def main() -> None:
+        handles = [os.open("/tmp", os.O_PATH) for _ in range(count)]
+        link = await told(b"B", *handles)
+        assert link.death is not None
+        link.close()
+        for handle in handles:
+            os.close(handle)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/tmp", "/dev/null", "/proc/self/status"])
+def test_what_is_no_handle_of_a_process_is_a_death(path: str) -> None:
+    async def main() -> None:
+        handle, folder = os.open(path, os.O_RDONLY), os.open("/tmp", os.O_PATH)
+        link = await told(b"B", handle, folder)
+        assert link.death is not None
+        link.destroy()
+        link.close()
+        os.close(handle)
+        os.close(folder)
+
+    asyncio.run(main())
