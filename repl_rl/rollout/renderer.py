@@ -19,7 +19,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from repl_rl.engine.base import Chunk, ChunkEnd
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt
-from repl_rl.rollout.chat_template import ChatTemplate
+from repl_rl.rollout.chat_template import ChatTemplate, Message
+from repl_rl.rollout.control_tokens import ControlTokens
 from repl_rl.rollout.prompts import start
 from repl_rl.rollout.vocabulary import audited, declared_ends
 from repl_rl.settings.scalars import Scalar
@@ -81,6 +82,7 @@ class Renderer:
         self.audit = audited(tokenizer, self._anchor, self._source, ends)
         self.chat = ChatTemplate(tokenizer, self._source, chat or {}, gives_ids=self._tekken)
         """The model's chat template."""
+        self._controls = ControlTokens(tokenizer)
         self.forbidden_ids = self.audit.overshoot_ids if overshoot == "forbid" else frozenset[int]()
         """Ids that the policy never samples, in the engine and in the trainer."""
         if self.forbidden_ids >= self.audit.newline_ids:
@@ -183,15 +185,41 @@ class Renderer:
         """A question in the model's chat template, up to the policy's turn; an empty `system` is left out.
 
         Raises:
-            ConfigError: there is no chat template, or it refuses these messages.
+            ConfigError: as `chat_prompt`.
         """
         messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": question})
+        return self.chat_prompt([*messages, {"role": "user", "content": question}])
+
+    def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> Prompt:
+        """`messages` in the model's chat template, up to the policy's turn.
+
+        Control tokens are those of the template. A message that spells one has it encoded as text.
+
+        Raises:
+            ConfigError: there is no chat template, it refuses these messages, or it alters such a spelling.
+        """
         ids = self.chat.ids(messages)  # text could not say which tokens control
         if ids is not None:
             return Prompt(self.decode(ids), ids)
-        text = self.chat.text(messages, True)
-        return Prompt(text, self.with_controls(text))
+        text = self.chat.text(messages, True, tools)
+        ids = self.with_controls(text)
+        harmless, spelled = self._controls.replace(messages, self.with_controls)
+        if self._controls.may_join(messages):
+            apart, whole = self._controls.replace_whole(messages)
+            found = self.with_controls(self.chat.text(apart, True, tools))
+            if spelled or self._controls.among(found) != self._controls.among(ids):
+                harmless, spelled = apart, whole
+        if not spelled:
+            return Prompt(text, ids)
+        unspelled = self.chat.text(harmless, True, tools)
+        pieces = spelled.split(unspelled)
+        if "".join(pieces) == text:
+            encoders = (self.with_controls, self.encode)
+            return Prompt(text, tuple(t for i, piece in enumerate(pieces) for t in encoders[i % 2](piece)))
+        if self._controls.among(self.with_controls(unspelled)) == self._controls.among(ids):
+            return Prompt(text, ids)  # the template itself writes it in harmless characters
+        remedy = "it writes a control token that a message spells in another way; leave it out of the message"
+        raise ConfigError(self.chat.name, spelled.texts[0], remedy)
 
     def with_controls(self, text: str) -> tuple[int, ...]:
         """Ids of what a chat template wrote: control tokens in it are recognised, and no other is added."""

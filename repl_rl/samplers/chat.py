@@ -67,8 +67,7 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
         """The conversation so far and the beginning of the policy's turn, as the template writes it."""
-        text = self.render(messages, True)
-        return Prompt(text, self._renderer.with_controls(text))
+        return self._renderer.chat_prompt(messages, self.schemas or None)
 
     def reply(self, messages: Sequence[Message], max_tokens: int, called: Sequence[str] = ()) -> Observed:
         """What the template writes after the end token of the policy's turn: `messages`, and the policy's next turn.
