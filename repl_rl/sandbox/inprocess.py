@@ -41,9 +41,13 @@ class _Console(code.InteractiveConsole):
         if self.answer is None:
             self.answer = text
 
-    def showsyntaxerror(self, filename: str | None = None) -> None:
+    def showsyntaxerror(self, filename: str | None = None, **source: str) -> None:
+        """`source`: the cell, which Python 3.13 and later pass by that name to find the line that an error lacks."""
         self.outcome = LineStatus.SYNTAX_ERROR
-        super().showsyntaxerror(filename)
+        error = sys.exc_info()[1]
+        if isinstance(error, SyntaxError) and error.lineno is None:
+            source = {}  # Python 3.13.0 fails where the error names no line either, as with a null byte
+        super().showsyntaxerror(filename, **source)
 
     def showtraceback(self) -> None:
         kind = sys.exc_info()[0]

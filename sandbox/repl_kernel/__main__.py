@@ -22,12 +22,13 @@ import zmq
 from repl_kernel.birth import renounce
 from repl_kernel.capture import Capture
 from repl_kernel.cell import CellConsole
-from repl_kernel.channels import Channels, Socket
+from repl_kernel.channels import CONTROL_THREAD, Channels, Socket
 from repl_kernel.console import clean_interpreter
 from repl_kernel.jupyter import JupyterKernel
 
 _OUTPUT_BYTES = 1_048_576
 _SENDING_MS = 1000
+_HEART = "heartbeat"
 
 
 def _bind(socket: Socket, connection: dict[str, str], port: str) -> Socket:
@@ -63,11 +64,11 @@ def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> J
     shell = _bind(context.socket(zmq.ROUTER), connection, "shell_port")
     stdin = _bind(context.socket(zmq.ROUTER), connection, "stdin_port")
     heart = _bind(context.socket(zmq.REP), connection, "hb_port")
-    threading.Thread(target=_echo, args=(heart,), daemon=True, name="heartbeat").start()
+    threading.Thread(target=_echo, args=(heart,), daemon=True, name=_HEART).start()
     with tempfile.TemporaryDirectory() as folder:
         capture = Capture(folder, _OUTPUT_BYTES)
     capture.install()
-    clean_interpreter(warning_filters)
+    clean_interpreter(warning_filters, own_threads=(_HEART, CONTROL_THREAD))
     console = CellConsole(before_traceback=capture.make_room)
     console.offer_submit()
     kernel.start_console(key, console, capture, shell)

@@ -5,10 +5,11 @@ import code
 import contextlib
 import os
 import sys
+import threading
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.machinery import BuiltinImporter
 
 MAX_ANSWER_CHARS = 65_536
@@ -17,7 +18,8 @@ MAX_ANSWER_CHARS = 65_536
 def fresh_main() -> types.ModuleType:
     """A new module `__main__`, as a started interpreter has it, put in place of the running script's."""
     module = types.ModuleType("__main__")
-    module.__dict__.update(__loader__=BuiltinImporter, __annotations__={}, __builtins__=builtins)
+    begun: dict[str, object] = {"__annotations__": {}} if sys.version_info < (3, 14) else {}
+    module.__dict__.update(__loader__=BuiltinImporter, **begun, __builtins__=builtins)
     sys.modules["__main__"] = module
     return module
 
@@ -35,9 +37,13 @@ class Console(code.InteractiveConsole):
         self.answer: str | None = None
         self.before_traceback = before_traceback
 
-    def showsyntaxerror(self, filename: str | None = None) -> None:
+    def showsyntaxerror(self, filename: str | None = None, **source: str) -> None:
+        """`source`: the cell, which Python 3.13 and later pass by that name to find the line that an error lacks."""
         self.outcome = "syntax_error"
-        super().showsyntaxerror(filename)
+        error = sys.exc_info()[1]
+        if isinstance(error, SyntaxError) and error.lineno is None:
+            source = {}  # Python 3.13.0 fails where the error names no line either, as with a null byte
+        super().showsyntaxerror(filename, **source)
 
     def showtraceback(self) -> None:
         kind = sys.exc_info()[0]
@@ -85,14 +91,35 @@ def _forget_frames(error: BaseException | None, own_files: tuple[str, ...]) -> N
         entry = following
 
 
-def clean_interpreter(filters: Sequence[object]) -> None:
-    """Undo what the imports of a kernel leave in the interpreter. `filters`: `warnings.filters` before them."""
+class _NoThreadOfTheProgram:
+    """The message of Python 3.12 and later that a fork is risky beside threads, where all threads are the kernel's own.
+
+    Those of its socket library count too: without this filter each `os.fork()` of a program prints the warning.
+    """
+
+    def __init__(self, own_threads: Collection[str]) -> None:
+        self._own = {threading.main_thread().name, *own_threads}
+
+    def match(self, message: str) -> bool:
+        """As the method of a compiled pattern: `warnings` asks for no more of it."""
+        return "is multi-threaded" in message and all(each.name in self._own for each in threading.enumerate())
+
+
+def clean_interpreter(filters: Sequence[object], own_threads: Collection[str] = ()) -> None:
+    """Undo what the imports of a kernel leave in the interpreter.
+
+    Args:
+        filters: `warnings.filters` before them.
+        own_threads: names of the kernel's threads that run Python.
+    """
     now = warnings.filters
     assert isinstance(now, list)
+    warnings.resetwarnings()  # it also voids what is cached about the filters, under another name on each Python
     now[:] = filters
-    vars(warnings)["_filters_mutated"]()
+    if sys.version_info >= (3, 12):
+        now.insert(0, ("ignore", _NoThreadOfTheProgram(own_threads), DeprecationWarning, None, 0))
     sys.argv, sys.orig_argv = [""], ["python3"]
     sys.ps1, sys.ps2 = ">>> ", "... "
-    for name in ("last_type", "last_value", "last_traceback"):
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)

@@ -46,6 +46,12 @@ def test_the_same_lines_in_blocks_and_joined_print_what_the_reference_prints() -
     _check([variant for case in cases for variant in (in_blocks(case), joined(case)) if variant.lines])
 
 
+def test_a_case_on_which_the_reference_itself_fails_is_left_out_and_counted() -> None:
+    fails = Transcript("hookless", ("import sys", "del sys.excepthook", "1/0"), 3)
+    row = _check([fails, Transcript("plain", ("1",), 1)])
+    assert row.detail == "1 examples, 1 lines, 0 sessions differ, 1 not reproducible left out"
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_every_harvested_doctest_prints_what_the_reference_prints() -> None:

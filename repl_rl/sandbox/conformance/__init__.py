@@ -16,7 +16,7 @@ from repl_rl.sandbox.conformance.harvest import Transcript, edge_transcripts, in
 from repl_rl.sandbox.conformance.host import HOST_CHECKS, run_host_check
 from repl_rl.sandbox.conformance.isolation import foreign_terminal, probes, run_probe, shared, spaces, world
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS, CHECKS, run_check
-from repl_rl.sandbox.conformance.reference import SCRIPT, compare, reference_texts, reproducible
+from repl_rl.sandbox.conformance.reference import SCRIPT, compare, reference_texts, reproduced
 from repl_rl.sandbox.conformance.workspaces import EMPTYISH, WORKSPACE_CHECKS, Begun, run_workspace_check
 
 __all__ = [
@@ -71,12 +71,12 @@ async def fidelity(
 ) -> list[Row]:
     """Are they printed byte for byte as the reference prints them? One row, and one more a difference.
 
-    `command`: see `reference_texts`. Cases that the reference itself does not repeat are left out, and counted.
+    `command`: see `reference_texts`. Cases that the reference does not repeat, or on which it fails, are left out, and
+    counted.
     """
     first, second = await reference_texts(cases, command), await reference_texts(cases, command)
-    stable = [
-        (case, texts) for case, texts, same in zip(cases, first, reproducible(first, second), strict=True) if same
-    ]
+    both = zip(cases, reproduced(first, second), strict=True)
+    stable = [(case, texts) for case, texts in both if texts is not None]
     wrong = await compare(sandbox, [case for case, _ in stable], [texts for _, texts in stable])
     lines = sum(len(texts) for _, texts in stable)
     examples = sum(case.examples for case, _ in stable)

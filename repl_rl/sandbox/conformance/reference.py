@@ -30,8 +30,8 @@ class Mismatch:
     got: str
 
 
-async def reference_texts(transcripts: Sequence[Transcript], command: Sequence[str] = ()) -> list[list[str]]:
-    """What the reference prints for each line of each transcript.
+async def reference_texts(transcripts: Sequence[Transcript], command: Sequence[str] = ()) -> list[list[str] | None]:
+    """What the reference prints for each line of each transcript; None for one on which the reference itself fails.
 
     Args:
         command: how to start the sandbox's Python, unbuffered, with the script as its last argument; empty: this one.
@@ -48,7 +48,7 @@ async def reference_texts(transcripts: Sequence[Transcript], command: Sequence[s
         output, _ = await process.communicate(request)
     if process.returncode:
         raise ReplRLError(f"the reference console ended with code {process.returncode}")
-    texts: list[list[str]] = json.loads(output)
+    texts: list[list[str] | None] = json.loads(output)
     return texts
 
 
@@ -56,9 +56,13 @@ def _normal(text: str) -> str:
     return _ADDRESS.sub("0x", text)
 
 
-def reproducible(first: Sequence[list[str]], second: Sequence[list[str]]) -> list[bool]:
-    """Which transcripts print the same each time under the reference itself (but for addresses)."""
-    return [[*map(_normal, one)] == [*map(_normal, two)] for one, two in zip(first, second, strict=True)]
+def reproduced(first: Sequence[list[str] | None], second: Sequence[list[str] | None]) -> list[list[str] | None]:
+    """The texts of each transcript that prints the same both times under the reference (but for addresses), or None."""
+
+    def same(one: list[str] | None, two: list[str] | None) -> bool:
+        return None not in (one, two) and [*map(_normal, one or ())] == [*map(_normal, two or ())]
+
+    return [one if same(one, two) else None for one, two in zip(first, second, strict=True)]
 
 
 async def replay(sandbox: Sandbox, transcript: Transcript) -> list[str]:

@@ -2,7 +2,8 @@
 
 Reads `{"transcripts": [[line, ...], ...]}` from standard input and prints, as JSON, for each transcript what each of
 its lines printed. Each transcript runs in a forked process of its own, in an empty folder. A transcript that ends its
-console gives fewer texts than lines.
+console gives fewer texts than lines. One on which the reference itself fails gives null: Python 3.13.0 does on a null
+byte, and those before 3.13 on an exception in `sys.excepthook`.
 """
 
 import builtins
@@ -25,7 +26,9 @@ class Scripted(code.InteractiveConsole):
 
     def __init__(self, lines: list[str], output_fd: int, marks: int) -> None:
         main = types.ModuleType("__main__")
-        main.__dict__.update(__loader__=BuiltinImporter, __annotations__={}, __builtins__=builtins)
+        # As this script's own __main__ has it: the interpreter itself gives it one before Python 3.14.
+        begun: dict[str, object] = {"__annotations__": {}} if "__annotations__" in globals() else {}
+        main.__dict__.update(__loader__=BuiltinImporter, **begun, __builtins__=builtins)
         sys.modules["__main__"] = main
         super().__init__(main.__dict__, "<stdin>")
         self.lines = iter(lines)
@@ -79,10 +82,14 @@ if __name__ == "__main__":
             random.seed()
             signal.alarm(20)
             console = Scripted(lines, fd, marks)
-            with contextlib.suppress(BaseException):
-                console.interact(banner="", exitmsg="")
+            try:
+                with contextlib.suppress(SystemExit):
+                    console.interact(banner="", exitmsg="")
+            except BaseException:
+                open(os.path.join(folder, "failed"), "x").close()
             os._exit(0)
         os.waitpid(pid, 0)
-        texts.append(cut(folder, lines))
+        failed = os.path.exists(os.path.join(folder, "failed"))
+        texts.append(None if failed else cut(folder, lines))
         shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(texts))
