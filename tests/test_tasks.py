@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+import importlib
 import json
 import random
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
+from repl_rl.judges import grade
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import (
     EASY,
@@ -32,6 +35,7 @@ from repl_rl.tasks import (
     sketch,
     split_of,
 )
+from repl_rl.tasks.rows import Row, is_number
 
 ALL = (*EASY, *HARD)
 
@@ -142,6 +146,94 @@ def test_a_bad_file_is_refused_with_path_line_and_remedy(tmp_path: Path, text: s
     (tmp_path / "t.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_tasks(str(tmp_path / "t.jsonl"))
+
+
+HALF = '{"id": "a%s", "question": "q%s", "answer": "1%s"}\n'
+
+
+@pytest.mark.parametrize(("place", "field"), [(0, "id"), (1, "question"), (2, "answer")])
+def test_half_of_a_surrogate_pair_is_refused_with_file_line_and_field(tmp_path: Path, place: int, field: str) -> None:
+    text = HALF % tuple("\\ud83d" if at == place else "" for at in range(3))
+    (tmp_path / "t.jsonl").write_text(f"{GOOD}\n{text}")
+    with pytest.raises(ConfigError) as refused:
+        load_tasks(str(tmp_path / "t.jsonl"), split="train")
+    message = str(refused.value)
+    assert f"t.jsonl:2: field '{field}' is " in message
+    assert "half of a surrogate pair" in message
+    assert message.isascii()
+    assert "\n" not in message
+    (tmp_path / "t.jsonl").write_text(HALF % (1, "\\ud83d\\ude00", 3))
+    assert load_tasks(str(tmp_path / "t.jsonl"))[0].question == "q\U0001f600"
+
+
+def test_half_of_a_surrogate_pair_is_refused_in_tasks_and_follow_ups_made_in_python() -> None:
+    with pytest.raises(ConfigError, match=r"task\.question is .*half of a surrogate pair"):
+        Task("t", "\ud83d?", "1")
+    with pytest.raises(ConfigError, match=r"follow-up\.answer is .*half of a surrogate pair"):
+        FollowUp("q", "\udc00")
+
+
+def test_a_byte_order_mark_at_the_beginning_of_a_file_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(f"{GOOD}\n", encoding="utf-8-sig")
+    assert load_tasks(str(tmp_path / "t.jsonl")) == (Task("a", "q", "1"),)
+    (tmp_path / "t.jsonl").write_text(f"{{no\n{GOOD}\n", encoding="utf-8-sig")
+    with pytest.raises(ConfigError, match=r"t\.jsonl:1 is '\{no'"):
+        load_tasks(str(tmp_path / "t.jsonl"))
+
+
+def test_an_answer_that_is_a_number_is_compared_as_a_number_unless_a_judge_is_named(tmp_path: Path) -> None:
+    answers: tuple[object, ...] = (18.0, 1e3, 10**80, "18.0", 0.1, 1e308, -7)
+    records = [{"id": str(n), "question": f"q{n}", "answer": answer} for n, answer in enumerate(answers)]
+    source = write(tmp_path / "t.jsonl", *records, {**records[0], "id": "named", "judge": "exact"})
+    tasks = load_tasks(source)
+    assert [t.judge for t in tasks] == ["numeric"] * 3 + ["exact"] + ["numeric"] * 3 + ["exact"]
+    given = ["18", "1000", str(10**80), "18", repr(0.3 - 0.2), "1e+308", "-7.0", "18"]
+    assert [grade(t, answer) for t, answer in zip(tasks, given, strict=True)] == [1, 1, 1, 0, 1, 1, 1, 0]
+    assert grade(tasks[2], str(10**80 + 1)) == 0.0
+    assert {t.judge for t in load_tasks(f"{source}?judge=math")} == {"math"}
+    with pytest.raises(ConfigError, match=r"t\.jsonl:1: field 'answer' is nan; give a finite number"):
+        load_tasks(write(tmp_path / "t.jsonl", {"id": "a", "question": "q", "answer": float("nan")}))
+
+
+def test_decimals_and_floats_of_32_bits_are_the_numbers_that_their_columns_show(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    columns = {
+        "question": pa.array(["a", "b"]),
+        "whole": pa.array([18, None], pa.float64()),
+        "short": pa.array([0.1, 1234.5], pa.float32()),
+        "exact": pa.array([Decimal("0.10"), Decimal("12.50")]),
+        "nested": pa.array([{"value": 0.7}, {"value": 2.5}], pa.struct([("value", pa.float32())])),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    Dataset(pa.table(columns)).save_to_disk(str(tmp_path / "saved"))
+    for place in (f"{tmp_path}/t.parquet", f"dataset:{tmp_path}/saved"):
+        for name, answers in (
+            ("short", ["0.1", "1234.5"]),
+            ("exact", ["0.1", "12.5"]),
+            ("nested.value", ["0.7", "2.5"]),
+        ):
+            tasks = load_tasks(f"{place}?answer={name}")
+            assert [grade(t, answer) for t, answer in zip(tasks, answers, strict=True)] == [1.0, 1.0], (place, name)
+            assert {t.judge for t in tasks} == {"numeric"}
+        with pytest.raises(ConfigError, match="row 2: field 'whole' is None"):
+            load_tasks(f"{place}?answer=whole")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    import numpy as np
+
+    for value, text in (
+        (np.float32(0.1), "0.1"),
+        (np.int64(7), "7"),
+        (np.float64(0.5), "0.5"),
+        (Decimal("1E+3"), "1E+3"),
+    ):
+        assert is_number(value)
+        assert Row("t:1", 1, {"answer": value}).text("answer") == text
+    assert not is_number(np.bool_(True))
+    assert not is_number(True)
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
@@ -260,7 +352,7 @@ def test_a_task_of_several_turns_gives_each_question_as_a_task_of_its_own(tmp_pa
     (task,) = load_tasks(source)
     assert task.follow_ups == (FollowUp("And doubled?", "84", "numeric"),)
     assert [(t.id, t.question, t.answer, t.judge, t.follow_ups) for t in task.turns()] == [
-        ("a", "6 * 7?", "42", "exact", ()),
+        ("a", "6 * 7?", "42", "numeric", ()),
         ("a.1", "And doubled?", "84", "numeric", ()),
     ]
     for bad, message in (

@@ -8,10 +8,13 @@ from repl_rl.tasks import Task
 
 MAX_ANSWER_CHARS = 10_000
 """A longer answer is wrong."""
-_MAX_NUMBER_CHARS = 64
-_MAX_EXPONENT = 300
+_MAX_NUMBER_CHARS = 4000
+"""Python itself reads no more than 4,300 digits."""
+_MAX_EXPONENT = 400
+"""Every finite float of 64 bits has a smaller one."""
 _RELATIVE_TOLERANCE = Fraction(1, 10**9)
 _NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?", re.ASCII)
+_DECIMAL = re.compile(r"[.eE]")
 
 
 def exact(task: Task, answer: str) -> float:
@@ -26,21 +29,32 @@ def exact(task: Task, answer: str) -> float:
 
 
 def numeric(task: Task, answer: str) -> float:
-    """1.0 when both are numbers and equal to within a relative 1e-9.
+    """1.0 when both are numbers and equal: to within a relative 1e-9 where either has a point or an exponent.
 
     A number is decimal digits with an optional sign, `$`, thousands commas, fraction (`18.` too) and exponent, or
-    two such divided by `/`. Anything else, or anything over 64 characters, is no number and is wrong.
+    two such divided by `/`. Anything else, or anything over 4,000 characters, is no number and is wrong.
 
     Raises:
         ConfigError: the reference answer is no number.
     """
-    reference = parse_number(task.answer)
-    if reference is None:
-        raise ConfigError(f"answer of task {task.id}", task.answer[:80], "the numeric judge needs a number")
+    reference = read_reference(task)
     value = parse_number(answer)
     if value is None:
         return 0.0
-    return float(abs(value - reference) <= _RELATIVE_TOLERANCE * max(abs(value), abs(reference)))
+    tolerance = _RELATIVE_TOLERANCE if _DECIMAL.search(task.answer) or _DECIMAL.search(answer) else 0
+    return float(abs(value - reference) <= tolerance * max(abs(value), abs(reference)))
+
+
+def read_reference(task: Task) -> Fraction:
+    """The reference answer of a task for `numeric`.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    reference = parse_number(task.answer)
+    if reference is None:
+        raise ConfigError(task.reference, task.answer[:80], "the numeric judge needs a number")
+    return reference
 
 
 def parse_number(text: str) -> Fraction | None:

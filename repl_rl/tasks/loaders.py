@@ -11,7 +11,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.tasks.environments import VERIFIERS, installed
 from repl_rl.tasks.generate import families_of, generate
 from repl_rl.tasks.model import FollowUp, Split, Task, parse_split, split_of
-from repl_rl.tasks.rows import Row, rows
+from repl_rl.tasks.rows import Row, is_number, rows
 from repl_rl.tasks.setups import FIELD, workspace_of
 from repl_rl.tasks.suites import SUITES, Suite
 
@@ -31,8 +31,9 @@ def load_tasks(
 
             - `builtin:quickstart`, `builtin:easy`, `builtin:hard`, or `builtin:` and a family's name;
             - `builtin:graded`, `builtin:graded/2` (one level), `builtin:dates` (one topic), `builtin:dates/2`;
-            - PATH: JSONL or Parquet with `id`, `question` and `answer` (a text or a number), and optionally `judge`,
-              `family`, `follow_ups` and `workspace`. Rows of Parquet need no `id`;
+            - PATH: JSONL or Parquet with `id`, `question` and `answer`, and optionally `judge`, `family`, `follow_ups`
+              and `workspace`. Rows of Parquet need no `id`. Without `judge` an answer that is a text has the judge
+              `exact`, and one that is a number `numeric`;
             - `dataset:NAME`: what `datasets` loads by that name, or a folder that it saved;
             - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
             - `math:` and then PATH or `dataset:NAME`: `problem`, and `answer` or a `solution` with a `\\boxed{}`,
@@ -85,6 +86,10 @@ class _Reading:
         mapped = self.options.get(name)
         return row.text(mapped) if mapped is not None else row.text(name, default)
 
+    def field(self, name: str) -> str:
+        """The name that the source has for the field `name`."""
+        return self.options.get(name, name)
+
 
 Adapter = Callable[[Row, _Reading], Task]
 _READ = {"id", "question", "answer", "judge", "family", "follow_ups"}
@@ -133,10 +138,16 @@ def _plain(row: Row, reading: _Reading) -> Task:
         id=reading.text(row, "id", str(row.number) if reading.numbered else None),
         question=reading.text(row, "question"),
         answer=reading.text(row, "answer"),
-        judge=reading.options.get("judge") or row.text("judge", "exact"),
+        judge=reading.options.get("judge") or _judge(row, reading.field("answer")),
         family=reading.text(row, "family", ""),
         follow_ups=tuple(_follow_ups(row)),
+        where=row.place(reading.field("answer")),
     )
+
+
+def _judge(row: Row, answer: str) -> str:
+    """The judge that a row names; without one a number is compared as a number, and a text as a text."""
+    return row.text("judge", "numeric" if is_number(row.value(answer)) else "exact")
 
 
 def _follow_ups(row: Row) -> Iterator[FollowUp]:
@@ -147,7 +158,8 @@ def _follow_ups(row: Row) -> Iterator[FollowUp]:
         if not isinstance(record, Mapping):
             raise ConfigError(f"{row.where}: field 'follow_ups'", record, "give records with question and answer")
         inner = Row(f"{row.where}: follow-up {n}", n, record)
-        yield FollowUp(inner.text("question"), inner.text("answer"), inner.text("judge", "exact"))
+        judge, place = _judge(inner, "answer"), inner.place("answer")
+        yield FollowUp(inner.text("question"), inner.text("answer"), judge, place)
 
 
 def _gsm8k(row: Row, reading: _Reading) -> Task:
@@ -161,12 +173,14 @@ def _gsm8k(row: Row, reading: _Reading) -> Task:
         answer=answer.strip(),
         judge=reading.options.get("judge", "numeric"),
         family=reading.text(row, "family", "gsm8k"),
+        where=row.place(reading.field("answer")),
     )
 
 
 def _math(row: Row, reading: _Reading) -> Task:
     question = "question" if "question" in reading.options or row.value("problem") is None else "problem"
-    answer = reading.text(row, "answer", "") or _boxed(row)
+    given = reading.text(row, "answer", "")
+    answer = given or _boxed(row)
     family = row.text("subject", "") or row.text("type", "math")
     return Task(
         id=f"math-{reading.text(row, 'id', '') or row.text('unique_id', str(row.number - 1))}",
@@ -174,6 +188,7 @@ def _math(row: Row, reading: _Reading) -> Task:
         answer=answer,
         judge=reading.options.get("judge", "math"),
         family=reading.text(row, "family", family),
+        where=row.place(reading.field("answer") if given else "solution"),
     )
 
 

@@ -9,6 +9,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.tasks.workspace import Workspace
 
 _HELD_OUT_PERCENT = 20
+_SHOWN_CHARS = 80
 
 
 class Split(StrEnum):
@@ -26,9 +27,12 @@ class FollowUp:
     question: str
     answer: str
     judge: str = "exact"
+    where: str = field(default="", compare=False, repr=False)
+    """The place of its answer, as of a task."""
 
     def __post_init__(self) -> None:
         _refuse_blank("follow-up", self, ("question", "judge"))
+        _refuse_surrogates("follow-up", self, ("question", "answer"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,20 @@ class Task:
     """What is in its console before the first line; None: the console starts empty."""
     fields: Mapping[str, object] = field(default_factory=dict, hash=False)
     """What else its row holds, for samplers, judges and rewards; the policy is not told."""
+    where: str = field(default="", compare=False, repr=False)
+    """The place of its reference answer, such as `tasks.jsonl:3: field 'answer'`; "": it is from no file."""
 
     def __post_init__(self) -> None:
         _refuse_blank("task", self, ("id", "question", "judge"))
+        _refuse_surrogates("task", self, ("id", "question", "answer", "family"))
         given: object = self.follow_ups
         if not isinstance(given, tuple):
             raise ConfigError("task.follow_ups", given, "give a tuple")
+
+    @property
+    def reference(self) -> str:
+        """The name of its reference answer in an error."""
+        return self.where or f"answer of task {self.id}"
 
     @property
     def told(self) -> str:
@@ -71,7 +83,15 @@ class Task:
     def turns(self) -> tuple["Task", ...]:
         """Every question as a task of its own, the first one included, so that each can be graded like any other."""
         later = (
-            replace(self, id=f"{self.id}.{n}", question=f.question, answer=f.answer, judge=f.judge, follow_ups=())
+            replace(
+                self,
+                id=f"{self.id}.{n}",
+                question=f.question,
+                answer=f.answer,
+                judge=f.judge,
+                where=f.where,
+                follow_ups=(),
+            )
             for n, f in enumerate(self.follow_ups, start=1)
         )
         return (replace(self, follow_ups=()), *later)
@@ -81,6 +101,25 @@ def _refuse_blank(what: str, value: object, names: tuple[str, ...]) -> None:
     for name in names:
         if not getattr(value, name).strip():
             raise ConfigError(f"{what}.{name}", getattr(value, name), "it may not be empty")
+
+
+def _refuse_surrogates(what: str, value: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        refuse_surrogates(f"{what}.{name}", getattr(value, name))
+
+
+def refuse_surrogates(place: str, text: str) -> None:
+    """Refuse a text that cannot be written as UTF-8.
+
+    Raises:
+        ConfigError: it has one half of a surrogate pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = text[max(0, error.start - _SHOWN_CHARS // 2) : error.start + _SHOWN_CHARS // 2]
+        remedy = f"character {error.start + 1} is half of a surrogate pair, which is no text; write the pair or drop it"
+        raise ConfigError(place, shown, remedy) from error
 
 
 def fingerprint(question: str) -> str:

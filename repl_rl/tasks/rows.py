@@ -2,14 +2,25 @@
 
 import importlib
 import json
+import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+from typing import Protocol
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.model import refuse_surrogates
 
 _SHOWN_CHARS = 80
 _DATASET = "dataset:"
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def is_number(value: object) -> bool:
+    """True for an int, a float, a Decimal and a real number of numpy; a bool is no number."""
+    return isinstance(value, numbers.Real | Decimal) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +35,27 @@ class Row:
         """A field as text; a number is written as `str()` shows it. `answer.value` looks into a nested record.
 
         Raises:
-            ConfigError: it is missing and has no default, it is empty, or it is neither text nor number.
+            ConfigError: it is missing and has no default, it is empty, it is neither text nor finite number, or it has
+                half of a surrogate pair.
         """
         value = self.value(field)
         if value is None and default is not None:
             return default
         if value is None:
-            raise ConfigError(f"{self.where}: field {field!r}", value, f"add it; it has {sorted(self.fields)}")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ConfigError(f"{self.where}: field {field!r}", value, "give a text or a number")
+            raise ConfigError(self.place(field), value, f"add it; it has {sorted(self.fields)}")
+        if not (isinstance(value, str) or is_number(value)):
+            raise ConfigError(self.place(field), value, "give a text or a number")
+        if isinstance(value, numbers.Real | Decimal) and not _is_finite(value):
+            raise ConfigError(self.place(field), value, "give a finite number, or a text")
         text = str(value)
         if not text.strip() and default is None:
-            raise ConfigError(f"{self.where}: field {field!r}", text, "it may not be empty")
+            raise ConfigError(self.place(field), text, "it may not be empty")
+        refuse_surrogates(self.place(field), text)
         return text
+
+    def place(self, field: str) -> str:
+        """A field's name in an error: `tasks.jsonl:3: field 'answer'`."""
+        return f"{self.where}: field {field!r}"
 
     def value(self, field: str) -> object:
         """A field as it is; None where it is missing."""
@@ -46,6 +65,12 @@ class Row:
         for part in field.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
         return found
+
+
+def _is_finite(value: numbers.Real | Decimal) -> bool:
+    return (
+        value.is_finite() if isinstance(value, Decimal) else isinstance(value, numbers.Integral) or math.isfinite(value)
+    )
 
 
 def rows(place: str, options: Mapping[str, str]) -> Iterator[Row]:
@@ -78,13 +103,13 @@ def as_json(text: str, where: str, remedy: str) -> object:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    """Blank lines are skipped."""
+    """Blank lines are skipped, and so is a byte order mark at the beginning."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError("tasks file", str(path), f"it cannot be read ({reason}); give a JSONL file") from error
-    for n, line in enumerate(text.split("\n"), start=1):
+    for n, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).split("\n"), start=1):
         if not line.strip():
             continue
         record = as_json(line, f"{path}:{n}", "write one JSON object a line")
@@ -99,10 +124,11 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     broken: type[Exception] = importlib.import_module("pyarrow").ArrowException
     try:
         with parquet.ParquetFile(path) as file:
+            schema: _Schema = file.schema_arrow
             records = [record for batch in file.iter_batches() for record in batch.to_pylist()]
     except (OSError, broken) as error:
         raise ConfigError("tasks file", str(path), f"it cannot be read as Parquet: {error}") from error
-    return _numbered(path.name, records)
+    return _numbered(path.name, records, schema)
 
 
 def _dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[Row]:
@@ -118,8 +144,36 @@ def _dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[Row]:
     except Exception as error:  # the library raises errors of many kinds, none with a common root
         reason = str(error).split("\n")[0]
         raise ConfigError("dataset", name, f"its part {part!r} cannot be loaded: {reason}") from error
-    return _numbered(name, table)
+    schema: _Schema = table.features.arrow_schema
+    return _numbered(name, table, schema)
 
 
-def _numbered(name: str, records: Iterable[Mapping[str, object]]) -> Iterator[Row]:
-    return (Row(f"{name}, row {n}", n, record) for n, record in enumerate(records, start=1))
+class _ArrowField(Protocol):
+    @property
+    def type(self) -> "_Schema": ...
+
+
+class _Schema(Protocol):
+    """A pyarrow schema, or the type of a struct: fields by name."""
+
+    def field(self, name: str) -> _ArrowField: ...
+
+
+def _numbered(name: str, records: Iterable[Mapping[str, object]], schema: _Schema) -> Iterator[Row]:
+    for n, record in enumerate(records, start=1):
+        fields = {key: _shortened(value, schema.field(key).type) for key, value in record.items()}
+        yield Row(f"{name}, row {n}", n, fields)
+
+
+def _shortened(value: object, kind: _Schema) -> object:
+    """A value of a column; a float of 16 or 32 bits has no more digits than its column holds.
+
+    Python's floats have 64 bits, so 0.1 of such a column would be 0.10000000149011612.
+    """
+    types = importlib.import_module("pyarrow.types")
+    if isinstance(value, float) and (types.is_float32(kind) or types.is_float16(kind)):
+        numpy = importlib.import_module("numpy")  # slow to import, and only such columns need it
+        return float(str((numpy.float32 if types.is_float32(kind) else numpy.float16)(value)))
+    if isinstance(value, dict) and types.is_struct(kind):
+        return {name: _shortened(inner, kind.field(name).type) for name, inner in value.items()}
+    return value

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.model import Task, fingerprint
+from repl_rl.tasks.model import Task, fingerprint, refuse_surrogates
 from repl_rl.tasks.rows import Row
 
 _SHOWN_CHARS = 80
@@ -32,9 +32,12 @@ Suite = Callable[[Row, Options], Task]
 
 def _said(row: Row, options: Options, name: str, *fields: str, default: str | None = None) -> str:
     """The field that the user named for `name`; else the first of `fields` that is there."""
-    if name in options:
-        return row.text(options[name])
-    return row.text(next((field for field in fields if row.value(field) is not None), fields[0]), default)
+    return row.text(_field(row, options, name, *fields), None if name in options else default)
+
+
+def _field(row: Row, options: Options, name: str, *fields: str) -> str:
+    """The name of that field."""
+    return options.get(name) or next((field for field in fields if row.value(field) is not None), fields[0])
 
 
 def _name(suite: str, row: Row, options: Options, *fields: str) -> str:
@@ -53,6 +56,7 @@ def math500(row: Row, options: Options) -> Task:
         answer=_said(row, options, "answer", "answer"),
         judge=options.get("judge", "math"),
         family=_said(row, options, "family", "family", default=f"math500/{level}" if level else "math500"),
+        where=row.place(_field(row, options, "answer", "answer")),
     )
 
 
@@ -68,6 +72,7 @@ def aime(row: Row, options: Options) -> Task:
         answer=str(int(plain)),
         judge=options.get("judge", "numeric"),
         family=_said(row, options, "family", "year", "Year", default="aime"),
+        where=row.place(_field(row, options, "answer", "answer", "Answer")),
     )
 
 
@@ -89,6 +94,7 @@ def humaneval(row: Row, options: Options) -> Task:
         answer=_doctest(row, tests),
         judge=options.get("judge", "tests"),
         family=_said(row, options, "family", "family", default="humaneval"),
+        where=row.place("test"),
     )
 
 
@@ -110,6 +116,7 @@ def mbpp(row: Row, options: Options) -> Task:
         answer=_doctest(row, "\n".join([*before, *tests]) + "\n"),
         judge=options.get("judge", "tests"),
         family=_said(row, options, "family", "family", default="mbpp"),
+        where=row.place("test_list"),
     )
 
 
@@ -124,7 +131,9 @@ def _texts(row: Row, field: str) -> Sequence[str]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise ConfigError(f"{row.where}: field {field!r}", str(value)[:_SHOWN_CHARS], "give a list of texts")
+        raise ConfigError(row.place(field), str(value)[:_SHOWN_CHARS], "give a list of texts")
+    for each in value:
+        refuse_surrogates(row.place(field), each)
     return tuple(value)
 
 
