@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repl_rl.cli import main
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.judges import JudgeLimits, JudgeProcesses, check_judges, find_judge, grade, graded, parse_number
 from repl_rl.sandbox import InProcessSandbox
@@ -71,6 +72,14 @@ def test_numeric_forgives_the_last_bits_of_a_float_and_no_more() -> None:
     assert grade(task("1/3", "numeric"), repr(1 / 3)) == 1.0
     assert grade(task("0.3", "numeric"), "0.3001") == 0.0
     assert grade(task("0", "numeric"), "-0.0") == 1.0
+
+
+def test_numeric_compares_whole_numbers_and_fractions_exactly() -> None:
+    assert grade(task("123456789012", "numeric"), "123456789013") == 0.0
+    assert grade(task("123456789012", "numeric"), "123456789012.00001") == 1.0
+    assert grade(task("1/3", "numeric"), "2/6") == 1.0
+    assert grade(task("1/1000000000001", "numeric"), "1/1000000000000") == 0.0
+    assert grade(task(str(2**300), "numeric"), str(2**300)) == 1.0
 
 
 def test_numeric_needs_a_reference_that_is_a_number() -> None:
@@ -215,6 +224,94 @@ def test_all_judges_of_the_tasks_are_checked_before_a_run() -> None:
     check_judges([task("1"), task("1", "tests.users:pid")])
     with pytest.raises(ConfigError, match="judge is 'nowhere_at_all:f'; it cannot be imported"):
         check_judges([task("1"), task("1", "nowhere_at_all:f")])
+
+
+ROWS = (
+    ("numeric", "67 eggs", "the numeric judge needs a number"),
+    ("regex", "(", "give a regular expression"),
+    ("math", r"\\text{}", "the math judge needs a formula"),
+    ("math", r"\\frac{1}{", "the math judge needs a formula"),
+    ("tests", "def f(", "give tests"),
+    ("tests", "67 eggs", "give tests"),
+    ("math + 0.5*numeric", "x + 1", "the numeric judge needs a number"),
+    ("tests.users:even", "3", "judge tests.users:even cannot read it: 3 is odd"),
+)
+
+
+@pytest.mark.parametrize(("judge", "answer", "told"), ROWS)
+def test_a_reference_that_its_judge_cannot_read_is_found_with_file_line_and_field(
+    tmp_path: Path, judge: str, answer: str, told: str
+) -> None:
+    rows = [f'{{"id": "{n}", "question": "q{n}", "answer": "2", "judge": "numeric"}}' for n in range(9)]
+    rows.append(f'{{"id": "bad", "question": "q", "answer": "{answer}", "judge": "{judge}"}}')
+    (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
+    tasks = load_tasks(str(tmp_path / "t.jsonl"))
+    with pytest.raises(ConfigError) as refused:
+        check_judges(tasks)
+    assert f"{tmp_path}/t.jsonl:10: field 'answer' is " in str(refused.value)
+    assert told in str(refused.value)
+    check_judges(tasks[:-1])
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "place"),
+    [
+        ("gsm8k:{}", {"question": "q", "answer": "so\n#### 18 eggs"}, "field 'answer' is '18 eggs'"),
+        ("gsm8k:{}?answer=a&question=b", {"b": "q", "a": "#### x"}, "field 'a' is 'x'"),
+        ("math:{}", {"problem": "q", "solution": r"\boxed{\text{}}"}, r"field 'solution' is '\\text{}'"),
+        ("math:{}", {"problem": "q", "answer": "("}, "field 'answer' is '('"),
+        ("math500:{}", {"problem": "q", "answer": r"\sqrt{", "unique_id": "u"}, r"field 'answer' is '\\sqrt{'"),
+        ("{}?judge=numeric", {"id": "a", "question": "q", "answer": "many"}, "field 'answer' is 'many'"),
+        ("humaneval:{}?judge=numeric", {"prompt": "1", "test": "2", "entry_point": "f"}, "field 'test' is "),
+        ("mbpp:{}?judge=numeric", {"text": "q", "test_list": ["assert f()"]}, "field 'test_list' is "),
+        (
+            "{}",
+            {
+                "id": "a",
+                "question": "q",
+                "answer": 1,
+                "follow_ups": [{"question": "q", "answer": "x", "judge": "numeric"}],
+            },
+            "follow-up 1: field 'answer' is 'x'",
+        ),
+    ],
+)
+def test_a_reference_of_any_source_is_checked(tmp_path: Path, source: str, row: dict[str, object], place: str) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError) as refused:
+        check_judges(load_tasks(source.format(tmp_path / "t.jsonl")))
+    assert f"t.jsonl:1: {place}" in str(refused.value)
+
+
+def test_a_reference_of_a_data_set_is_checked(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    Dataset.from_dict({"question": ["a", "b"], "answer": ["1", "x"]}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(ConfigError, match="saved, row 2: field 'answer' is 'x'; the numeric judge needs a number"):
+        check_judges(load_tasks(f"dataset:{tmp_path}/saved?judge=numeric"))
+
+
+@pytest.mark.parametrize("verb", [["train", "--name", "n"], ["eval"], ["rollout"], ["sft", "--samples", "2"]])
+def test_verbs_that_play_tasks_refuse_such_a_reference_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    lines = [json.dumps({"id": str(n), "question": f"q{n}", "answer": "x", "judge": "numeric"}) for n in range(30)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    words = [*verb, "--tasks", str(tmp_path / "t.jsonl"), "--engine", "transformers", "--sandbox", "unsafe"]
+    if verb[0] in ("train", "sft"):
+        words += ["--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    told = capsys.readouterr().err.strip()
+    assert "field 'answer' is 'x'; the numeric judge needs a number" in told.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_references_of_ten_thousand_tasks_are_read_in_bounded_time() -> None:
+    tasks = [Task(str(n), "?", f"{n}\\sqrt{{{n + 1}}}" if n % 10 == 0 else str(n), "math") for n in range(10_000)]
+    before = time.monotonic()
+    check_judges(tasks)
+    print(f"10,000 references in {time.monotonic() - before:.1f} s")
+    assert time.monotonic() - before < 120
 
 
 @pytest.mark.parametrize(("name", "value"), [("timeout_s", 0.0), ("memory_mb", 10), ("processes", 0)])

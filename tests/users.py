@@ -37,5 +37,19 @@ def length(task: Task, answer: str) -> float:
     return float(len(answer))
 
 
+class Even:
+    """A judge that reads its reference answers before a run, too."""
+
+    def check(self, task: Task) -> None:
+        if int(task.answer) % 2:
+            raise ValueError(f"{task.answer} is odd")
+
+    def __call__(self, task: Task, answer: str) -> float:
+        return float(answer == task.answer)
+
+
+even = Even()
+
+
 def lines(task: Task, answer: str | None, rollout: Trajectory) -> float:
     return len(rollout.lines) * float(str(task.fields.get("each", 1)))

@@ -8,6 +8,7 @@ from typing import Annotated
 from rich.text import Text
 
 from repl_rl.cli.terminal import terminal
+from repl_rl.judges import check_judges
 from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import HostCall, Line, LineEnd, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(RolloutConfig, "rollout", argv)
     tasks = config.drawn(Split.HELD_OUT, config.count)
+    check_judges(tasks)
     config.try_workspaces(tasks)
     console = terminal()
     with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:

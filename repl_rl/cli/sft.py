@@ -26,7 +26,7 @@ from repl_rl.runs.store import read, write_step
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
-from repl_rl.tasks import Split
+from repl_rl.tasks import Split, Task
 from repl_rl.world import World
 
 _ROLLOUTS = "rollouts"
@@ -76,9 +76,11 @@ def main(argv: Sequence[str]) -> int:
         return _begin(config, console)
     renderer = Renderer.from_folder(config.model_folder, config.overshoot, config.chat, bos=config.bos)
     settings = dump(replace(config, model=config.policy.reference))
+    tasks = config.drawn(Split.TRAIN, config.train_tasks) if config.samples else ()
+    check_judges(tasks)
     with begun(config.out, settings, FREE, config.overwrite) as place:
         stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
-        played = _play(config, place, console) if config.samples else []
+        played = _play(config, tasks, place, console) if tasks else []
         chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)
         _show(chosen, console)
         with writing("output folder", config.out, then=", then give the command again"):
@@ -116,11 +118,9 @@ def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
         yield trajectory
 
 
-def _play(config: SftConfig, place: Path, console: Console) -> Sequence[Trajectory]:
+def _play(config: SftConfig, tasks: Sequence[Task], place: Path, console: Console) -> Sequence[Trajectory]:
     """The policy's own rollouts, in portions that are kept in `place`. Only training tasks are played: held-out ones
     stay unseen."""
-    tasks = config.drawn(Split.TRAIN, config.train_tasks)
-    check_judges(tasks)
     console.print(f"playing {config.samples} rollouts of each of {len(tasks)} tasks ...")
     folder = EvaluationFolder(place, (place / SETTINGS).read_text())
     portion = max(1, _PORTION // config.samples)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from repl_rl.errors import ConfigError, UserCodeError
-from repl_rl.judges.worker import Reply, Request
+from repl_rl.judges.worker import CHECKS, ROLLOUTS, Reply, Request
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 
@@ -52,7 +52,8 @@ class _Process:
 
     def __init__(self, memory_mb: int) -> None:
         self.alive = True
-        self.loaded: dict[str, bool] = {}
+        self.loaded: dict[str, int] = {}
+        """By judge, the sum of `ROLLOUTS` and `CHECKS` where it has them."""
         ours, theirs = socket.socketpair()
         with theirs:
             path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -121,7 +122,24 @@ class JudgeProcesses:
             UserCodeError: its module raised.
         """
         with self._leased(judge) as process:
-            return process.loaded[judge]
+            return bool(process.loaded[judge] & ROLLOUTS)
+
+    def check(self, judge: str, task: Task) -> bool:
+        """Have a judge read a task's reference answer. False: it checks none.
+
+        Raises:
+            ConfigError: it cannot read it within its limits, or as `load`.
+            UserCodeError: its check raised something else than ValueError.
+        """
+        with self._leased(judge) as process:
+            if not process.loaded[judge] & CHECKS:
+                return False
+            try:
+                process.ask(_request(judge, self.limits.timeout_s, task, check=True), self.limits.timeout_s)
+            except _Overrun as overrun:
+                remedy = f"judge {judge} cannot read it: {overrun}"
+                raise ConfigError(task.reference, task.answer[:80], remedy) from overrun
+        return True
 
     def grade(self, judge: str, task: Task, answer: str | None, trajectory: Trajectory | None = None) -> float:
         """The outcome reward. An answer that the judge cannot grade within its limits is worth 0.0.
@@ -154,7 +172,7 @@ class JudgeProcesses:
             process = process or _Process(self.limits.memory_mb)
             if judge not in process.loaded:
                 more = process.ask(_request(judge, self.limits.import_s), self.limits.import_s)
-                process.loaded[judge] = bool(more)
+                process.loaded[judge] = int(more)
             yield process
         except _Overrun as overrun:
             raise ConfigError("judge", judge, f"it cannot be imported: {overrun}") from overrun
@@ -168,8 +186,9 @@ def _request(
     task: Task | None = None,
     answer: str | None = None,
     trajectory: Trajectory | None = None,
+    check: bool = False,
 ) -> Request:
     path = [folder or os.getcwd() for folder in sys.path]
     # What its console began with is not the judge's business, and may be large.
     bare = None if task is None else replace(task, workspace=None)
-    return Request(judge=judge, task=bare, answer=answer, trajectory=trajectory, path=path, cpu_s=cpu_s)
+    return Request(judge=judge, task=bare, check=check, answer=answer, trajectory=trajectory, path=path, cpu_s=cpu_s)

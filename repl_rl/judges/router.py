@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from repl_rl.errors import ConfigError
 from repl_rl.judges.limited import JudgeProcesses
-from repl_rl.judges.plain import MAX_ANSWER_CHARS, exact, numeric
-from repl_rl.judges.unit_tests import run_tests, run_tests_in
+from repl_rl.judges.plain import MAX_ANSWER_CHARS, exact, numeric, parse_number, read_reference
+from repl_rl.judges.unit_tests import checks, run_tests, run_tests_in
 from repl_rl.record.line import NamedReward
 from repl_rl.record.outcome import Claims, with_parts
 from repl_rl.record.trajectory import Trajectory
@@ -86,15 +86,43 @@ def _looks_at_rollouts(name: str) -> bool:
 
 
 def check_judges(tasks: Iterable[Task]) -> None:
-    """Refuse a judge that does not exist or cannot be imported before a run begins.
+    """Refuse, before a run begins, a judge that cannot be used and a reference answer that its judge cannot read.
 
     Raises:
-        ConfigError, UserCodeError: as `find_judge`; weights that are written in another way than `weighed` reads.
+        ConfigError, UserCodeError: as `find_judge`; weights that are written in another way than `weighed` reads; a
+            reference answer that its judge cannot read, with its file, line and field.
     """
-    for name in {judge.name: None for text in {task.judge: None for task in tasks} for judge in weighed(text)}:
+    turns = [turn for task in tasks for turn in ((task, *task.turns()[1:]) if task.follow_ups else (task,))]
+    for name in {judge.name: None for text in {turn.judge: None for turn in turns} for judge in weighed(text)}:
         find_judge(name)
         if name == "math":
             _processes().load(name)
+    seen: set[tuple[str, str]] = set()
+    unchecked: set[str] = set()
+    for turn in turns:
+        for name in (judge.name for judge in weighed(turn.judge)):
+            if (name in JUDGES and (name, turn.answer) in seen) or name in unchecked:
+                continue
+            seen.add((name, turn.answer))
+            if not _check_reference(name, turn):
+                unchecked.add(name)
+
+
+def _check_reference(name: str, task: Task) -> bool:
+    """Have a judge read a reference answer. False: this judge takes any.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if name == "exact":
+        return False
+    if name == "numeric":
+        read_reference(task)
+    elif name == _TESTS:
+        checks(task)
+    elif name != "math" or parse_number(task.answer) is None:  # a plain number is a formula, and needs no process
+        return _processes().check(name, task)
+    return True
 
 
 def grade(task: Task, answer: str | None, trajectory: Trajectory | None = None) -> float:

@@ -7,6 +7,7 @@ on the host and is compared here, so a program cannot read it. A test that is no
 is typed as it stands and must print nothing.
 """
 
+import ast
 import asyncio
 import doctest
 import re
@@ -45,13 +46,15 @@ def checks(task: Task) -> tuple[Check, ...]:
     """
     try:
         examples = doctest.DocTestParser().get_examples(task.answer)
-    except ValueError as error:
-        raise ConfigError(f"answer of task {task.id}", task.answer[:80], f"give tests: {error}") from error
+        if not examples:
+            ast.parse(task.answer)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ConfigError(task.reference, task.answer[:80], f"give tests: {error}") from error
     if examples:
         return tuple(Check(typed_lines(example.source), example.want) for example in examples)
     lines = tuple(line for line in task.answer.split("\n") if line.strip())
     if not lines:
-        raise ConfigError(f"answer of task {task.id}", task.answer, "give tests: '>>> f(2)' and what it prints")
+        raise ConfigError(task.reference, task.answer[:80], "give tests: '>>> f(2)' and what it prints")
     return tuple(Check((line,), "") for line in lines)
 
 

@@ -30,11 +30,17 @@ Inner = Callable[..., object]
 """Takes a task and an answer, and a rollout too where it has a third parameter; its answer is None then if none is."""
 
 
+ROLLOUTS, CHECKS = 1, 2
+"""What a judge has: a look at rollouts, and a check of reference answers."""
+
+
 class Request(TypedDict):
-    """`task` None: import the judge, and reply 1 if it looks at rollouts, else 0."""
+    """`task` None: import the judge, and reply the sum of `ROLLOUTS` and `CHECKS` where it has them."""
 
     judge: str
     task: Task | None
+    check: bool
+    """Only read the task's reference answer, and reply 1."""
     answer: str | None
     trajectory: Trajectory | None
     path: list[str]
@@ -55,44 +61,33 @@ class Reply(TypedDict, total=False):
 
 
 def symbolic(task: Task, answer: str) -> float:
-    """1.0 when math-verify finds both equal, each read as a whole as one formula, LaTeX or Python."""
-    library = _math_verify()
-    reference = library.parse(_formula(task.answer), parsing_timeout=None)
-    if not reference:
-        raise ConfigError(f"answer of task {task.id}", task.answer[:80], "the math judge needs a formula")
+    """1.0 when both are formulas of one value, each read as a whole, LaTeX or Python."""
     try:
-        value = library.parse(_formula(answer), parsing_timeout=None)
-        return float(bool(value) and library.verify(reference, value, timeout_seconds=None))
-    except MemoryError:
-        raise
-    except Exception:  # whatever the library makes of hostile text, the text is no right answer
+        return float(_formulas().is_equal(task.answer, answer))
+    except ValueError:
+        _read_formula(task)
         return 0.0
 
 
-_PYTHON_SPELLINGS = ((r"\*\*", "^"), (r"\bpi\b", r"\\pi "), (r"\boo\b", r"\\infty "), (r"\*?\bI\b", "i"))
-
-
-def _formula(text: str) -> str:
-    """As LaTeX between dollar signs, so that nothing is picked out of the middle of a text."""
-    text = text.strip().strip("$").strip()
-    if "\\" not in text:
-        for pattern, spelling in _PYTHON_SPELLINGS:
-            text = re.sub(pattern, spelling, text)
-    return f"${text}$"
+def _read_formula(task: Task) -> None:
+    if not _formulas().is_readable(task.answer):
+        raise ConfigError(task.reference, task.answer[:80], "the math judge needs a formula")
 
 
 def pattern(task: Task, answer: str) -> float:
     """1.0 when the whole answer, stripped, matches the regular expression that the task has as its answer."""
+    return float(_compiled(task).fullmatch(answer.strip()) is not None)
+
+
+def _compiled(task: Task) -> re.Pattern[str]:
     try:
-        compiled = re.compile(task.answer)
-    except re.error as error:
-        raise ConfigError(
-            f"answer of task {task.id}", task.answer[:80], f"give a regular expression: {error}"
-        ) from error
-    return float(compiled.fullmatch(answer.strip()) is not None)
+        return re.compile(task.answer)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(task.reference, task.answer[:80], f"give a regular expression: {error}") from error
 
 
 SHIPPED: Mapping[str, Inner] = {"math": symbolic, "regex": pattern}
+_CHECKS: Mapping[str, Callable[[Task], object]] = {"math": _read_formula, "regex": _compiled}
 
 
 @lru_cache(maxsize=64)
@@ -105,7 +100,7 @@ def load(name: str) -> Inner:
     """
     if name in SHIPPED:
         if name == "math":
-            _math_verify()
+            _formulas()
         return SHIPPED[name]
     found = imported("judge", name)
     if not callable(found):
@@ -114,10 +109,10 @@ def load(name: str) -> Inner:
     return judge
 
 
-def _math_verify() -> ModuleType:
+def _formulas() -> ModuleType:
     # It takes a second and imports sympy: only a process that grades with it pays.
     try:
-        return importlib.import_module("math_verify")
+        return importlib.import_module("repl_rl.judges.formulas")
     except ImportError as error:
         remedy = f"it needs the package math-verify (pip install math-verify): {error}"
         raise ConfigError("judge", "math", remedy) from error
@@ -133,6 +128,24 @@ def looks_at_rollouts(judge: Inner) -> bool:
     return len([p for p in parameters if p.kind in kinds and p.default is p.empty]) > 2
 
 
+def find_check(name: str, judge: Inner) -> Callable[[Task], object] | None:
+    """The judge's check of a reference answer, which raises ValueError: its attribute `check`. None: it has none."""
+    found = _CHECKS.get(name) or getattr(judge, "check", None)
+    return found if callable(found) else None
+
+
+def check(name: str, judge: Inner, task: Task) -> None:
+    """Have a judge read the task's reference answer.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        (find_check(name, judge) or bool)(task)
+    except ValueError as error:
+        raise ConfigError(task.reference, task.answer[:80], f"judge {name} cannot read it: {error}") from error
+
+
 def answer_to(request: Request) -> Reply:
     """Grade one answer, or say what is wrong with the judge."""
     name, task = request["judge"], request["task"]
@@ -141,7 +154,10 @@ def answer_to(request: Request) -> Reply:
         judge = load(name)
         more = looks_at_rollouts(judge)
         if task is None:
-            return Reply(value=float(more))
+            return Reply(value=float(ROLLOUTS * more + CHECKS * (find_check(name, judge) is not None)))
+        if request["check"]:
+            check(name, judge, task)
+            return Reply(value=1.0)
         value = judge(task, request["answer"], *[request["trajectory"]] * more)
     except ConfigError as error:
         return Reply(refused=(error.thing, str(error.value), error.remedy))

@@ -1,0 +1,405 @@
+"""Formulas: read as Python or as LaTeX, each text as one whole, and compared by value.
+
+A text without a backslash is first read as Python (`python_formulas`); what is no such Python is read as LaTeX, and
+the whole text must be one formula. Words are compared as words. Sympy may take long on hostile text, so only a limited
+process imports this module.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import sympy
+from antlr4 import CommonTokenStream, InputStream, Token
+from antlr4.atn.PredictionMode import PredictionMode
+from latex2sympy2_extended.antlr_parser import PSLexer, PSParser
+from latex2sympy2_extended.latex2sympy2 import NormalizationConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.logic import And
+from latex2sympy2_extended.sets import FiniteSet
+from math_verify import verify
+from math_verify.grader import should_treat_as_complex
+
+from repl_rl.judges.python_formulas import CONSTANTS, FUNCTIONS, NotPython, TooLarge, as_matrix, read_python
+
+DECIMAL_TOLERANCE = 1e-9
+"""Relative, where either number is a decimal. The judge `numeric` has the same one."""
+_EXACT_DIGITS, _EXACT_TOLERANCE = 60, sympy.Float("1e-40")
+"""Two exact numbers are evaluated to so many digits; nearer than that they are one."""
+_SHORT_WORD = 3
+"""Longest run of letters that may stand for a product, as `xy` does."""
+
+_SPELLINGS = str.maketrans({"−": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": " pi ", "∞": " oo "})
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+
+
+class _NotLatex(Exception):
+    """The grammar of LaTeX refuses a text."""
+
+
+def is_equal(reference: str, answer: str) -> bool:
+    """True when both texts are formulas of equal value, or equal words.
+
+    Raises:
+        ValueError: the reference is neither.
+    """
+    wanted, given = _Text(reference), _Text(answer)
+    if not wanted.spoken:
+        raise ValueError("it is no formula")
+    if wanted.spoken == given.spoken:
+        return True
+    if not given.spoken or (wanted.words and given.words):
+        return bool(given.spoken) and wanted.words == given.words
+    real = not any(map(_is_complex, (wanted.bare, given.bare)))
+    wanted_values = wanted.values(real, multiply=not given.has_short_words)
+    given_values = given.values(real, multiply=not wanted.has_short_words)
+    return any(_same(one, other) for one in wanted_values for other in given_values)
+
+
+def is_readable(text: str) -> bool:
+    """True for a formula, for words, and for a text of letters, digits and marks, which the same text equals."""
+    found = _Text(text)
+    if not found.spoken or found.words:
+        return bool(found.words)
+    if _PLAIN.fullmatch(found.spoken) and re.search(r"\w", found.spoken):
+        return True
+    try:
+        return bool(found.python(real=True) or _whole_formula(found.bare, multiply=True))
+    except Exception:  # as in `read_latex`
+        return False
+
+
+def _is_complex(text: str) -> bool:
+    return bool(should_treat_as_complex(text) or _IMAGINARY.search(text))
+
+
+# Texts
+
+_KNOWN = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        pi oo inf infty infinity nan exp log ln lg sin cos tan cot sec csc asin acos atan arcsin arccos arctan sinh
+        cosh tanh sqrt cbrt abs max min gcd lcm mod det lim sum int prod deg
+        """,
+    )
+)
+_RUN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}"
+)
+_PHRASES = re.compile(r"[^\W\d_]+(?:[ .,;'-]+[^\W\d_]+)*\.?")
+_SEPARATOR = re.compile(r"\s*[,;]\s*(?:and|or)\s+|\s*[,;]\s*|\s+(?:and|or)\s+")
+_WHOLE = re.compile(r"(?:^|(?<=[,;{}()\[\]=&]))(\s*)([A-Za-z]{2,})(\s*)(?=$|[,;{}()\[\]=&\\])")
+_LONG = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}(?![A-Za-z}])|(?<=[,\s({])[A-Za-z]{4,}(?=[,\s)}])")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_SQRT = re.compile(r"\\sqrt\s*\(")
+_FUNCTION = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|cot|sec|csc|log|ln|sqrt|pi|infty)(?![A-Za-z])")
+_IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z_])|(?<![\\A-Za-z_])I(?![A-Za-z_])|\d[jJ](?![A-Za-z_])")
+_PLAIN = re.compile(r"[\w\s.,:;'/-]+")
+_RELATIONS = re.compile(
+    r"\\(?:approx|approxeq|sim|simeq|cong|to|\w*arrow|implies|iff|mapsto|therefore|because)(?![A-Za-z])"
+)
+_SUBSCRIPT = re.compile(r"_\{[^{}]*\}")
+_LONE_I = re.compile(r"(?<![\\A-Za-z_])i(?![A-Za-z_])")
+
+
+class _Text:
+    """A text without what stands around a formula."""
+
+    def __init__(self, text: str) -> None:
+        self.bare = _unwrapped(text.translate(_SPELLINGS))
+        spoken = " ".join(_WRAPPED.sub(r"\1", self.bare).split())
+        self.spoken = spoken if re.sub(r"[\s\\{}$]", "", spoken) else ""
+        """Its text without LaTeX's marks around words; "": nothing."""
+        self.words = _words(spoken)
+        self.has_short_words = any(len(word[2]) <= _SHORT_WORD for word in _WHOLE.finditer(spoken))
+
+    def values(self, real: bool, multiply: bool) -> Sequence[sympy.Basic]:
+        """Values as Python and as LaTeX. `multiply`: a short word on its own is a product of letters."""
+        found = self.python(real)
+        runs = _RUN.findall(_ENVIRONMENT.sub("", self.bare))
+        if found and any(len(run) > _SHORT_WORD or run in FUNCTIONS or run in CONSTANTS for run in runs):
+            return found
+        value = None if found == [sympy.nan] else read_latex(self.bare, real, multiply)
+        return found if value is None else [*found, value]
+
+    def python(self, real: bool) -> list[sympy.Basic]:
+        """The value as Python; none where it is none. What is too large to be worked out has the value `nan`."""
+        if "\\" in self.bare or _THOUSANDS.fullmatch(self.bare):
+            return []
+        try:
+            return [read_python(self.bare, real)]
+        except TooLarge:
+            return [sympy.nan]
+        except NotPython:
+            return []
+
+
+def _unwrapped(text: str) -> str:
+    """Without the quotes, dollar signs, brackets of LaTeX and box that stand around the whole."""
+    before = None
+    while text != before:
+        before, text = text, text.strip()
+        if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]
+        for start, end in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+            if len(text) >= len(start + end) and text.startswith(start) and text.endswith(end):
+                inner = text[len(start) : -len(end)]
+                text = text if start in inner else inner
+        for box in ("\\boxed", "\\fbox"):
+            if text.startswith(box) and _closing(text, len(box)) == len(text) - 1:
+                text = text[len(box) + 1 : -1]
+    return text.removeprefix("\\$").removeprefix("$").strip()
+
+
+def _closing(text: str, opening: int) -> int:
+    """The place of the brace or parenthesis that closes the one at `opening`; -1: there is none."""
+    depth, pair = 0, text[opening : opening + 1]
+    closes = {"{": "}", "(": ")"}.get(pair)
+    for at in range(opening, len(text) if closes else 0):
+        depth += (text[at] == pair) - (text[at] == closes)
+        if depth == 0:
+            return at
+    return -1
+
+
+def _words(spoken: str) -> frozenset[str]:
+    """The words that a text is made of alone, without case; several stand between commas, `and` or `or`."""
+    runs = [run for run in re.findall(r"[^\W\d_]{2,}", spoken) if run.lower() not in ("and", "or")]
+    if not runs or not _PHRASES.fullmatch(spoken) or any(run.lower() in _KNOWN for run in runs):
+        return frozenset()
+    parts = _SEPARATOR.split(spoken.rstrip("."))
+    return frozenset(" ".join(part.casefold().split()) for part in parts)
+
+
+# LaTeX
+
+
+@lru_cache(maxsize=256)
+def read_latex(text: str, real: bool, multiply: bool = False) -> sympy.Basic | None:
+    """The one formula that the whole text is, or None."""
+    try:
+        line = _whole_formula(text, multiply)
+        value = line and latex2sympy(line, is_real=real, convert_degrees=False, normalization_config=None)
+    except MemoryError:
+        raise
+    except Exception:  # whatever the library makes of hostile text, the text is no formula
+        return None
+    # `[42, 42]` is a list of two, and no interval.
+    single = isinstance(value, sympy.FiniteSet | type(sympy.S.EmptySet))
+    return None if line is None or (single and line.startswith("[")) else value
+
+
+def _whole_formula(text: str, multiply: bool) -> str | None:
+    """The text in the spelling that latex2sympy reads, where it is one formula from end to end; else None."""
+    line = _on_one_line(text)
+    if line is None or re.search(r"\\boxed|\\fbox|(?<!\\)\$", line) or _RELATIONS.search(_SUBSCRIPT.sub("", line)):
+        return None
+    line = re.sub(r"(?<!\\)%", r"\%", line)
+    if "\\" not in line:
+        line = re.sub(r"\boo\b", r"\\infty ", line.replace("**", "^").replace("*I", "I"))
+    if not re.search(r"_\s*(?:i|\{[^{}]*\bi\b)", line):
+        line = _LONE_I.sub("I", line)  # the library takes `i` for a variable
+    line = normalize_latex(_FUNCTION.sub(r"\\\1 ", _with_braced_roots(line)), _NORMALIZATION)
+    line = _with_words(line, multiply)
+    return line if _is_one_formula(line) else None
+
+
+def _on_one_line(text: str) -> str | None:
+    """With spaces for newlines within brackets or environments; None: there are others."""
+    if "\n" not in text:
+        return text
+    depth, places = 0, re.finditer(r"\\begin\b|\\end\b|\\?[{}()\[\]]|\n", text)
+    for place in places:
+        mark = place[0].lstrip("\\")
+        depth += (mark in ("begin", "{", "(", "[")) - (mark in ("end", "}", ")", "]"))
+        if mark == "\n" and depth <= 0:
+            return None
+    return text.replace("\n", " ")
+
+
+def _with_words(text: str, multiply: bool) -> str:
+    """With words as names: `\\text{blue}`, so that their letters are not multiplied."""
+    environments = [(m.start(), m.end()) for m in _ENVIRONMENT.finditer(text)]
+    wrapped = [(m.start(), m.end()) for m in _WRAPPED.finditer(text)]
+
+    def name(found: re.Match[str], word: str) -> str:
+        inside = any(start <= found.start() < end for start, end in (*environments, *wrapped))
+        short = len(word) <= _SHORT_WORD
+        if inside or word.lower() in (*_KNOWN, "and", "or", "percent", "percentage", "pct") or (short and multiply):
+            return found[0]
+        return found[0].replace(word, f"\\text{{{word}}}")
+
+    text = _LONG.sub(lambda found: name(found, found[0]), text)
+    environments = [(m.start(), m.end()) for m in _ENVIRONMENT.finditer(text)]
+    wrapped = [(m.start(), m.end()) for m in _WRAPPED.finditer(text)]
+    return _WHOLE.sub(lambda found: name(found, found[2]), text)
+
+
+def _with_braced_roots(text: str) -> str:
+    """`\\sqrt(2)` as `\\sqrt{2}`."""
+    at = 0
+    while found := _SQRT.search(text, at):
+        opening = found.end() - 1
+        closing = _closing(text, opening)
+        if closing < 0:
+            break
+        text = f"{text[: found.start()]}\\sqrt{{{text[opening + 1 : closing]}}}{text[closing + 1 :]}"
+        at = found.start() + 1
+    return text
+
+
+class _Refuses:
+    """A listener of antlr that refuses the first error; antlr calls other methods, too."""
+
+    def syntaxError(self, *about: object) -> None:
+        raise _NotLatex
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *about: None
+
+
+def _is_one_formula(text: str) -> bool:
+    """True when the grammar of LaTeX reads the text to its end."""
+    # The fast mode of antlr reads nearly all formulas; what it refuses may still be one.
+    return any(_is_read_to_its_end(text, mode) for mode in (PredictionMode.SLL, PredictionMode.LL))
+
+
+def _is_read_to_its_end(text: str, mode: PredictionMode) -> bool:
+    lexer = PSLexer(InputStream(text))
+    parser = PSParser(CommonTokenStream(lexer))
+    parser._interp.predictionMode = mode
+    for part in (lexer, parser):
+        part.removeErrorListeners()
+        part.addErrorListener(_Refuses())
+    try:
+        parser.math()
+    except _NotLatex:
+        return False
+    ended: bool = parser.getCurrentToken().type == Token.EOF
+    return ended
+
+
+# Values
+
+
+def _same(wanted: sympy.Basic, given: sympy.Basic) -> bool:
+    """True when two values are equal."""
+    try:
+        if not all(map(_holds, _equations(given))):
+            return False
+        wanted, given = _alike(wanted, given)
+        if _is_number(wanted) and _is_number(given):
+            return _same_number(wanted, given)
+        if isinstance(wanted, sympy.MatrixBase) or isinstance(given, sympy.MatrixBase):
+            return wanted.shape == given.shape and all(map(_same, wanted.flat(), given.flat()))
+        if isinstance(wanted, sympy.Tuple) and isinstance(given, sympy.Tuple):
+            return len(wanted) == len(given) and all(map(_same, wanted, given))
+        for one, other in ((wanted, given), (given, wanted)):
+            compound = isinstance(other, sympy.Rel | sympy.Set | sympy.Tuple | And)
+            if one.is_Symbol and len(one.name) > 1 and not (other.is_Symbol or compound):
+                return False  # a word is no product of letters
+        known = list(_numbers(wanted))
+        wanted = _with_numbers(wanted, known)
+        given = _with_numbers(given, known)
+        return bool(verify(wanted, given, float_rounding=12, numeric_precision=_EXACT_DIGITS, timeout_seconds=None))
+    except MemoryError:
+        raise
+    except Exception:  # what sympy cannot compare is not known to be equal
+        return False
+
+
+def _is_number(value: sympy.Basic) -> bool:
+    return isinstance(value, sympy.Expr) and not value.free_symbols and value.is_number is True
+
+
+def _same_number(wanted: sympy.Expr, given: sympy.Expr) -> bool:
+    """Exact numbers are equal exactly, others to within `DECIMAL_TOLERANCE`. A percentage is its number, too."""
+    percent = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
+    plain = [value.xreplace({percent: sympy.Integer(1)}) for value in (wanted, given)]
+    if plain != [wanted, given] and _same_value(plain[0].doit(), plain[1].doit()):
+        return True
+    return _same_value(wanted.doit(), given.doit())
+
+
+def _same_value(wanted: sympy.Expr, given: sympy.Expr) -> bool:
+    if wanted is sympy.nan or given is sympy.nan:
+        return False
+    if wanted == given:
+        return True
+    exact = not wanted.has(sympy.Float) and not given.has(sympy.Float)
+    if (exact and wanted.is_Rational and given.is_Rational) or wanted.is_infinite or given.is_infinite:
+        return False
+    one, other = wanted.evalf(_EXACT_DIGITS), given.evalf(_EXACT_DIGITS)
+    size = max(abs(one), abs(other))
+    if exact and size < _EXACT_TOLERANCE:  # evaluation cannot tell such a number from 0
+        return bool(sympy.simplify(wanted - given) == 0)
+    return bool(abs(one - other) <= (_EXACT_TOLERANCE if exact else DECIMAL_TOLERANCE) * size)
+
+
+def _equations(value: sympy.Basic) -> Iterable[sympy.Eq]:
+    parts = value.args if isinstance(value, sympy.And) else (value,)
+    return (part for part in parts if isinstance(part, sympy.Eq))
+
+
+def _holds(equation: sympy.Eq) -> bool:
+    """False for an equation of numbers that are not equal: `41 = 42` is no spelling of 42."""
+    left, right = equation.lhs, equation.rhs
+    if left.free_symbols or right.free_symbols:
+        return True
+    return _is_number(left) and _is_number(right) and _same_number(left, right)
+
+
+def _alike(wanted: sympy.Basic, given: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic]:
+    """A list beside a matrix as a matrix."""
+    if isinstance(wanted, sympy.MatrixBase) and isinstance(given, sympy.Tuple):
+        given = as_matrix(given)
+        given = given.T if given.shape != wanted.shape and 1 in given.shape else given
+    elif isinstance(given, sympy.MatrixBase) and isinstance(wanted, sympy.Tuple):
+        given, wanted = _alike(given, wanted)
+    return wanted, given
+
+
+def _numbers(value: sympy.Basic) -> Iterator[sympy.Expr]:
+    """The largest parts of a value that are numbers."""
+    if isinstance(value, sympy.MatrixBase):
+        for element in value.flat():
+            yield from _numbers(element)
+    elif _is_number(value):
+        yield value
+    elif isinstance(value, sympy.Mul | sympy.Add):
+        together = value.func(*(part for part in value.args if _is_number(part)))
+        yield together
+        for part in value.args:
+            yield from () if _is_number(part) else _numbers(part)
+    else:
+        for part in value.args:
+            yield from _numbers(part)
+
+
+def _with_numbers(value: sympy.Basic, known: Sequence[sympy.Expr]) -> sympy.Basic:
+    """The value with each number that equals a known one in its place; other decimals become exact."""
+    if isinstance(value, sympy.MatrixBase):
+        return value.applyfunc(lambda element: _with_numbers(element, known))
+    if _is_number(value):
+        return _exact(next((number for number in known if _same_number(number, value)), value))
+    if isinstance(value, FiniteSet | And):
+        return type(value)(*(_with_numbers(part, known) for part in value._unsorted_args))
+    if isinstance(value, sympy.Mul | sympy.Add):
+        together = _with_numbers(value.func(*(part for part in value.args if _is_number(part))), known)
+        rest = [_with_numbers(part, known) for part in value.args if not _is_number(part)]
+        return value.func(together, *rest)
+    if isinstance(value, sympy.Rel):
+        return value.func(*(_with_numbers(part, known) for part in value.args), evaluate=False)
+    if not value.args:
+        return value
+    return value.func(*(_with_numbers(part, known) for part in value.args))
+
+
+def _exact(number: sympy.Expr) -> sympy.Expr:
+    if not number.has(sympy.Float):
+        return number
+    return number.xreplace({each: sympy.Rational(str(each)) for each in number.atoms(sympy.Float)})
