@@ -27,6 +27,7 @@ from repl_rl.sandbox.inprocess import InProcessSession
 from repl_rl.sandbox.local import launch
 from repl_rl.sandbox.process import ProcessLaunch, RunningProcess
 from repl_rl.sandbox.served import SharedServer
+from repl_rl.tasks import Workspace
 from tests.worlds import TASK, world
 
 LINES = ["x = 6\n", "x * 7\n", "submit_final_answer(x * 7)\n"]
@@ -162,6 +163,47 @@ def test_consoles_that_die_with_their_fork_server_are_lost_and_not_killed_by_the
             for _ in range(4):
                 async with sandbox.session() as session:
                     assert (await session.push("6 * 7")).text == "42\n", "one that waited in the pool has died too"
+
+    asyncio.run(work())
+
+
+def stop_fork_server() -> psutil.Process:
+    """SIGSTOP to a fork server without consoles; returns the process above it."""
+    (server,) = fork_servers()
+    *_, forks = server.children(recursive=True)
+    forks.suspend()
+    return server
+
+
+def test_a_fork_server_that_stands_still_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        server = await ForkServer.start(launch(()), born_within_s=2.0)
+        source = SharedServer(launch(()), Limits(), server)
+        try:
+            stopped = stop_fork_server()
+            with pytest.raises(SandboxFault, match="the fork server stands still: it forked nothing for 2 s"):
+                await source.open()
+            session = await source.open()
+            assert (await session.push("6 * 7")).text == "42\n"
+            session.close()
+            assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
+        finally:
+            await source.close()
+
+    asyncio.run(work())
+    assert "what makes consoles is gone" in caplog.text
+
+
+def test_a_workspace_is_not_blamed_for_a_fork_server_that_stands_still() -> None:
+    async def work() -> None:
+        server = await ForkServer.start(launch(()), born_within_s=2.0)
+        source = SharedServer(launch(()), Limits(cpu_s=1.0), server)
+        try:
+            stop_fork_server()
+            with pytest.raises(SandboxFault, match="stands still"):
+                await source.prepare(Workspace(lines=("x = 1",)))
+        finally:
+            await source.close()
 
     asyncio.run(work())
 

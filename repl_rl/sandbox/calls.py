@@ -76,7 +76,7 @@ class Calls:
     def __init__(
         self,
         wire: Wire,
-        send: Callable[[list[bytes]], None],
+        send: Callable[[list[bytes]], bool],
         clock: LineClock,
         fail: Callable[[BaseException], None],
     ) -> None:

@@ -24,7 +24,8 @@ _DEATH_NEWS_S = 1.0
 """How long a supervisor may take to report a death that we asked for, before it is killed as well."""
 _MESSAGES_A_WAKE = 64
 _QUEUED_MESSAGES = 64
-_RECONNECT_MS = 1
+_NEVER = -1
+"""A console listens before it is ready, so a lost connection is its end: what listens there next is another one."""
 
 # Plain numbers: combining and converting the library's enumerations takes longer than sending a frame.
 _DONTWAIT = int(zmq.DONTWAIT)
@@ -65,12 +66,13 @@ class ConsoleSession:
         self._told = False
         self._answered = self._afresh = False
         self._loop = asyncio.get_running_loop()
+        address = link.open_address()
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
-        self._socket.reconnect_ivl = _RECONNECT_MS
+        self._socket.reconnect_ivl = _NEVER
         self._socket.rcvhwm = _QUEUED_MESSAGES
         self._socket.maxmsgsize = (1 << 20) + 8 * limits.output_bytes
-        self._socket.connect(link.address)
+        self._socket.connect(address)
         self._loop.add_reader(self._socket.fileno(), self._drain)
         link.on_death = self._on_death
         self.on_close: Callable[[], None] = _nothing
@@ -132,7 +134,8 @@ class ConsoleSession:
         self._calls.begin(self._header)
         self._clock.start(self._limits.line_timeout_s)
         try:
-            self._send(frames)
+            if not self._send(frames):  # it let go of the connection: nothing of it can be heard any more
+                self._kill()
             if self._link.death is not None:
                 self._on_death()
             outcome = await self._pending
@@ -157,16 +160,18 @@ class ConsoleSession:
         if self._interrupting is not None:
             await self._interrupting
 
-    def _send(self, frames: list[bytes]) -> None:
+    def _send(self, frames: list[bytes]) -> bool:
+        """Send a message; False: nobody takes it."""
         if self._socket.closed:
-            return
+            return False
         try:
             for frame in frames[:-1]:
                 self._socket.send(frame, _MORE_FOLLOWS)
             self._socket.send(frames[-1], _DONTWAIT)
-        except zmq.Again:  # a stopped console takes nothing more; its deadline comes
-            return
+        except zmq.Again:
+            return False
         self._drain()  # the descriptor tells of changes only, and sending swallows them
+        return True
 
     def _interrupt(self) -> None:
         self._calls.refuse()

@@ -17,6 +17,8 @@ from repl_rl.sandbox.client import ConsoleSession
 from repl_rl.sandbox.keeper import Death, KeeperLink
 from repl_rl.sandbox.wire import plain_text
 
+BORN_WITHIN_S = 30.0
+"""How long a fork server may take to fork a process: one that takes longer stands still, and is given up."""
 _READY_TIMEOUT_S = 30.0
 _NEWS_S = 2.0
 """How long the news of a death may take after its signs."""
@@ -34,11 +36,13 @@ class Door:
         last_words: Callable[[], str],
         *,
         isolated: bool,
+        born_within_s: float = BORN_WITHIN_S,
     ) -> None:
         """`last_words`: the end of what the fork server wrote to its log; `isolated`: see `KeeperLink`."""
         self.connection = connection
+        self._born_within_s = born_within_s
         self.broken = False
-        """Nobody is behind it any more."""
+        """Nobody is behind it any more, or what is there stands still."""
         self._context = context
         self._last_words = last_words
         self._isolated = isolated
@@ -46,7 +50,7 @@ class Door:
         """Whether its consoles have died with what is behind it."""
 
     def gone(self) -> bool:
-        """True once nobody is behind it any more, as far as the system knows by now."""
+        """True once nobody is behind it any more, as far as the system knows by now, or it stands still."""
         try:
             self.broken = self.broken or not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:  # somebody is, and says nothing
@@ -63,10 +67,12 @@ class Door:
         """
         key = secrets.token_hex(32)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.send(key.encode())  # not with the request: what the fork server knows, each later console can read
         link = self._link(ours, limits)
         try:
             with theirs:
-                self._ask(_request(limits, uid, key=key), theirs)
+                self._ask(_request(limits, uid), theirs)
+            await self._birth(link)
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 await link.ready
             if link.death is not None or self._context.closed:  # with the fork server, which was let go meanwhile
@@ -75,6 +81,9 @@ class Door:
         except TimeoutError:
             link.close()
             raise SandboxFault(f"a console was not ready after {_READY_TIMEOUT_S:g} s") from None
+        except OSError as error:
+            link.close()
+            raise SandboxFault(f"a console cannot be reached: {error}") from error
         except BaseException:
             link.close()
             raise
@@ -93,16 +102,39 @@ class Door:
         try:
             with theirs, other, _in_memory(setup.content) as content:
                 self._ask(_request(limits, uid, prepares=True), theirs, other, content)
+            await self._birth(link)
             said = await _verdict(channel, link, limits)
             if said is None:
                 raise self._ended(setup, link.death, limits)
             if said:
                 raise _refused(setup, said["place"], said["value"], f"{said['problem']}; mend the task's workspace")
-            return Station(Door(channel, self._context, self._last_words, isolated=self._isolated), link)
+            door = Door(
+                channel,
+                self._context,
+                self._last_words,
+                isolated=self._isolated,
+                born_within_s=self._born_within_s,
+            )
+            return Station(door, link)
         except BaseException:
             link.close()
             channel.close()
             raise
+
+    async def _birth(self, link: KeeperLink) -> None:
+        """Wait until what was asked for is forked, or has died.
+
+        Raises:
+            SandboxFault: the fork server stands still.
+        """
+        try:
+            async with asyncio.timeout(self._born_within_s):
+                await link.born
+        except TimeoutError:
+            self.broken = True
+            raise SandboxFault(
+                f"the fork server stands still: it forked nothing for {self._born_within_s:g} s"
+            ) from None
 
     def _link(self, connection: socket.socket, limits: Limits) -> KeeperLink:
         return KeeperLink(connection, isolated=self._isolated, max_text_bytes=2 * limits.output_bytes)
@@ -155,11 +187,11 @@ class Station:
         on_close()
 
 
-def _request(limits: Limits, uid: int, *, key: str = "", prepares: bool = False) -> bytes:
+def _request(limits: Limits, uid: int, *, prepares: bool = False) -> bytes:
     names = ("cpu_s", "memory_mb", "output_bytes", "processes", "disk_mb")
     chosen = {name: getattr(limits, name) for name in names}
     fixed = {"open_files": OPEN_FILES, "inodes": INODES}
-    return json.dumps({"key": key, "uid": uid, "prepares": prepares, **chosen, **fixed}).encode()
+    return json.dumps({"uid": uid, "prepares": prepares, **chosen, **fixed}).encode()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from repl_rl.errors import SandboxUnavailable
 from repl_rl.record.setup import Setup
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.client import ConsoleSession
-from repl_rl.sandbox.door import Door, Station
+from repl_rl.sandbox.door import BORN_WITHIN_S, Door, Station
 
 _START_TIMEOUT_S = 120.0
 _OWN_WORDS = "repl_kernel: "
@@ -64,24 +64,29 @@ class Launch(Protocol):
 class ForkServer:
     """One running fork server."""
 
-    def __init__(self, connection: socket.socket, running: Running, launch: Launch) -> None:
+    def __init__(
+        self, connection: socket.socket, running: Running, launch: Launch, born_within_s: float = BORN_WITHIN_S
+    ) -> None:
+        """`born_within_s`: it stands still if it takes longer to fork a console."""
         self._connection = connection
         self._running = running
         self._launch = launch
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = 8192
-        self._door = Door(connection, self._context, running.last_words, isolated=launch.isolated)
+        self._door = Door(
+            connection, self._context, running.last_words, isolated=launch.isolated, born_within_s=born_within_s
+        )
         self._door.lost = lambda: not self.alive
         self.python_version = (0, 0, 0)
 
     @classmethod
-    async def start(cls, launch: Launch) -> Self:
+    async def start(cls, launch: Launch, born_within_s: float = BORN_WITHIN_S) -> Self:
         """Start it and wait until everything is imported.
 
         Raises:
             SandboxUnavailable: it ended at once or did not answer; the message has its last words.
         """
-        starting = asyncio.ensure_future(cls._started(launch))
+        starting = asyncio.ensure_future(cls._started(launch, born_within_s))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -92,9 +97,9 @@ class ForkServer:
             raise
 
     @classmethod
-    async def _started(cls, launch: Launch) -> Self:
+    async def _started(cls, launch: Launch, born_within_s: float) -> Self:
         connection, running = await launch.start()
-        server = cls(connection, running, launch)
+        server = cls(connection, running, launch, born_within_s)
         try:
             await server._hello()
         except BaseException:
@@ -119,7 +124,7 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """False once the process has ended."""
+        """False once the process has ended, or stands still."""
         return self._running.alive and not self._door.gone()
 
     def last_words(self) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,9 @@ class KeeperLink:
         self._loop = asyncio.get_running_loop()
         self._words = bytearray()
         self._process = -1
-        self._folder = -1
+        self._folder = self._listening = -1
+        self.born: asyncio.Future[None] = self._loop.create_future()
+        """Done when the fork server has forked it, or it is dead."""
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.death: Death | None = None
         self.on_death: Callable[[], None] = lambda: None
@@ -93,13 +96,27 @@ class KeeperLink:
     def _ask_for_senders(self, wanted: bool) -> None:
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, wanted)
 
-    @property
-    def address(self) -> str:
-        """Where the console listens; valid until `forget_address`."""
-        return f"ipc:///proc/self/fd/{self._folder}/shell"
+    def open_address(self) -> str:
+        """Find the console's socket, once; its address is valid until `forget_address`.
+
+        The folder is the console's, which may put a link there. So the address names the socket itself, not a path.
+
+        Raises:
+            OSError: there is no socket.
+        """
+        self._listening = os.open("shell", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        self._close_folder()
+        if not stat.S_ISSOCK(os.fstat(self._listening).st_mode):
+            raise OSError("a console put something else in the place of its socket")
+        return f"ipc:///proc/self/fd/{self._listening}"
 
     def forget_address(self) -> None:
-        """The connection is made; its folder need not stay open."""
+        """The connection is made; the socket's file need not stay open."""
+        if self._listening >= 0:
+            os.close(self._listening)
+            self._listening = -1
+
+    def _close_folder(self) -> None:
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
@@ -131,11 +148,13 @@ class KeeperLink:
             self._loop.remove_reader(self._connection.fileno())
             self._connection.close()
         self.forget_address()
+        self._close_folder()
         if self._process >= 0:
             os.close(self._process)
             self._process = -1
-        if not self.ready.done():
-            self.ready.cancel()
+        for waiting in (self.born, self.ready):
+            if not waiting.done():
+                waiting.cancel()
 
     def _order(self, order: bytes) -> None:
         with contextlib.suppress(OSError):  # a closed connection: the death is about to be read
@@ -156,6 +175,8 @@ class KeeperLink:
         if kind == _BORN and self._process < 0 and self._is_of_its_sender(packet):
             self._process, self._folder = packet.descriptors
             self._ask_for_senders(False)
+            if not self.born.done():
+                self.born.set_result(None)
             return
         for descriptor in packet.descriptors:
             os.close(descriptor)
@@ -185,7 +206,7 @@ class KeeperLink:
     def _die(self, death: Death) -> None:
         self.death = death
         self._loop.remove_reader(self._connection.fileno())
-        for waiting in (self.ready, self._struck):
+        for waiting in (self.born, self.ready, self._struck):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
         self.on_death()

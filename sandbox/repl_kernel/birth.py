@@ -40,8 +40,6 @@ _STATION_FILTER = seccomp.program(allowed=("unshare", "mount"))
 class Request:
     """What the host asks for."""
 
-    key: str
-    """HMAC key of the console, hexadecimal."""
     uid: int
     """Outside user id of the console; 0: the fork server's own."""
     cpu_s: float
@@ -160,6 +158,7 @@ def open_capture(request: Request, place: Place, isolated: bool) -> Capture:
 def become_console(
     kernel: ReplKernel,
     request: Request,
+    key: bytes,
     connection: socket.socket,
     capture: Capture,
     place: Place,
@@ -167,6 +166,9 @@ def become_console(
     prepared: workspace.Prepared | None,
 ) -> None:
     """Make `kernel` the kernel of this process, tell the host, and set the limits.
+
+    `key`: the console's HMAC key, which the host sends to this process only: what the fork server knew, later consoles
+    could read in their own memory.
 
     SIGINT stays ignored, as in the fork server, until `kernel` serves: the host may ask for it from READY on.
 
@@ -180,7 +182,7 @@ def become_console(
         random.setstate(prepared.random_state)
     elif "numpy.random" in sys.modules:  # `random` seeds itself after a fork; numpy does when it is first asked for
         sys.modules["numpy.random"].seed()
-    _start(kernel, request, capture, place, prepared.console if prepared else Console())
+    _start(kernel, key, capture, place, prepared.console if prepared else Console())
     connection.send(READY)
     connection.close()
     for kind, pair in _limits(request, isolated).items():
@@ -222,14 +224,14 @@ def _settle(capture: Capture, place: Place) -> None:
     capture.install()
 
 
-def _start(kernel: ReplKernel, request: Request, capture: Capture, place: Place, repl: Console) -> None:
+def _start(kernel: ReplKernel, key: bytes, capture: Capture, place: Place, repl: Console) -> None:
     context = zmq.Context()
     shell = context.socket(zmq.ROUTER)
     shell.linger = _SENDING_MS
     shell.bind(f"ipc://{place.folder}/shell")
     repl.before_traceback = capture.make_room
     repl.offer_submit()
-    kernel.start_console(request.key.encode(), repl, capture, shell)
+    kernel.start_console(key, repl, capture, shell)
 
 
 def _limits(request: Request, isolated: bool) -> dict[int, tuple[int, int]]:

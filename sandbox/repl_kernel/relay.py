@@ -123,7 +123,7 @@ class Relay:
             if refused:
                 return {"refused": refused}
         source = self._channel or self._fork_server
-        console = self._fork(source, {**limits, "key": self._key, "prepares": False}, [])
+        console = self._fork(source, {**limits, "prepares": False}, [], self._key.encode())
         console.wait(time.monotonic() + _READY_S)
         if console.death is not None:
             raise Fault(f"a console died at birth: {self._last_words()}")
@@ -131,11 +131,13 @@ class Relay:
         self._connect(console)
         return {"python": list(sys.version_info[:3])}
 
-    def _fork(self, source: socket.socket, request: Said, others: Sequence[int]) -> Supervised:
+    def _fork(self, source: socket.socket, request: Said, others: Sequence[int], key: bytes = b"") -> Supervised:
         if not self._alive:
             raise Fault(self._last_words())
         made = Supervised()
         self._made.append(made)
+        if key:
+            made.ours.send(key)
         with made.theirs:
             socket.send_fds(source, [json.dumps(request).encode()], [made.theirs.fileno(), *others])
         return made
@@ -151,9 +153,7 @@ class Relay:
         with tempfile.TemporaryFile() as file, other:
             file.write(content)
             file.seek(0)
-            made = self._fork(
-                self._fork_server, {**limits, "key": "", "prepares": True}, [other.fileno(), file.fileno()]
-            )
+            made = self._fork(self._fork_server, {**limits, "prepares": True}, [other.fileno(), file.fileno()])
         limit_s, grace_s = float(str(limits["cpu_s"])), 0.5
         if not _readable([channel], time.monotonic() + limit_s):
             made.order(keeper.INTERRUPT)
@@ -177,6 +177,7 @@ class Relay:
     def _connect(self, console: Supervised) -> None:
         self._shell = zmq.Context.instance().socket(zmq.DEALER)
         self._shell.linger = 0
+        self._shell.reconnect_ivl = -1  # what listens there next is another console
         self._shell.connect(f"ipc:///proc/self/fd/{console.folder}/shell")
 
     def line(self, asked: Asked) -> Said:
@@ -185,12 +186,16 @@ class Relay:
         header = json.dumps({"msg_id": secrets.token_hex(16), "msg_type": "execute_request"}).encode()
         offer = asked["offer"]
         content = {"code": asked["code"], **({"host": json.loads(str(offer))} if offer is not None else {})}
-        self._send([header, b"{}", LINE_METADATA, json.dumps(content).encode()])
+        if not self._send([header, b"{}", LINE_METADATA, json.dumps(content).encode()]):
+            self._console.order(keeper.KILL)  # it let go of the connection: nothing of it can be heard any more
         return self._await(self._console, header, float(str(asked["timeout_s"])), float(str(asked["grace_s"])))
 
-    def _send(self, body: list[bytes]) -> None:
-        with suppress(zmq.Again):  # a stopped console takes nothing more; its deadline comes
+    def _send(self, body: list[bytes]) -> bool:
+        """Send a message; False: nobody takes it."""
+        with suppress(zmq.Again):
             self._shell.send_multipart([DELIMITER, self._signer.sign(body), *body], zmq.DONTWAIT)
+            return True
+        return False
 
     def _await(self, console: Supervised, header: bytes, timeout_s: float, grace_s: float) -> Said:
         deadline, calls = time.monotonic() + timeout_s, 0

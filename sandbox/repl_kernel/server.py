@@ -1,6 +1,7 @@
 """The fork server: it imports everything once, then forks a console for each request.
 
 On its socket (SEQPACKET) each packet is a request (JSON) with a file descriptor: the console's own socket to the host.
+The console's key comes on that one, and is read after the fork: no later console finds it in its memory.
 Its options: `isolate` (namespaces a console), `preload` (modules to import).
 
 A request may also ask for a station: a process, in namespaces of its own and without any privilege, in which a
@@ -27,6 +28,7 @@ from repl_kernel.console import clean_interpreter
 from repl_kernel.kernel import ReplKernel
 
 _MAX_REQUEST_BYTES = 65_536
+_MAX_KEY_BYTES = 1024
 _SHOWN_CHARS = 2000
 
 
@@ -113,9 +115,10 @@ def _become_console(
     """In the forked child: returns in the console only."""
     unneeded = station.leave()
     connection = socket.socket(fileno=descriptors[0])
+    key = connection.recv(_MAX_KEY_BYTES)  # its supervisor must not find it there
     place, capture = _split(request, connection, options, unneeded)
     try:
-        birth.become_console(kernel, request, connection, capture, place, options.isolate, station.prepared)
+        birth.become_console(kernel, request, key, connection, capture, place, options.isolate, station.prepared)
     except OSError as error:
         _leave(str(error))
 

@@ -24,12 +24,12 @@ class Overdue:
         os.kill(os.getpid(), signal.SIGINT)
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a fork server
-request = birth.Request(key={key!r}, uid=0, cpu_s=60, memory_mb=256, output_bytes=4096, processes=8, open_files=64,
+request = birth.Request(uid=0, cpu_s=60, memory_mb=256, output_bytes=4096, processes=8, open_files=64,
                         disk_mb=16, inodes=64)
 place = keeper.Place({folder!r}, {folder!r}, temporary=False)
 kernel = ReplKernel()
 capture = birth.open_capture(request, place, isolated=False)
-birth.become_console(kernel, request, Overdue(), capture, place, isolated=False, prepared=None)
+birth.become_console(kernel, request, {key!r}.encode(), Overdue(), capture, place, isolated=False, prepared=None)
 kernel.serve()
 """
 """A console without namespaces, started without a fork server."""
