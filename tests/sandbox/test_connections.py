@@ -43,7 +43,12 @@ SNIFF = (
 
 def test_a_line_of_a_console_that_hung_up_is_given_to_no_sibling() -> None:
     async def main() -> None:
-        async with open_sandbox("local", limits=LIMITS, warm=0) as sandbox, sandbox.session() as first:
+        async with (
+            open_sandbox("local", limits=LIMITS, warm=0) as sandbox,
+            sandbox.session() as clock,
+            sandbox.session() as first,
+        ):
+            await say(clock, "import time")
             await say(first, *HANG_UP)
             async with (
                 sandbox.session() as one,
@@ -53,14 +58,14 @@ def test_a_line_of_a_console_that_hung_up_is_given_to_no_sibling() -> None:
             ):
                 siblings = (one, two, three, four)
                 await say(first, "threading.Timer(0.05, hang_up).start()")
-                await asyncio.sleep(0.5)  # what a reconnection takes, many times over; there is no event of none
+                await say(clock, "time.sleep(0.5)")  # a reconnection takes a millisecond
                 for sibling in siblings:
                     await say(sibling, *SNIFF)
                 result = await first.push("secret = 42")
+                heard = [(await sibling.push("heard")).text for sibling in siblings]
+                assert heard == ["[]\n"] * 4
                 assert (result.status, first.ended) == (LineStatus.KILLED, True)
                 assert result.elapsed_s < 2, "not only at its deadline"
-                for sibling in siblings:
-                    assert (await sibling.push("heard")).text == "[]\n"
 
     asyncio.run(main())
 
