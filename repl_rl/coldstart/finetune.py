@@ -29,6 +29,7 @@ from trl import SFTConfig
 from repl_rl.coldstart.kept import Keeping, KeptTrainer
 from repl_rl.coldstart.observing import IGNORED, LOSS, OBSERVED, Collator, ObservingTrainer
 from repl_rl.coldstart.selection import FinetuneConfig
+from repl_rl.engine.dropout import disable_dropout
 from repl_rl.engine.forbidden import forbid
 from repl_rl.engine.logits import attention
 from repl_rl.engine.names import complete, read_config
@@ -171,6 +172,7 @@ def finetune(
     torch.manual_seed(seed)
     how = attention(read_config(base))
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation=how)
+    disable_dropout(model)
     forbid(model, renderer.forbidden_ids)
     longest, room = max(len(example["input_ids"]) for example in examples), context_tokens(base)
     if longest > room:

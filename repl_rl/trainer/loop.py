@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from repl_rl.credit.advantages import adds_up, discount_of, estimator
 from repl_rl.credit.group import Credit
 from repl_rl.credit.rewards import Potential, line_reward
+from repl_rl.engine.dropout import disable_dropout
 from repl_rl.engine.logits import attention
 from repl_rl.engine.names import complete, read_config
 from repl_rl.engine.options import Dtype
@@ -81,6 +82,7 @@ def fit(
     args = config.grpo_args(out, processes(), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
+    disable_dropout(policy)
     policy = learning(policy, config, seed)
     room = size_of(policy) * (2 if config.ahead else 1)  # by turns in two folders
     with weights_folder(room, tell) as weights, spare_folder(weights, tell) as spare:
