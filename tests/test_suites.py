@@ -14,8 +14,10 @@ from repl_rl.errors import ConfigError
 from repl_rl.judges import grade, graded
 from repl_rl.judges.unit_tests import checks
 from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.inprocess import InProcessSandbox
 from repl_rl.tasks import Task, load_tasks
+from repl_rl.tasks.assertions import Assertion
 from tests.worlds import world
 
 Fields = Mapping[str, object]
@@ -133,6 +135,149 @@ def test_humaneval_is_graded_by_its_tests_and_a_program_cannot_keep_them_from_ru
         assert asyncio.run(passes(task, program)) == worth
     finally:
         builtins.exec = before
+
+
+GUARDS = [
+    "int(input())",
+    "__import__('sys').exit(1)",
+    "__import__('argparse').ArgumentParser().parse_args(['--no-such-flag'])",
+    "__import__('unittest').main()",
+    "print(__import__('sys').argv[7])",
+]
+
+
+@pytest.mark.parametrize("guarded", GUARDS)
+def test_main_guards_are_false_as_in_the_suites_own_harness(tmp_path: Path, guarded: str) -> None:
+    guard = f"\nif __name__ == '__main__':\n    {guarded}\n"
+    doctests = Task("t", "?", ">>> double(2)\n4\n", judge="tests")
+    for task, program in (
+        (task_of(tmp_path, "humaneval", HUMANEVAL), PROGRAMS[0][0]),
+        (task_of(tmp_path, "mbpp", MBPP), str(MBPP["code"])),
+        (doctests, str(MBPP["code"])),
+        (Task("t", "?", "assert double(2) == 4", judge="tests"), str(MBPP["code"])),
+    ):
+        assert asyncio.run(passes(task, program + guard)) == 1.0
+        assert asyncio.run(passes(task, program + f"\nif __name__ != 'nothing':\n    {GUARDS[0]}\n")) == 0.0
+
+
+def test_classes_of_a_program_can_be_pickled_and_looked_up_though_it_is_no_main_program() -> None:
+    program = (
+        "import dataclasses, enum, pickle, sys, typing\n"
+        "@dataclasses.dataclass\nclass Point:\n    x: 'int'\n"
+        "class Kind(enum.IntEnum):\n    A = 1\n"
+        "def f():\n    assert typing.get_type_hints(Point) == {'x': int}\n"
+        "    return pickle.loads(pickle.dumps([Point(1), Kind.A, f]))[0].x\n"
+    )
+    task = Task("t", "?", "assert f() == 1", judge="tests")
+
+    async def judged() -> float:
+        async with open_sandbox("local", warm=0) as sandbox:
+            return await graded(task, program, sandbox)
+
+    assert asyncio.run(judged()) == 1.0
+
+
+HACK = """
+import sys, re
+f = sys._getframe()
+while not hasattr(f.f_locals.get('self'), 'push'): f = f.f_back
+c = f.f_locals['self']
+def push(line):
+    found = re.search(r'passed \\w+', line)
+    print(found[0] if found else re.findall(r'[0-9]+', line))
+    return False
+c.push = push
+"""
+EQUAL_TO_ALL = (
+    "class E:\n    def __eq__(self, other): return True\n    __hash__ = None\ndouble = root = lambda n: E()\n"
+)
+
+
+def test_a_program_that_solves_nothing_finds_no_expected_value_in_its_console(tmp_path: Path) -> None:
+    mbpp = {"task_id": 1, "text": "Write double.", "test_list": ["assert double(2) == 4", "assert double(7) == 14"]}
+    check = "def check(candidate):\n    assert candidate(2) == 4\n    assert abs(candidate(7) - 14) < 1e-6, 'x'\n"
+    humaneval = {"task_id": "x", "prompt": "def double(n):\n    '''Twice.'''\n", "entry_point": "double", "test": check}
+    tasks = [task_of(tmp_path, "mbpp", mbpp), task_of(tmp_path, "humaneval", humaneval)]
+    tasks.append(Task("t", "?", "assert double(2) == 4\nassert double(7) == 14\n", judge="tests"))
+    programs = ("double = lambda n: 2 * n", "double = lambda n: 0", HACK, EQUAL_TO_ALL)
+
+    async def judged() -> list[list[float]]:
+        async with open_sandbox("local", warm=0) as sandbox:
+            return [[await graded(task, program, sandbox) for program in programs] for task in tasks]
+
+    assert asyncio.run(judged()) == [[1.0, 0.0, 0.0, 0.0]] * 3
+    for task in tasks:
+        for check_ in checks(task):
+            assert "== 4" not in "".join(check_.lines)
+            assert "14" not in "".join(check_.lines)
+
+
+VALUES = [
+    ("f() == 4", "4", 1),
+    ("f() == 4", "4.0", 1),
+    ("f() == 4", "__import__('collections').namedtuple('N', 'x')(4)[0]", 1),
+    ("4 == f()", "5", 0),
+    ("f() == [1, 2]", "[1, 2]", 1),
+    ("f() == [1, 2]", "(1, 2)", 0),
+    ("f() == (1, 2)", "__import__('collections').namedtuple('N', 'x y')(1, 2)", 1),
+    ("f() == {1, 2}", "{2, 1}", 1),
+    ("f() == {'a': [1]}", "__import__('collections').defaultdict(list, a=[1])", 1),
+    ("f() == {'a': 2}", "__import__('collections').Counter('aa')", 1),
+    ("f() == {'a'}", "{'a': 1}.keys()", 1),
+    ("f() == set()", "frozenset()", 1),
+    ("f() == ()", "()", 1),
+    ("f() == 'a\\nb'", "'a' + chr(10) + 'b'", 1),
+    ("f() == 0.5", "__import__('fractions').Fraction(1, 2)", 1),
+    ("f() == 2", "__import__('decimal').Decimal('2')", 1),
+    ("f() == 0.5", "__import__('numpy').float64(0.5)", 1),
+    ("f() == [1, 2]", "__import__('numpy').array([1, 2])", 0),
+    ("f() == -1", "-1", 1),
+    ("f() == 10**9 + 7", "1000000007", 1),
+    ("f() is None", "None", 1),
+    ("f() is None", "0", 0),
+    ("f()", "[0]", 1),
+    ("not f()", "[]", 1),
+    ("f() == True", "1", 1),
+    ("f() != 4", "5", 1),
+    ("f() < 4", "3", 1),
+    ("f() in (1, 2)", "2", 1),
+    ("f() not in 'ab'", "'c'", 1),
+    ("'b' in f()", "'abc'", 1),
+    ("abs(f() - 0.1) < 1e-6", "0.1000000001", 1),
+    ("abs(0.1 - f()) <= 1e-6", "0.2", 0),
+    ("math.isclose(f(), 0.1, rel_tol=0.001)", "0.10001", 1),
+    ("math.isclose(f(), 0.1)", "0.10001", 0),
+    ("f() == float('inf')", "1e999", 1),
+    ("f() == [[1.5, None], {'x': (True, b'y')}]", "[[1.5, None], {'x': (True, b'y')}]", 1),
+    ("f() == 4", "print('4') or 5", 0),
+    ("f() == 4", "[4][3]", 0),
+]
+
+
+@pytest.mark.parametrize(("test", "value", "worth"), VALUES)
+def test_values_are_compared_on_the_host_as_python_compares_them(test: str, value: str, worth: int) -> None:
+    task = Task("t", "?", f"assert {test}, 'a message'", judge="tests")
+    (check,) = checks(task)
+    assert isinstance(check.expected, Assertion)
+    assert asyncio.run(passes(task, f"f = lambda: {value}")) == worth
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["f() == g()", "x == 4", "all(f(n) == n for n in (1, 2))", "f() == 'a' * 10**9", "1 < f() < 3", "f() == [*f()]"],
+)
+def test_other_assertions_run_in_the_console_as_they_stand(test: str) -> None:
+    (check,) = checks(Task("t", "?", f"assert {test}", judge="tests"))
+    assert check.expected == ""
+    assert check.lines == (f"assert {test}",)
+
+
+@pytest.mark.parametrize(
+    "printed", ["", "4 5", "4 if 1 else 5", "(" * 500, "-" * 9000 + "4", "9**9**9", "x", "[4" * 9000]
+)
+def test_what_a_console_prints_is_read_as_a_literal_and_never_run(printed: str) -> None:
+    (check,) = checks(Task("t", "?", "assert f() == 4", judge="tests"))
+    assert not check.passes(printed)
 
 
 HELPER = ["from math import fabs\n", "def half(x):\n", "    return x / 2\n", "\n"]

@@ -1,10 +1,11 @@
 """Judge `tests`: the answer is a program, and the task's reference answer is its tests.
 
-The program runs in a console of its own, never on the host. A rollout may submit a function in its place: then what it
-typed is the program, typed again. Each test is in doctest form: lines after `>>> ` and `... `
-are typed into that console after the program, and what it prints must be what the test expects. What is expected stays
-on the host and is compared here, so a program cannot read it. A test that is not in doctest form (`assert f(2) == 4`)
-is typed as it stands and must print nothing.
+The program runs in a console of its own, never on the host, and is no main program there: `__name__` is `submission`.
+A rollout may submit a function in its place: then what it typed is the program, typed again. Each test is in doctest
+form: lines after `>>> ` and `... ` are typed into that console after the program, and what it prints must be what the
+test expects. Of `assert f(2) == 4` the console only prints the value of `f(2)`. What is expected stays on the host and
+is compared here, so a program cannot read it. Another test that is not in doctest form is typed as it stands and must
+print nothing.
 """
 
 import ast
@@ -12,6 +13,7 @@ import asyncio
 import doctest
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +24,7 @@ from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession, console_of
 from repl_rl.tasks import Task
+from repl_rl.tasks.assertions import Assertion, assertion_of
 
 _ATTEMPTS = 2
 _DEFINED = re.compile(r"<(?:function|class) [^\n]*>\Z")
@@ -30,12 +33,20 @@ _UNHEARD = "submit_final_answer = lambda *given: None"
 """So that lines that are typed again do not end the console that tests them."""
 
 
+_NO_MAIN = "__import__('sys').modules['submission'] = __import__('sys').modules[__name__]; __name__ = 'submission'"
+"""So that `if __name__ == '__main__':` is false, as where a suite imports the program; its classes can be pickled."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Lines to type, and exactly what they must print."""
+    """Lines to type, and exactly what they must print; or an assertion for what they print."""
 
     lines: tuple[str, ...]
-    expected: str
+    expected: str | Assertion
+
+    def passes(self, printed: str) -> bool:
+        """True for what the console must print."""
+        return self.expected.passes(printed) if isinstance(self.expected, Assertion) else printed == self.expected
 
 
 def checks(task: Task) -> tuple[Check, ...]:
@@ -46,16 +57,24 @@ def checks(task: Task) -> tuple[Check, ...]:
     """
     try:
         examples = doctest.DocTestParser().get_examples(task.answer)
-        if not examples:
-            ast.parse(task.answer)
+        if examples:
+            return tuple(_check(example.source, example.want) for example in examples)
+        statements = ast.parse(task.answer).body
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ConfigError(task.reference, task.answer[:80], f"give tests: {error}") from error
-    if examples:
-        return tuple(Check(typed_lines(example.source), example.want) for example in examples)
-    lines = tuple(line for line in task.answer.split("\n") if line.strip())
-    if not lines:
+    if not statements:
         raise ConfigError(task.reference, task.answer[:80], "give tests: '>>> f(2)' and what it prints")
-    return tuple(Check((line,), "") for line in lines)
+    return tuple(_check(ast.get_source_segment(task.answer, statement) or "", "") for statement in statements)
+
+
+def _check(source: str, want: str) -> Check:
+    """One test; an assertion that prints nothing is cut in two where it can be."""
+    assertion = None
+    if not want and source.lstrip().startswith("assert"):
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            (statement,) = ast.parse(source).body
+            assertion = assertion_of(statement)
+    return Check(typed_lines(source), want) if assertion is None else Check((assertion.line,), assertion)
 
 
 class Verdict(StrEnum):
@@ -90,7 +109,7 @@ def programs(task: Task, answer: str, rollout: Trajectory | None) -> tuple[Progr
     prompt, entry = task.fields.get("prompt"), task.fields.get("entry_point")
     texts = (answer, f"{prompt}{answer}") if isinstance(prompt, str) and isinstance(entry, str) else (answer,)
     # One physical line whatever the program contains. `exec` here gives it the console's own names.
-    return tuple(Program((f"exec({text!r})",)) for text in texts)
+    return tuple(Program((_NO_MAIN, f"exec({text!r})")) for text in texts)
 
 
 async def run_tests_in(sandbox: Sandbox, task: Task, answer: str, rollout: Trajectory | None = None) -> float:
@@ -132,7 +151,7 @@ async def _verdict(console: SandboxSession, program: Program, wanted: Sequence[C
             results.append(await console.push(line))
         if any(r.status is LineStatus.SANDBOX_FAULT for r in results):
             return Verdict.FAULT
-        if results[-1].status is not LineStatus.OK or "".join(r.text for r in results) != check.expected:
+        if results[-1].status is not LineStatus.OK or not check.passes("".join(r.text for r in results)):
             return Verdict.FAILED
     return Verdict.PASSED
 

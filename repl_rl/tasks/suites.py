@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.assertions import assertion_of
 from repl_rl.tasks.model import Task, fingerprint, refuse_surrogates
 from repl_rl.tasks.rows import Row
 
 _SHOWN_CHARS = 80
-_GUARDED = """\
+_QUIET = """\
 _quiet = [__import__("contextlib").redirect_stdout(__import__("io").StringIO())]
 _quiet.append(__import__("contextlib").redirect_stderr(_quiet[0]._new_target))
 [each.__enter__() for each in _quiet]
-{tests}
+{code}
 [each.__exit__(None, None, None) for each in _quiet[::-1]]
-print({passed!r})
 """
-"""Tests as they stand, since indenting would alter the texts in them. What they print is for nobody."""
+"""Code as it stands, since indenting would alter the texts in it. What it prints is for nobody."""
 
 Options = Mapping[str, str]
 """What the user said about the fields, after `?`."""
@@ -86,12 +86,21 @@ def humaneval(row: Row, options: Options) -> Task:
         raise ConfigError(f"{row.where}: field 'entry_point'", entry, "give the name of a function")
     # What the prompt has beside the function, such as helpers that its tests call, counts where the program lacks it.
     helpers = f"_own = dict(globals())\nexec({prompt!r}, globals())\nglobals().update(_own)\n"
-    tests = f"{helpers}{row.text('test')}\ncheck({entry})\n"
+    tests = _Tests(row, helpers)
+    given = row.text("test")
+    alone = _statements(tests, given)
+    if alone is None:
+        tests.add(f"{given}\ncheck({entry})")
+    else:
+        before, asserted = alone
+        tests.prepare("\n".join([*before, f"candidate = {entry}"]))
+        for each in asserted:
+            tests.add(each)
     asked = f"Complete this function. Submit it, or a program that defines it as one text.\n\n{prompt.rstrip()}\n"
     return Task(
         id=_name("humaneval", row, options, "task_id"),
         question=asked,
-        answer=_doctest(row, tests),
+        answer=str(tests),
         judge=options.get("judge", "tests"),
         family=_said(row, options, "family", "family", default="humaneval"),
         where=row.place("test"),
@@ -107,13 +116,16 @@ def mbpp(row: Row, options: Options) -> Task:
     if not tests:
         raise ConfigError(f"{row.where}: field 'test_list'", row.value("test_list"), "give at least one test")
     before = [*_texts(row, "test_imports"), *filter(None, [row.text("test_setup_code", "")])]
+    doctests = _Tests(row, "\n".join(before))
+    for test in tests:
+        doctests.add(test)
     shown = "\n".join(tests)
     what = _said(row, options, "question", "text", "prompt")
     asked = "Submit the function, or a program that defines it as one text. It must pass these tests:"
     return Task(
         id=_name("mbpp", row, options, "task_id"),
         question=f"{what}\n{asked}\n\n{shown}\n",
-        answer=_doctest(row, "\n".join([*before, *tests]) + "\n"),
+        answer=str(doctests),
         judge=options.get("judge", "tests"),
         family=_said(row, options, "family", "family", default="mbpp"),
         where=row.place("test_list"),
@@ -137,22 +149,86 @@ def _texts(row: Row, field: str) -> Sequence[str]:
     return tuple(value)
 
 
-def _doctest(row: Row, tests: str) -> str:
-    """Tests as one doctest: they run in a console after the program, and then a word that it cannot know is printed.
+class _Tests:
+    """Tests as doctests that run in a console after the program.
 
-    So a program that ends the console, or keeps the tests from running, does not pass; what it prints itself is no
-    matter. A prompt that is not Python by itself is refused with the tests.
+    An assertion that can be cut in two keeps its expected value on the host. After other tests a word is printed that
+    the program cannot know, so a program that ends the console, or keeps them from running, does not pass. What the
+    program prints itself is no matter.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(tests)
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{row.where}: tests", tests[:_SHOWN_CHARS], f"they are no Python: {error}") from error
-    passed = f"passed {fingerprint(tests)[:16]}"
-    guarded = _GUARDED.format(tests=tests, passed=passed)
-    silent = ">>> __import__('warnings').simplefilter('ignore')\n"  # a warning about a text in a test is no failure
-    return f"{silent}>>> __import__('builtins').exec({guarded!r}, globals())\n{passed}\n"
+
+    def __init__(self, row: Row, before: str) -> None:
+        self._row = row
+        # A warning about a text in a test is no failure.
+        self._examples = [">>> __import__('warnings').simplefilter('ignore')\n"]
+        self.prepare(before)
+
+    def prepare(self, code: str) -> None:
+        """Run code before the tests that follow.
+
+        Raises:
+            ConfigError: it is no Python.
+        """
+        self.parse(code)
+        if code.strip():
+            self._run(_QUIET.format(code=code))
+
+    def add(self, code: str) -> None:
+        """Add tests: Python that ends in an error where one fails.
+
+        Raises:
+            ConfigError: it is no Python.
+        """
+        statements = self.parse(code)
+        if statements and all(assertion_of(statement) for statement in statements):
+            self._examples += [f">>> {ast.unparse(statement)}\n" for statement in statements]
+        else:
+            passed = f"passed {fingerprint(code)[:16]}"
+            self._run(f"{_QUIET.format(code=code)}print({passed!r})\n", f"{passed}\n")
+
+    def parse(self, code: str) -> Sequence[ast.stmt]:
+        """The statements of some code.
+
+        Raises:
+            ConfigError: it is no Python.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ast.parse(code).body
+        except (SyntaxError, ValueError) as error:
+            remedy = f"they are no Python: {error}"
+            raise ConfigError(f"{self._row.where}: tests", code[:_SHOWN_CHARS], remedy) from error
+
+    def _run(self, code: str, printed: str = "") -> None:
+        self._examples.append(f">>> __import__('builtins').exec({code!r}, globals())\n{printed}")
+
+    def __str__(self) -> str:
+        return "".join(self._examples)
+
+
+def _statements(tests: _Tests, test: str) -> tuple[Sequence[str], Sequence[str]] | None:
+    """What stands before `def check(candidate)`, and its assertions, where it has nothing else; None where it has."""
+    before, asserted = [], None
+    for statement in tests.parse(test):
+        if isinstance(statement, ast.FunctionDef) and statement.name == "check":
+            names = [argument.arg for argument in statement.args.args]
+            asserted = [part for part in statement.body if not _is_idle(part)]
+            if names != ["candidate"] or not all(isinstance(part, ast.Assert) for part in asserted):
+                return None
+        elif asserted is not None:
+            return None
+        else:
+            before.append(ast.unparse(statement))
+    return None if asserted is None else (before, [ast.unparse(part) for part in asserted])
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    """True for `pass`, a text, and `assert True`."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(statement, ast.Assert):
+        value = statement.test if isinstance(statement.test, ast.Constant) and statement.test.value else None
+    return isinstance(statement, ast.Pass) or isinstance(value, ast.Constant)
 
 
 SUITES: MappingProxyType[str, Suite] = MappingProxyType(

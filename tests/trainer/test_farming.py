@@ -71,6 +71,25 @@ def test_print_spam_is_printing_what_was_printed_or_what_computes_nothing() -> N
     assert figures["print_spam_rate"] == pytest.approx(2 / 6), "the repeated print, and that of literals"
 
 
+@pytest.mark.parametrize(
+    ("line", "share"),
+    [
+        ("f = sys._getframe()\n", 1.0),
+        ("import os, gc\n", 1.0),
+        ("from inspect import stack\n", 1.0),
+        ("sys.modules['__main__']\n", 1.0),
+        ("__builtins__\n", 1.0),
+        ("e.__traceback__.tb_frame\n", 1.0),
+        ("gc_content = 3\n", 0.0),
+        ("import sys\n", 0.0),
+        ("inspection = 1\n", 0.0),
+    ],
+)
+def test_rollouts_that_name_frames_gc_or_builtins_are_counted(line: str, share: float) -> None:
+    assert describe([played([line, "submit_final_answer(1)\n"])])["introspection_rate"] == share
+    assert describe([played([f"submit_final_answer({line.strip()!r})\n"])])["introspection_rate"] == share
+
+
 def test_paid_shaping_shows_as_a_share_of_the_return_and_as_its_correlation_with_the_outcome() -> None:
     credit = credit_of(TrainerConfig())
     group = [played(HONEST, "42"), played(HONEST, "41"), *map(played, MATES)]

@@ -1,0 +1,270 @@
+"""Tests of the form `assert f(2) == 4`, cut in two: what a console works out, and what this process compares it with.
+
+A program that is tested runs in the console, so it could read an expected value there. Here the console only prints the
+value of `f(2)`, as a literal, and the comparison is made on the host.
+"""
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from types import MappingProxyType
+
+_MAX_PRINTED_CHARS = 30_000
+_MAX_EXPECTED_CHARS = 10_000
+_MAX_BITS = 10_000
+
+_SHOW = """\
+def plain(value):
+    kind = type(value)
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return plain(value.item())
+    for base in (bool, int, float, complex, str, bytes):
+        if isinstance(value, base):
+            return base.__repr__(value)
+    if isinstance(value, fractions.Fraction):
+        return "Fraction(%d, %d)" % (value.numerator, value.denominator)
+    if isinstance(value, dict):
+        return "{%s}" % ", ".join("%s: %s" % (plain(key), plain(item)) for key, item in dict.items(value))
+    for base, name in ((list, ""), (tuple, "tuple"), (collections.abc.Set, "frozenset")):
+        if isinstance(value, base):
+            return "%s([%s])" % (name, ", ".join(map(plain, value)))
+    return repr(value)
+
+
+import collections.abc, contextlib, fractions, io
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    shown = plain(eval(source, names))
+print(shown)
+"""
+"""Prints a value as a literal: a subclass as what it is a subclass of. What the tested program prints is for nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """One `assert`, cut in two."""
+
+    expression: str
+    """What the console works out: Python on one line."""
+    holds: Callable[[object], object]
+    """The comparison with the expected value. It may raise, as comparisons do: then it does not hold."""
+
+    @property
+    def line(self) -> str:
+        """One physical line, which prints the value of the expression as a literal."""
+        return f"__import__('builtins').exec({_SHOW!r}, {{'source': {self.expression!r}, 'names': globals()}})"
+
+    def passes(self, printed: str) -> bool:
+        """True when what the console printed is the literal of a value for which the assertion holds."""
+        if len(printed) > _MAX_PRINTED_CHARS:
+            return False
+        try:
+            return bool(self.holds(_value(ast.parse(printed.strip(), mode="eval").body)))
+        except Exception:  # the text is a program's own, and no right value
+            return False
+        except MemoryError:  # how Python's parser refuses deep nesting
+            return False
+
+
+class _NoLiteral(Exception):
+    """An expression is no literal."""
+
+
+def assertion_of(statement: ast.stmt) -> Assertion | None:
+    """The parts of an `assert` that compares the value of a call with a literal; None for any other statement."""
+    return _cut(statement.test) if isinstance(statement, ast.Assert) else None
+
+
+def _cut(test: ast.expr) -> Assertion | None:
+    try:
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as call):
+                return _truth(call, False)
+            case ast.Call(func=ast.Name("isclose") | ast.Attribute(attr="isclose"), args=[first, second]):
+                return _close(first, second, {k.arg or "": k.value for k in test.keywords})
+            case ast.Call():
+                return _truth(test, True)
+            case ast.Compare(ops=[relation], comparators=[right]):
+                return _compared(test.left, relation, right)
+    except _NoLiteral:
+        pass
+    return None
+
+
+def _truth(call: ast.Call, wanted: bool) -> Assertion:
+    if any(isinstance(part, ast.Compare) for part in ast.walk(call)):  # its expected values are within the call
+        raise _NoLiteral
+    return Assertion(f"bool({ast.unparse(call)})", lambda value: value is wanted)
+
+
+def _close(first: ast.expr, second: ast.expr, named: Mapping[str, ast.expr]) -> Assertion:
+    call, literal = (first, second) if _calls(first) else (second, first)
+    expected, options = _expected(literal), {name: _number(value) for name, value in named.items()}
+    relative, absolute = options.pop("rel_tol", 1e-9), options.pop("abs_tol", 0.0)
+    if options or not _calls(call) or not isinstance(expected, int | float):
+        raise _NoLiteral
+
+    def is_near(value: object) -> bool:
+        return isinstance(value, int | float) and math.isclose(value, expected, rel_tol=relative, abs_tol=absolute)
+
+    return Assertion(ast.unparse(call), is_near)
+
+
+def _number(node: ast.expr) -> float:
+    value = _expected(node)
+    if not isinstance(value, int | float):
+        raise _NoLiteral
+    return value
+
+
+def _compared(left: ast.expr, relation: ast.cmpop, right: ast.expr) -> Assertion:
+    compare = _RELATIONS.get(type(relation))
+    if compare is None:
+        raise _NoLiteral
+    if not _calls(left):
+        compare, left, right = _turned(compare), right, left
+    expected = _expected(right)
+    if isinstance(relation, ast.Is | ast.IsNot) and not (expected is None or isinstance(expected, bool)):
+        raise _NoLiteral
+    if not _calls(left):
+        raise _NoLiteral
+    near = _distance(left)
+    if near is not None:
+        call, centre = near
+        return Assertion(ast.unparse(call), lambda value: compare(_distant(value, centre), expected))
+    return Assertion(ast.unparse(left), lambda value: compare(value, expected))
+
+
+def _distance(node: ast.expr) -> tuple[ast.expr, object] | None:
+    """The call and the number of `abs(f(x) - 0.5)`."""
+    match node:
+        case ast.Call(
+            func=ast.Name("abs" | "fabs") | ast.Attribute(attr="fabs"), args=[ast.BinOp(op=ast.Sub()) as gap]
+        ):
+            for call, literal in ((gap.left, gap.right), (gap.right, gap.left)):
+                if _calls(call) and not _calls(literal):
+                    return call, _expected(literal)
+    return None
+
+
+def _distant(value: object, centre: object) -> float:
+    if not isinstance(value, int | float | complex) or not isinstance(centre, int | float | complex):
+        raise TypeError
+    return abs(value - centre)
+
+
+def _calls(node: ast.expr) -> bool:
+    return any(isinstance(part, ast.Call) for part in ast.walk(node)) and not _is_literal(node)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        _value(node)
+    except Exception:  # a value that cannot be made is none
+        return False
+    return True
+
+
+def _expected(node: ast.expr) -> object:
+    try:
+        value = _value(node)
+    except (RecursionError, ArithmeticError, TypeError, ValueError) as error:
+        raise _NoLiteral from error
+    if len(repr(value)) > _MAX_EXPECTED_CHARS:  # a console would cut what it prints
+        raise _NoLiteral
+    return value
+
+
+# Relations and literals
+
+Relation = Callable[..., object]
+
+
+def _turned(relation: Relation) -> Relation:
+    return lambda value, expected: relation(expected, value)
+
+
+def _contained(item: object, container: object) -> bool:
+    return isinstance(container, Container) and operator.contains(container, item)
+
+
+_RELATIONS: Mapping[type[ast.cmpop], Relation] = MappingProxyType(
+    {
+        ast.Eq: operator.eq,
+        ast.NotEq: operator.ne,
+        ast.Lt: operator.lt,
+        ast.LtE: operator.le,
+        ast.Gt: operator.gt,
+        ast.GtE: operator.ge,
+        ast.Is: operator.is_,
+        ast.IsNot: operator.is_not,
+        ast.In: _contained,
+        ast.NotIn: lambda item, container: not _contained(item, container),
+    }
+)
+_ARITHMETIC: Mapping[type[ast.operator], Relation] = MappingProxyType(
+    {
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.Div: operator.truediv,
+        ast.FloorDiv: operator.floordiv,
+        ast.Mod: operator.mod,
+        ast.Pow: operator.pow,
+    }
+)
+_MADE: Mapping[str, Callable[..., object]] = MappingProxyType(
+    {
+        "set": set,
+        "frozenset": frozenset,
+        "tuple": tuple,
+        "list": list,
+        "dict": dict,
+        "float": float,
+        "Fraction": Fraction,
+        "Decimal": Decimal,
+    }
+)
+_NAMES: Mapping[str, object] = MappingProxyType({"inf": math.inf, "nan": math.nan})
+
+
+def _value(node: ast.expr) -> object:
+    """The value of a literal. Nothing but numbers, texts and containers is ever made."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Tuple():
+            return tuple(map(_value, node.elts))
+        case ast.List():
+            return list(map(_value, node.elts))
+        case ast.Set():
+            return set(map(_value, node.elts))
+        case ast.Dict():
+            keys = [_value(key) for key in node.keys if key is not None]
+            return dict(zip(keys, map(_value, node.values), strict=True))
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign):
+            number = _checked(_value(node.operand))
+            return -number if isinstance(sign, ast.USub) else number
+        case ast.BinOp(op=operation) if type(operation) in _ARITHMETIC:
+            left, right = _checked(_value(node.left)), _checked(_value(node.right))
+            if isinstance(operation, ast.Pow) and (isinstance(right, complex) or abs(right) * _bits(left) > _MAX_BITS):
+                raise _NoLiteral
+            return _ARITHMETIC[type(operation)](left, right)
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _MADE:
+            return _MADE[name](*map(_value, node.args))
+    raise _NoLiteral
+
+
+def _checked(value: object) -> int | float | complex:
+    if not isinstance(value, int | float | complex) or _bits(value) > _MAX_BITS:
+        raise _NoLiteral
+    return value
+
+
+def _bits(value: object) -> int:
+    return value.bit_length() if isinstance(value, int) else 64
