@@ -28,7 +28,7 @@ class Limits:
     interrupt_grace_s: Annotated[float, Above(0)] = 0.5
     """How long an interrupted line may take to end before its console is killed, seconds (> 0)."""
     cpu_s: Annotated[float, AtLeast(1)] = 60.0
-    """CPU time of one rollout's console, seconds (>= 1)."""
+    """CPU time of one rollout's console and all of its processes together, between lines too, seconds (>= 1)."""
     memory_mb: Annotated[int, AtLeast(64)] = 512
     """Address space of one console, MiB (>= 64)."""
     output_bytes: Annotated[int, AtLeast(256)] = 65_536

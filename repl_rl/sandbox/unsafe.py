@@ -23,7 +23,7 @@ class Unsafe(SandboxKind):
     kind: ClassVar[str] = "unsafe"
     about: ClassVar[str] = "isolates nothing: only for lines that you would run yourself"
     isolates: ClassVar[bool] = False
-    unlimited: ClassVar[frozenset[str]] = frozenset({"processes", "inodes"})
+    unlimited: ClassVar[frozenset[str]] = frozenset({"processes", "inodes", "CPU time of all processes"})
 
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxKind.open`."""

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
 
@@ -204,6 +204,9 @@ def become_station(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with _limited(_limits(request, isolated)):
         prepared = workspace.make(content)
+    if isolated:  # nobody counts what a workspace has left running here, and no console would see it
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
     os.environ["TMPDIR"] = outside  # where consoles without namespaces get their folders: not in this one's
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.SIG_IGN)

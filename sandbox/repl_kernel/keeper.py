@@ -8,13 +8,16 @@ namespaces with it.
 import contextlib
 import json
 import os
+import random
 import select
 import shutil
 import signal
 import socket
+import time
 from dataclasses import dataclass
 
 from repl_kernel.capture import Capture, Printed
+from repl_kernel.cpu_time import CpuTime
 
 INTERRUPT, KILL = b"I", b"K"
 """What the host may ask."""
@@ -23,6 +26,8 @@ BORN, READY, STRUCK, TEXT, DIED = b"B", b"R", b"S", b"T", b"D"
 
 _PACKET_BYTES = 32_768
 _REMOVED_WITHIN_S = 2.0
+_SOONEST_S, _LATEST_S = 0.25, 1.0
+"""Between two looks at the CPU time: while the console has other processes, and while it has none."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,21 @@ def announce(host: socket.socket, place: Place) -> None:
 class Keeper:
     """Watches one console until it is gone."""
 
-    def __init__(self, host: socket.socket, console: int, capture: Capture, place: Place, *, owns_all: bool) -> None:
-        """`owns_all`: this is process 1 of a namespace, so "everybody" means this console's processes only."""
+    def __init__(
+        self, host: socket.socket, console: int, capture: Capture, place: Place, *, owns_all: bool, cpu_s: float | None
+    ) -> None:
+        """`owns_all`: this is process 1 of a namespace, so "everybody" means this console's processes only.
+
+        `cpu_s`: CPU time that its processes may use together; None: nobody counts it.
+        """
         self._host = host
         self._console = console
         self._capture = capture
         self._place = place
         self._owns_all = owns_all
         self._status: int | None = None
+        self._cpu_s = cpu_s
+        self._cpu = CpuTime()
 
     def watch(self) -> None:
         """Return when the console is dead or the host is gone; nothing of the console lives then."""
@@ -69,8 +81,17 @@ class Keeper:
         poller.register(reader, select.POLLIN)
         poller.register(self._host, select.POLLIN)
         self._reap()
+        pause_s = _SOONEST_S
+        look_s = time.monotonic() + pause_s
         while self._status is None:
-            for fd, _ in poller.poll():
+            if self._cpu_s is not None and time.monotonic() >= look_s:
+                if self._is_over(self._cpu_s):
+                    self._status = signal.SIGXCPU
+                    break
+                pause_s = _SOONEST_S if self._cpu.others else min(2 * pause_s, _LATEST_S)
+                look_s = time.monotonic() + pause_s * random.uniform(0.75, 1.25)  # at no time that can be foreseen
+            wait_ms = None if self._cpu_s is None else max(0.0, look_s - time.monotonic()) * 1000
+            for fd, _ in poller.poll(wait_ms):
                 if fd == reader:
                     os.read(reader, 4096)
                     self._reap()
@@ -79,6 +100,13 @@ class Keeper:
                     return
         self._end()
         self._report(self._status)
+
+    def _is_over(self, cpu_s: float) -> bool:
+        """Whether the processes of the console have used more CPU time than they may."""
+        try:
+            return self._cpu.look() > cpu_s
+        except OSError:  # the console has lowered the limits of this process
+            return True
 
     def _reap(self) -> None:
         while True:
@@ -143,9 +171,11 @@ class Keeper:
             return
 
 
-def keep(host: socket.socket, console: int, capture: Capture, place: Place, *, owns_all: bool) -> None:
+def keep(
+    host: socket.socket, console: int, capture: Capture, place: Place, *, owns_all: bool, cpu_s: float | None
+) -> None:
     """Watch a console to its end, then end this process."""
     try:
-        Keeper(host, console, capture, place, owns_all=owns_all).watch()
+        Keeper(host, console, capture, place, owns_all=owns_all, cpu_s=cpu_s).watch()
     finally:
         os._exit(0)

@@ -98,7 +98,9 @@ def _split(
         if pid:
             for descriptor in unneeded:
                 os.close(descriptor)
-            keeper.keep(connection, pid, capture, place, owns_all=isolate)
+            # In the namespace of a station are its consoles too, which have supervisors that count.
+            cpu_s = request.cpu_s if isolate and not request.prepares else None
+            keeper.keep(connection, pid, capture, place, owns_all=isolate, cpu_s=cpu_s)
         system.set_dumpable(True)
         if not isolate:
             system.die_with_parent()

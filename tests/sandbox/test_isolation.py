@@ -3,7 +3,9 @@
 import asyncio
 from pathlib import Path
 
+from repl_rl.record.line import LineStatus
 from repl_rl.sandbox import Limits, open_sandbox
+from repl_rl.sandbox.base import PushResult
 from repl_rl.sandbox.conformance import Row, isolation, limits
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
 from tests.sandbox.places import ask, environment, site_packages
@@ -98,6 +100,33 @@ def test_the_probes_notice_a_sandbox_that_isolates_nothing() -> None:
     assert {"refused: semget", "refused: io_setup", "refused: inotify_init1", "refused: statmount"} <= {*failed}
     assert {"terminals of its own", "terminals are few", "stays the first to go"} <= {*failed}
     assert {"host name is the console's", "arguments name nothing of the host"} <= {*failed}
+
+
+HIDE = """
+import os, signal, time
+def hide():
+    os.setsid(); signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        pid = os.fork()
+        while pid == 0 and time.process_time() < 0.1: pass
+        if pid == 0: os._exit(0)
+        while os.path.exists(f'/proc/{pid}'): time.sleep(0.001)
+
+os.fork() or hide()
+"""
+
+
+def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too() -> None:
+    async def main() -> PushResult:
+        limits = Limits(cpu_s=1)
+        async with open_sandbox("local", limits=limits, warm=0) as sandbox, sandbox.session() as session:
+            for line in HIDE.split("\n")[1:]:
+                result = await session.push(line)
+            while not session.ended:
+                result = await session.push("time.sleep(0.5)")
+        return result
+
+    assert asyncio.run(main()).status is LineStatus.TIMEOUT
 
 
 def test_every_limit_ends_in_its_own_status() -> None:

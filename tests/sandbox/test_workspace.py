@@ -22,6 +22,7 @@ from repl_rl.sandbox.conformance import WORKSPACE_LIMITS, workspaces
 from repl_rl.sandbox.conformance.workspaces import WORKSPACE_CHECKS, run_workspace_check
 from repl_rl.sandbox.stations import IDLE, Stations
 from repl_rl.tasks import Workspace
+from tests.processes import command, wait_for
 
 LIMITS = replace(Limits(), line_timeout_s=2.0, cpu_s=4.0, interrupt_grace_s=5.0)
 TABLE = Workspace(
@@ -307,3 +308,31 @@ def test_workspaces_are_apart_and_bounded_where_nothing_else_is(name: str) -> No
             return await run_workspace_check(sandbox, name)
 
     assert asyncio.run(main()) == ""
+
+
+ORPHAN = Workspace(
+    lines=(
+        "import os",
+        "",
+        "if os.fork() == 0:",
+        "    os.setsid()",
+        "    if os.fork() == 0:",
+        "        os.closerange(3, 64)",
+        "        os.execlp('sleep', 'sleep', '98765')",
+        "    os._exit(0)",
+        "os.wait()",
+    )
+)
+
+
+def test_a_process_that_a_workspace_hides_from_its_parent_ends_before_the_first_console() -> None:
+    def left() -> list[str]:
+        commands = [command(int(name)) for name in os.listdir("/proc") if name.isdecimal()]
+        return [one for one in commands if one.startswith("sleep\x0098765")]
+
+    async def body(sandbox: Sandbox) -> None:
+        async with console_of(sandbox, ORPHAN) as session:
+            assert await said(session, "1 + 1") == ["2\n"]
+            wait_for(lambda: not left(), None)
+
+    within("local", body)

@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Limits, PushResult, Sandbox
 
-CHECK_LIMITS = replace(Limits(), line_timeout_s=1.0, interrupt_grace_s=0.8, memory_mb=256, output_bytes=4096, disk_mb=4)
+CHECK_LIMITS = replace(
+    Limits(), line_timeout_s=1.0, interrupt_grace_s=0.8, cpu_s=4.0, memory_mb=256, output_bytes=4096, disk_mb=4
+)
 """What `run` opens a sandbox with."""
 _SLACK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class LimitCheck:
-    """After `setup`, `line` must give `status`; the session then goes on or has ended."""
+    """After `setup`, `line` must give `status`; the session then continues or has ended."""
 
     name: str
     setup: tuple[str, ...]
@@ -21,7 +23,17 @@ class LimitCheck:
     ended: bool
     shows: str = ""
     """What its text must contain."""
+    times: int = 1
+    """It is given again, at most so often, until it has `status`: some limits are hit in their own time."""
 
+
+_CHAINS = (
+    *("import os, signal, time", "def burn():", "    while time.process_time() < 2: pass", ""),
+    *("def chain():", "    os.setsid(); signal.signal(signal.SIGINT, signal.SIG_IGN)", "    while True:"),
+    *("        if os.fork() == 0: burn(); os._exit(0)", "        os.wait()", ""),
+    *("for _ in range(2): os.fork() or chain()", ""),
+)
+"""Processes outside of the line's group that each stay below the limit of one process, for ever."""
 
 CHECKS = (
     LimitCheck(
@@ -54,6 +66,7 @@ CHECKS = (
         False,
         "BlockingIOError",
     ),
+    LimitCheck("CPU time of all processes", _CHAINS, "time.sleep(0.5)", LineStatus.TIMEOUT, True, times=240),
     LimitCheck("exit", (), "exit()", LineStatus.EXITED, True),
     LimitCheck("death", ("import os",), "os.kill(os.getpid(), 9)", LineStatus.KILLED, True),
     LimitCheck("answer", (), "submit_final_answer(6 * 7)", LineStatus.ANSWERED, True),
@@ -66,9 +79,9 @@ async def run_check(sandbox: Sandbox, check: LimitCheck) -> str:
         for line in check.setup:
             await session.push(line)
         result = None
-        for line in check.line.split("\n"):
+        for line in check.line.split("\n") * check.times:
             result = await session.push(line)
-            if session.ended:
+            if session.ended or (check.times > 1 and result.status is check.status):
                 break
         assert result is not None
         problem = _problem(check, result, session.ended)

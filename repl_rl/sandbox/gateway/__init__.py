@@ -19,7 +19,7 @@ class Gateway(SandboxKind):
     kind: ClassVar[str] = "gateway"
     about: ClassVar[str] = "kernels of the Jupyter server at JUPYTER_GATEWAY_URL, which alone isolates them"
     isolates: ClassVar[bool] = False
-    unlimited: ClassVar[frozenset[str]] = frozenset({"processes", "inodes"})
+    unlimited: ClassVar[frozenset[str]] = frozenset({"processes", "inodes", "CPU time of all processes"})
 
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxKind.open`.
