@@ -13,6 +13,7 @@ from typing import ClassVar
 from repl_rl.errors import SandboxUnavailable
 from repl_rl.sandbox.base import Births, Sandbox, SandboxKind
 from repl_rl.sandbox.causes import INSTEAD, remedy_for
+from repl_rl.sandbox.cgroup import NoGroup, make_group
 from repl_rl.sandbox.process import ProcessLaunch
 from repl_rl.sandbox.served import serve
 from repl_rl.sandbox.view import View, view
@@ -46,6 +47,16 @@ class Local(SandboxKind):
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxKind.open`."""
         return serve(self.kind, launch(births.preload), births)
+
+    async def doctor(self) -> str:
+        """See `SandboxKind.doctor`; it also says what a control group bounds, or why none does."""
+        answers = await SandboxKind.doctor(self)
+        try:
+            group = make_group()
+        except NoGroup as reason:
+            return f"{answers}; {reason}"
+        await group.remove()
+        return f"{answers}; {group.about}"
 
     def reference(self, script: Path) -> Sequence[str]:
         """See `SandboxKind.reference`."""
@@ -117,4 +128,4 @@ def launch(preload: Sequence[str]) -> ProcessLaunch:
     if bwrap is None:
         raise SandboxUnavailable(f"sandbox 'local' needs the program bwrap, which is missing; {_INSTALL}, or {INSTEAD}")
     own_uids = os.geteuid() == 0
-    return ProcessLaunch(command(bwrap, preload), isolated=True, own_uids=own_uids, remedy_for=remedy_for)
+    return ProcessLaunch(command(bwrap, preload), isolated=True, own_uids=own_uids, remedy_for=remedy_for, bounded=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from repl_rl.errors import SandboxUnavailable
+from repl_rl.sandbox.cgroup import ControlGroup, NoGroup, make_group
 
 _STOP_TIMEOUT_S = 10.0
 
@@ -19,6 +20,7 @@ class RunningProcess:
     process: asyncio.subprocess.Process
     log: IO[bytes]
     isolated: bool
+    group: ControlGroup | None = None
 
     @property
     def alive(self) -> bool:
@@ -42,6 +44,9 @@ class RunningProcess:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
+        finally:
+            if self.group is not None:
+                await self.group.remove()
         self.log.close()
 
 
@@ -55,14 +60,18 @@ class ProcessLaunch:
     own_uids: bool
     remedy_for: Callable[[str], str]
     """From what was said of a failure to what a person can do."""
+    bounded: bool = False
+    """In a control group, where one can be had."""
 
     async def start(self) -> tuple[socket.socket, RunningProcess]:
         """As `Launch.start`. It must be called on the thread that lives as long as the sandbox."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        group = self._group()
         log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         try:
             with theirs:
                 argv = [part.replace("{fd}", str(theirs.fileno())) for part in self.argv]
+                argv = group.joining(argv) if group else argv
                 process = await asyncio.create_subprocess_exec(
                     *argv,
                     pass_fds=(theirs.fileno(),),
@@ -73,8 +82,17 @@ class ProcessLaunch:
         except BaseException as error:
             ours.close()
             log.close()
+            if group is not None:
+                await group.remove()
             if isinstance(error, OSError):
                 remedy = self.remedy_for(str(error))
                 raise SandboxUnavailable(f"{self.argv[0]} cannot be started: {error}; {remedy}") from error
             raise
-        return ours, RunningProcess(process, log, self.isolated)
+        return ours, RunningProcess(process, log, self.isolated, group)
+
+    def _group(self) -> ControlGroup | None:
+        """A group, or None where there is none to be had; `repl-rl doctor` says why."""
+        try:
+            return make_group() if self.bounded else None
+        except NoGroup:
+            return None
