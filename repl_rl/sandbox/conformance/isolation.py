@@ -254,6 +254,8 @@ async def run_probe(sandbox: Sandbox, probe: Probe) -> str:
         text = ""
         for line in probe.lines:
             text = (await session.push(line)).text
+            if session.ended:
+                return f"the session ended at {line!r}: {text}"
     return "" if text == probe.expected else text or "(nothing)"
 
 
