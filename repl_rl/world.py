@@ -7,10 +7,11 @@
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ from repl_rl.rollout.host import HostFunction, refuse_hidden
 from repl_rl.rollout.host_session import Model
 from repl_rl.rollout.host_shipped import host_functions, nested_sessions
 from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.rollout.prompts import template
+from repl_rl.rollout.prompts import refuse_file, template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.rollout.thread import LoopThread
 from repl_rl.samplers import load_sampler, sampler_of, sampler_options
@@ -32,11 +33,14 @@ from repl_rl.sandbox import SANDBOXES, Limits, Sandbox, SandboxKind, open_sandbo
 from repl_rl.settings.arguments import read
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.legacy import ADDED, modern
+from repl_rl.settings.named import refuse_code
 from repl_rl.settings.optioned import Optioned
 from repl_rl.settings.scalars import Scalar
-from repl_rl.settings.toml import load
-from repl_rl.tasks import Split, Task, judged_by, load_tasks
+from repl_rl.settings.toml import UNRECORDED, flatten, load
+from repl_rl.tasks import Split, Task, judged_by, load_tasks, refuse_source
+from repl_rl.tasks.weights import OWN, weighed
 
+_log = logging.getLogger(__name__)
 QUICKSTART = "builtin:quickstart"
 """The bundled tasks."""
 TRIED = 16
@@ -98,6 +102,9 @@ class World:
     are expected to reach do not fit into its cache."""
     seed: Annotated[int, AtLeast(0)] = 0
     """Seeds tasks, rollouts and training, >= 0."""
+    trust: bool = field(default=False, metadata=UNRECORDED)
+    """Import each module:name that a file names: a task's row as its judge, or the config.toml of a stored run. Without
+    it only those are imported that the command line names, or a file of --config. It is not recorded."""
     rollout: RolloutLimits = field(default_factory=RolloutLimits)
     limits: Limits = field(default_factory=Limits)
 
@@ -111,31 +118,55 @@ class World:
 
     @classmethod
     def recorded(
-        cls, run: Path, *, sandbox: str | None = None, engine: str | None = None, model: str | None = None
+        cls,
+        run: Path,
+        *,
+        sandbox: SandboxKind | str | None = None,
+        engine: str | None = None,
+        model: str | None = None,
+        trust: bool = False,
     ) -> "World":
         """The world of a stored run, but for what is given; its policy is the one that it trained, where there is one.
+
+        A run may be a stranger's, so its config.toml decides neither what is imported here nor how lines are isolated.
 
         Args:
             run: the run's folder, or a file or folder of trajectories in it. One that belongs to no run has the world
                 that is the default.
-            sandbox: another kind of sandbox, as it is by default.
+            sandbox: another sandbox; a name is that kind with its default options. None: the run's, if it isolates.
             engine: another kind of engine, as it is by default.
             model: another policy.
+            trust: import each module:name that the run names, and use the container image that it names.
 
         Raises:
-            ConfigError: its config.toml cannot be read, or says what no run can be told.
+            ConfigError: its config.toml cannot be read, or says what no run can be told; it names code or an image and
+                `trust` is false; or its sandbox does not isolate and `sandbox` is None.
         """
-        folder = folder_of(run)
-        said: Mapping[str, object] = {**ADDED, **modern(load(folder / "config.toml"))} if folder else {}
-        own = {key: value for key, value in said.items() if key not in OF_A_RUN}
-        world = read(World, own, str(folder / "config.toml") if folder else "settings")
-        if sandbox is not None and sandbox != SANDBOXES.chosen(world.sandbox).kind:
-            world = replace(world, sandbox=sandbox)
+        folder, own = _settings(run)
+        if not trust:
+            refuse_strangers(own, str(folder / "config.toml") if folder else "settings")
+        world = _read_world(folder, own, sandbox, trust)
         if engine is not None and engine != ENGINES.chosen(world.engine).kind:
             world = replace(world, engine=engine)
         trained = folder / "checkpoints" / "final" if folder else None
         policy = model or (str(trained) if trained and trained.is_dir() else world.model)
-        return replace(world, model=policy)
+        return replace(world, model=policy, trust=trust)
+
+    @classmethod
+    def recorded_consoles(cls, run: Path, *, sandbox: SandboxKind | str | None = None, trust: bool = False) -> "World":
+        """The consoles of a stored run: its sandbox, limits and preloads. Nothing that plays rollouts is read.
+
+        Args:
+            run: as `recorded` takes it.
+            sandbox: as `recorded` takes it.
+            trust: use the container image that the run names.
+
+        Raises:
+            ConfigError: as `recorded`, but for code that the run names.
+        """
+        folder, own = _settings(run)
+        kept = {"sandbox", "preload", "limits", *SANDBOXES.tables()}
+        return _read_world(folder, {key: value for key, value in own.items() if key in kept}, sandbox, trust)
 
     @property
     def models(self) -> Path:
@@ -280,7 +311,10 @@ class World:
 
     def drawn(self, split: Split | str = Split.TRAIN, count: int | None = None) -> tuple[Task, ...]:
         """The world's tasks of a split, with its judges; see `load_tasks`."""
-        return judged_by(self.judge, load_tasks(self.tasks, split=split, count=count, seed=self.seed))
+        named = {judge.name for judge in weighed(self.judge)} if self.judge else {OWN}
+        trust = self.trust or OWN not in named  # then no judge of a row is asked
+        found = load_tasks(self.tasks, split=split, count=count, seed=self.seed, judges=named, trust=trust)
+        return judged_by(self.judge, found)
 
 
 def folder_of(run: Path) -> Path | None:
@@ -289,11 +323,13 @@ def folder_of(run: Path) -> Path | None:
     return next((place for place in places if (place / "config.toml").is_file()), None)
 
 
-def recorded_task(run: Path, id: str) -> Task | None:
-    """The task of that id among those that a stored run drew; None: it is not there."""
+def recorded_task(run: Path, id: str, world: World) -> Task | None:
+    """The task of that id among those that a stored run drew, in the world of that run; None: it is not there."""
     folder = folder_of(run)
     said = load(folder / "config.toml") if folder else {}
-    world, validation = World.recorded(run), str(said.get("validation", ""))
+    validation = str(said.get("validation", ""))
+    if not world.trust:
+        refuse_strangers({"tasks": validation}, str(run))
     sides = ((Split.ALL, ""), (Split.ALL, validation)) if validation else ((Split.TRAIN, ""), (Split.HELD_OUT, ""))
     for (split, tasks), name in zip(sides, ("train_tasks", "eval_tasks"), strict=True):
         count = said.get(name)
@@ -301,3 +337,58 @@ def recorded_task(run: Path, id: str) -> Task | None:
         if (found := next((task for task in drawn if task.id == id), None)) is not None:
             return found
     return None
+
+
+def _settings(run: Path) -> tuple[Path | None, Mapping[str, object]]:
+    """The folder of a stored run, and what its config.toml says of its world; None and nothing: it has none."""
+    folder = folder_of(run)
+    said: Mapping[str, object] = {**ADDED, **modern(load(folder / "config.toml"))} if folder else {}
+    return folder, {key: value for key, value in said.items() if key not in OF_A_RUN and key != "trust"}
+
+
+def _read_world(
+    folder: Path | None, own: Mapping[str, object], sandbox: SandboxKind | str | None, trust: bool
+) -> World:
+    """Read a stored run's world; its sandbox is replaced by `sandbox`, or else held to what a stranger may choose."""
+    where = str(folder / "config.toml") if folder else "settings"
+    world = read(World, own, where)
+    theirs = SANDBOXES.chosen(world.sandbox)
+    _warn_of_limits(world.limits, where)
+    if isinstance(sandbox, SandboxKind):
+        return replace(world, sandbox=sandbox)
+    if sandbox is not None and sandbox != theirs.kind:
+        return replace(world, sandbox=SANDBOXES.chosen(sandbox))
+    if trust and theirs.isolates and not theirs.elsewhere:
+        return world
+    if sandbox is None:
+        theirs.refuse_unasked(where)
+    return replace(world, sandbox=theirs.with_usual_programs())  # the user named the kind alone
+
+
+_CODE = ("sampler", "host_functions", "judge", "group_judge")
+"""Settings that may name code of a user's own, as module:name."""
+
+
+def refuse_strangers(said: Mapping[str, object], where: str) -> None:
+    """Refuse settings of a stored run that name code to import, or a file of this machine to read as a prompt.
+
+    Raises:
+        ConfigError: names the first such setting.
+    """
+    for key, value in flatten(said):
+        name = key.partition(".")[0]
+        if name in _CODE:
+            refuse_code(f"{name} in {where}", str(value))
+        elif name == "tasks":
+            refuse_source(f"{name} in {where}", str(value))
+        elif name == "prompt":
+            refuse_file(f"{name} in {where}", str(value))
+
+
+def _warn_of_limits(limits: Limits, where: str) -> None:
+    """Name each limit that a stored run sets higher than this machine's default: its lines may use that much."""
+    usual = Limits()
+    pairs = [(one.name, getattr(limits, one.name), getattr(usual, one.name)) for one in fields(Limits)]
+    more = [f"{name} = {value} (default {default})" for name, value, default in pairs if value > default]
+    if more:
+        _log.warning("limits in %s are above the default: %s", where, ", ".join(more))

@@ -60,7 +60,7 @@ def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {
         *("config.toml", "metrics.jsonl", "summary.json", "trajectories", "checkpoints", "states", "report.html"),
     }
-    recorded = World.recorded(tmp_path / "mine")
+    recorded = World.recorded(tmp_path / "mine", sandbox="unsafe")
     assert replace(recorded, model=World().model) == World(engine="transformers", sandbox="unsafe", concurrency=8)
 
 

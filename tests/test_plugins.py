@@ -45,6 +45,6 @@ def test_what_cannot_be_called_is_no_function(thing: str) -> None:
 def test_a_program_finds_modules_in_the_folder_that_one_works_in_and_hides_none_by_them(tmp_path: Path) -> None:
     (tmp_path / "their_local_module.py").write_text("here = True\n")
     (tmp_path / "colorsys.py").write_text("1/0\n")
-    code = "import sys; sys.path.remove(''); from repl_rl.cli import main; main([])"
-    code += "; import colorsys, their_local_module"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=True)
+    code = "from repl_rl.settings.named import imported; import colorsys"
+    code += "; assert imported('thing', 'their_local_module:here')"
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, check=True)

@@ -92,7 +92,7 @@ def test_options_of_a_kind_that_is_not_chosen_cannot_be_written() -> None:
 ])  # fmt: skip
 def test_a_world_that_was_written_down_is_read_back(world: World, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(dump(world))
-    assert World.recorded(tmp_path) == world
+    assert World.recorded(tmp_path, sandbox=SANDBOXES.chosen(world.sandbox)) == world
 
 
 def test_a_world_of_toys_is_written_down_and_read_back(tmp_path: Path) -> None:

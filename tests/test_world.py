@@ -124,13 +124,13 @@ def test_what_a_run_says_beside_its_world_is_known() -> None:
 
 def test_a_world_is_found_again_in_the_settings_of_its_run(tmp_path: Path) -> None:
     config = TrainConfig(engine="transformers", sandbox="unsafe", preload="json", concurrency=4, name="mine")
-    world = World.recorded(written(tmp_path, dump(config)))
+    world = World.recorded(written(tmp_path, dump(config)), sandbox="unsafe")
     assert world == World(engine="transformers", sandbox="unsafe", preload="json", concurrency=4)
 
 
 def test_trajectories_of_no_run_have_the_default_world(tmp_path: Path) -> None:
     assert World.recorded(tmp_path) == World()
-    assert recorded_task(tmp_path, "nobody's") is None
+    assert recorded_task(tmp_path, "nobody's", World()) is None
 
 
 def test_consoles_have_the_limits_and_the_preloads_of_their_world() -> None:

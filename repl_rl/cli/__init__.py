@@ -51,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
-    _look_here()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
     logging.getLogger("vllm").setLevel(logging.ERROR)  # TRL imports it before the engine says what it may log
     if arguments and arguments[0] in ("-h", "--help"):
@@ -74,6 +73,8 @@ def run() -> NoReturn:
     """
     stopped: list[int] = []
     atexit.register(_leave, stopped)  # registered before all others, so it runs after them
+    # Programs of Python that libraries start, such as vLLM's, do not look for modules in the working folder either.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         code = main()
     except Exception:
@@ -138,9 +139,3 @@ def _share_cores() -> None:
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() - 1)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def _look_here() -> None:
-    """Let `module:name` find modules in the folder that one works in: an installed program does not look there."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())

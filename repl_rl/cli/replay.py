@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,7 @@ from repl_rl.rollout import RolloutThread
 from repl_rl.runs.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
 from repl_rl.runs.store import Damage, Store, guarded, printable, to_text, transitions
 from repl_rl.runs.store.notebook import read_notebook, write_notebook
+from repl_rl.sandbox import Sandbox
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.world import World, recorded_task
@@ -57,13 +59,15 @@ class ReplayConfig:
     export: Path | None = None
     """Write the trajectory to this file, a notebook if it ends in .ipynb, else text; none: it is shown."""
     sandbox: str | None = None
-    """Where lines run; none: where the run's did."""
+    """Where lines run; none: where the run's did, if that isolates them and is on this machine."""
     engine: str | None = None
     """What samples branches; none: what the run sampled with."""
     model: str | None = None
     """Policy that samples branches, as `train` takes it; none: the one that the run trained, or else started from."""
     temperature: Annotated[float, AtLeast(0)] = 1.0
     """Sampling temperature of branches, >= 0; 0 is greedy."""
+    trust: bool = False
+    """Import each module:name that the run or its tasks name, and start the container image that the run names."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -151,7 +155,7 @@ async def _step(config: ReplayConfig, entry: Credited, console: Console) -> None
     if sys.stdin.isatty():
         console.print(Text(_HELP, style="dim"))
     line: int | None = 0
-    async with _world(config).consoles(warm=1) as sandbox:
+    async with _consoles(config, 1) as sandbox:
         while line is not None:
             async with open_replay(trajectory, sandbox, line) as replay:
                 while not line and replay.position < (config.to_line or 0):
@@ -202,7 +206,7 @@ def _tell(step: Step | None, replay: Replay, console: Console) -> None:
 def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: Console) -> int:
     async def run(progress: Progress) -> Determinism:
         bar = progress.add_task("", total=len(trajectories))
-        async with _world(config).consoles(_AT_ONCE) as sandbox:
+        async with _consoles(config, _AT_ONCE) as sandbox:
             return await verify_all(trajectories, sandbox, _AT_ONCE, lambda _: progress.advance(bar))
 
     console.print(f"executing {len(trajectories)} trajectories again ...")
@@ -234,8 +238,11 @@ def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: C
 def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:
     trajectory = entry.trajectory
     start = start_at(trajectory, config.to_line or 0)
-    world = replace(_world(config), concurrency=config.branch)
-    task = recorded_task(config.file, trajectory.task_id)
+    chosen = World.recorded(
+        config.file, sandbox=config.sandbox, engine=config.engine, model=config.model, trust=config.trust
+    )
+    world = replace(chosen, concurrency=config.branch)
+    task = recorded_task(config.file, trajectory.task_id, world)
     with RolloutThread(world.rollouts, {}) as source:
         found: Branches = source.run(branch(source.rollouts, start, task, config.branch, config.temperature))
     for each in found.trajectories:
@@ -248,5 +255,5 @@ def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:
     )
 
 
-def _world(config: ReplayConfig) -> World:
-    return World.recorded(config.file, sandbox=config.sandbox, engine=config.engine, model=config.model)
+def _consoles(config: ReplayConfig, warm: int) -> AbstractAsyncContextManager[Sandbox]:
+    return World.recorded_consoles(config.file, sandbox=config.sandbox, trust=config.trust).consoles(warm)

@@ -17,7 +17,7 @@ COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 def importable(package: str) -> bool:
     """Whether a fresh interpreter can import `package`. A fresh one, since a failed import leaves half of it behind."""
-    probe = [sys.executable, "-c", f"import {package}"]
+    probe = [sys.executable, "-P", "-c", f"import {package}"]
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.fix:
         print("run `python -m repl_rl.engine.preflight --fix` to uninstall them")
         return 1
-    uninstall = [sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", *broken]
+    uninstall = [sys.executable, "-P", "-m", "pip", "uninstall", "--yes", "--quiet", *broken]
     return subprocess.run(uninstall, check=False).returncode
 
 

@@ -59,7 +59,7 @@ class _Process:
             path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
             program = f"from repl_rl.judges.worker import main; main({theirs.fileno()}, {memory_mb})"
             self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
+                [sys.executable, "-P", "-c", program],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=2,
@@ -188,7 +188,10 @@ def _request(
     trajectory: Trajectory | None = None,
     check: bool = False,
 ) -> Request:
-    path = [folder or os.getcwd() for folder in sys.path]
+    here = os.getcwd()
+    path = [folder or here for folder in sys.path]
     # What its console began with is not the judge's business, and may be large.
     bare = None if task is None else replace(task, workspace=None)
-    return Request(judge=judge, task=bare, check=check, answer=answer, trajectory=trajectory, path=path, cpu_s=cpu_s)
+    return Request(
+        judge=judge, task=bare, check=check, answer=answer, trajectory=trajectory, path=path, folder=here, cpu_s=cpu_s
+    )

@@ -11,11 +11,13 @@ import inspect
 import json
 import logging
 import math
+import os
 import pickle
 import re
 import resource
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from types import ModuleType
@@ -45,6 +47,8 @@ class Request(TypedDict):
     trajectory: Trajectory | None
     path: list[str]
     """`sys.path` of the asking process."""
+    folder: str
+    """Its working folder."""
     cpu_s: float
 
 
@@ -185,6 +189,8 @@ def main(fd: int, memory_mb: int) -> None:
             except EOFError:
                 return
             sys.path[:] = request["path"]
+            with suppress(OSError):  # it was removed since
+                os.chdir(request["folder"])
             _allow_cpu(request["cpu_s"])
             reply = answer_to(request)
             channel.send_bytes(json.dumps(reply).encode())

@@ -113,7 +113,7 @@ class SmallRun:
         self.folder = self._out / name
         engine, sandbox = strike.engine or config.engine, strike.sandbox
         self._command = [
-            *(sys.executable, "-m", "repl_rl.cli", "train", "--name", name, "--out", str(self._out)),
+            *(sys.executable, "-P", "-m", "repl_rl.cli", "train", "--name", name, "--out", str(self._out)),
             *("--engine", engine, "--sandbox", sandbox, "--concurrency", "16", "--train-tasks", "64"),
             *("--eval-tasks", "8", "--trainer.steps", str(config.steps), "--trainer.prompts-per-step", str(PROMPTS)),
             *("--trainer.group-size", str(GROUP), "--states", "within(seconds=0, share=1.0)"),

@@ -194,7 +194,15 @@ class _Child:
         self._place = tempfile.TemporaryDirectory(prefix="repl-rl-gpu-")
         self._folder = Path(self._place.name)
         (self._folder / "place").mkdir()
-        command = [sys.executable, "-m", CHILD, check.function, device.partition(":")[0], json.dumps(check.options)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            CHILD,
+            check.function,
+            device.partition(":")[0],
+            json.dumps(check.options),
+        ]
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, str(self._folder)], env=_environment(device), stdin=subprocess.PIPE, stdout=log, stderr=log,

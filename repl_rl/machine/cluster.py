@@ -212,7 +212,7 @@ def _trial(thing: str, simulated: int) -> Iterator[str]:
     """The address of a cluster in a process that ends with this one, however this one ends."""
     paths = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
     with subprocess.Popen(
-        [sys.executable, "-m", "repl_rl.machine.trial", str(simulated)],
+        [sys.executable, "-P", "-m", "repl_rl.machine.trial", str(simulated)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # a Ctrl-C of the terminal must not end it before its consoles

@@ -52,6 +52,16 @@ def template(wanted: str) -> str:
     return OWN + text.removesuffix("\n")
 
 
+def refuse_file(thing: str, wanted: str) -> None:
+    """Refuse a recorded template that names a file: a run records the text, and a stranger's run could name any file.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if wanted not in TEMPLATES and not wanted.startswith(OWN):
+        raise ConfigError(thing, wanted, f"choose one of {', '.join(TEMPLATES)}, or record the text after {OWN!r}")
+
+
 def declaring(question: str, functions: Sequence[str]) -> str:
     """A question with what the policy is told of the functions of the host; () leaves it as it is."""
     if not functions:

@@ -10,6 +10,7 @@ from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
 from repl_rl.samplers.verifiers import VerifiersSampler
 from repl_rl.settings.named import Named, found, options_of
+from repl_rl.settings.working_folder import look_here_for
 from repl_rl.tasks.environments import VERIFIERS
 
 SHIPPED: dict[str, Callable[..., RolloutSampler]] = {
@@ -33,6 +34,8 @@ def sampler_of(tasks: str, sampler: str) -> str:
     if (kind == VERIFIERS) != (named.name == VERIFIERS) and (kind != VERIFIERS or sampler != "repl"):
         remedy = f"it plays --tasks {VERIFIERS}:NAME alone, and nothing else plays those; leave it out"
         raise ConfigError("sampler", sampler, remedy)
+    if kind == VERIFIERS:  # one that is no installed package may be a module of the working folder
+        look_here_for(place.partition("?")[0].rpartition("/")[2].partition("@")[0].replace("-", "_").lower())
     return str(Named(VERIFIERS, {**named.options, "environment": place})) if kind == VERIFIERS else sampler
 
 

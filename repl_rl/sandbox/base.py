@@ -194,6 +194,8 @@ class SandboxKind(ABC):
     about: ClassVar[str]
     isolates: ClassVar[bool] = True
     """False: nothing of ours keeps a line from the host, so no promise of isolation is checked."""
+    elsewhere: ClassVar[bool] = False
+    """Its consoles are on other machines."""
     unlimited: ClassVar[frozenset[str]] = frozenset()
     """Limits that nothing keeps there, by the names of their checks in `sandbox.conformance.limits`."""
 
@@ -204,6 +206,30 @@ class SandboxKind(ABC):
         Raises:
             SandboxUnavailable: its isolation cannot be had on this machine. Nothing weaker is used instead.
         """
+
+    def refuse_unasked(self, where: str) -> None:
+        """Refuse this choice of a stored run, which may be a stranger's, where this machine's user did not choose it.
+
+        Args:
+            where: the file that chose it, for the message.
+
+        Raises:
+            ConfigError: it does not isolate, its consoles are on other machines, or it names a container image.
+        """
+        reason = "its lines would run without isolation" if not self.isolates else ""
+        reason = reason or ("its consoles are on other machines" if self.elsewhere else "")
+        if reason:
+            remedy = f"{reason}; choose --sandbox local, or --sandbox {self.kind} if you want that (sandbox= in Python)"
+            raise ConfigError(f"sandbox in {where}", self.kind, remedy)
+        if self.with_usual_programs() != self:
+            remedy = (
+                f"give --trust to start its programs (trust=True in Python), or --sandbox {self.kind} for the usual"
+            )
+            raise ConfigError(f"sandbox in {where}", self, remedy)
+
+    def with_usual_programs(self) -> "SandboxKind":
+        """The same, but with the default container image and runtime; itself, where it has none."""
+        return self
 
     def reference(self, script: Path) -> Sequence[str]:
         """How to start `script`, the console that it is compared with, on the Python that consoles have inside."""

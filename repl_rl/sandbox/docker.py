@@ -10,7 +10,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
@@ -60,6 +60,10 @@ class Docker(SandboxKind):
         """See `SandboxKind.open`."""
         each = self.isolation == "container"
         return serve(self.kind, ContainerLaunch(births.limits, self, births.preload), births, server_each=each)
+
+    def with_usual_programs(self) -> "Docker":
+        """See `SandboxKind.with_usual_programs`."""
+        return replace(self, image=NAME, runtime="")
 
     def reference(self, script: Path) -> Sequence[str]:
         """See `SandboxKind.reference`."""

@@ -99,7 +99,7 @@ def _base(client: Daemon) -> str:
 def _download(requirements: Path, folder: Path) -> None:
     """With this machine's pip, which knows its index, proxies and certificates; a container's does not."""
     options = ("--quiet", "--disable-pip-version-check", "--only-binary=:all:", "--python-version=3.11")
-    command = [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), "-r", str(requirements)]
+    command = [sys.executable, "-P", "-m", "pip", "download", *options, "-d", str(folder), "-r", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]

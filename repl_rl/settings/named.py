@@ -15,6 +15,7 @@ from typing import Annotated, TypeVar, Union, get_args, get_origin, get_type_hin
 
 from repl_rl.errors import ConfigError, ReplRLError, UserCodeError
 from repl_rl.settings.bounds import check
+from repl_rl.settings.working_folder import look_here_for
 
 T = TypeVar("T")
 _KINDS: Mapping[object, tuple[type | UnionType, str]] = {
@@ -138,8 +139,21 @@ def _body(function: Callable[..., object]) -> object:
     return inspect.getattr_static(function, "__init__") if isinstance(function, type) else function
 
 
+def refuse_code(thing: str, text: str) -> None:
+    """Refuse a setting of a stranger's file that names code, as itself or in an option: `module:attribute`.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if ":" in text:
+        remedy = "importing it runs it; give --trust if you trust that file (trust=True in Python)"
+        raise ConfigError(thing, text, remedy)
+
+
 def imported(thing: str, name: str) -> object:
     """What `module:attribute` names. `thing` says in messages what it was to be.
+
+    The module may be one of the working folder, which is looked at for it and for what it imports itself.
 
     Raises:
         ConfigError: there is no such module, or it has no such attribute.
@@ -147,6 +161,7 @@ def imported(thing: str, name: str) -> object:
     """
     module, _, attribute = name.partition(":")
     try:
+        look_here_for(module)
         found: object = getattr(importlib.import_module(module), attribute)
     except (ReplRLError, MemoryError):
         raise

@@ -10,6 +10,9 @@ from repl_rl.settings.flags import seam_of, typed
 from repl_rl.settings.scalars import literal
 from repl_rl.settings.seams import has_options
 
+UNRECORDED: Mapping[str, bool] = {"unrecorded": True}
+"""Metadata of a field that `dump` leaves out: a permission of one command."""
+
 
 def load(file: Path) -> Mapping[str, object]:
     """What a TOML file says.
@@ -18,10 +21,12 @@ def load(file: Path) -> Mapping[str, object]:
         ConfigError: it cannot be read.
     """
     try:
-        return tomllib.loads(file.read_text())
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        list(flatten(found))  # it may be too deep for those who walk through it
+        return found
     except OSError as error:
         raise ConfigError("config file", str(file), f"it cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("config file", str(file), f"it is not TOML: {error}") from error
 
 
@@ -40,6 +45,8 @@ def dump(config: object, table: str = "") -> str:
     assert is_dataclass(config)
     hints = typed(type(config))
     for field in fields(config):
+        if field.metadata.get("unrecorded"):
+            continue
         name, value = field.name, getattr(config, field.name)
         seam = seam_of(hints[name])
         if seam is not None:

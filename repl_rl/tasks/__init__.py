@@ -5,7 +5,7 @@ from repl_rl.tasks.drawing import Family, Sketch
 from repl_rl.tasks.families import EASY, FAMILIES, HARD
 from repl_rl.tasks.generate import BUILTIN, families_of, generate, sketch, task_of
 from repl_rl.tasks.graded import GRADED, LEVELS, TOPICS
-from repl_rl.tasks.loaders import load_tasks
+from repl_rl.tasks.loaders import load_tasks, refuse_source
 from repl_rl.tasks.model import FollowUp, Split, Task, split_of
 from repl_rl.tasks.weights import judged_by
 from repl_rl.tasks.workspace import Workspace
@@ -31,6 +31,7 @@ __all__ = [
     "generate",
     "judged_by",
     "load_tasks",
+    "refuse_source",
     "sketch",
     "split_of",
     "task_of",

@@ -1,6 +1,6 @@
 """Tasks from files, data sets and the built-in families. Every complaint names the file, the line and the field."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from repl_rl.tasks.model import FollowUp, Split, Task, parse_split, split_of
 from repl_rl.tasks.rows import Row, is_number, rows
 from repl_rl.tasks.setups import FIELD, workspace_of
 from repl_rl.tasks.suites import SUITES, Suite
+from repl_rl.tasks.weights import weighed
 
 _DEFAULT_COUNT = 1000
 _SHOWN_CHARS = 80
@@ -22,7 +23,13 @@ _OPTIONS = (*_MAPPED, "judge", "config", "part")
 
 
 def load_tasks(
-    source: str, *, split: Split | str = Split.ALL, count: int | None = None, seed: int = 0
+    source: str,
+    *,
+    split: Split | str = Split.ALL,
+    count: int | None = None,
+    seed: int = 0,
+    judges: Collection[str] = (),
+    trust: bool = False,
 ) -> tuple[Task, ...]:
     """The tasks of `source` that lie in `split`, at least one.
 
@@ -47,6 +54,8 @@ def load_tasks(
         split: a question falls in `train` or `held_out` by its text alone, in files too.
         count: at most so many tasks (>= 1). None: all of a file, 1000 of a built-in source.
         seed: draws the built-in tasks; a file ignores it.
+        judges: of your own, `module:function`, that rows may name. Importing one runs it.
+        trust: rows may name any judge.
 
     Raises:
         ConfigError: names the file and the line, the value, and what to do.
@@ -63,7 +72,7 @@ def load_tasks(
     else:
         adapter, place = (_ADAPTERS[kind], rest) if kind in _ADAPTERS else (_plain, source)
         # Read to the end, so that a complaint does not depend on how many tasks are wanted.
-        tasks = tuple(_distinct(_read(adapter, place)))
+        tasks = tuple(_distinct(_read(adapter, place, None if trust else judges)))
         wanted = tuple(islice((t for t in tasks if side is Split.ALL or split_of(t.question) is side), count))
     if not wanted:
         remedy = "give a file with at least one"
@@ -96,7 +105,18 @@ _READ = {"id", "question", "answer", "judge", "family", "follow_ups"}
 """Fields that a task says itself."""
 
 
-def _read(adapter: Adapter, source: str) -> Iterator[tuple[Row, Task]]:
+def refuse_source(thing: str, source: str) -> None:
+    """Refuse a source that a stranger's file names where code is imported for it: an environment, or a judge.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if source.startswith(f"{VERIFIERS}:") or ":" in _place(source)[1].get("judge", ""):
+        remedy = "importing what it names runs it; give --trust if you trust that file (trust=True in Python)"
+        raise ConfigError(thing, source, remedy)
+
+
+def _read(adapter: Adapter, source: str, judges: Collection[str] | None) -> Iterator[tuple[Row, Task]]:
     place, options = _place(source)
     reading = _Reading(options, numbered=place.startswith("dataset:") or place.endswith(".parquet"))
     folder = None if place.startswith("dataset:") else Path(place).parent
@@ -105,7 +125,19 @@ def _read(adapter: Adapter, source: str) -> Iterator[tuple[Row, Task]]:
     for row in rows(place, options):
         workspace = workspace_of(row, folder, columns=reading.numbered)
         others = {name: value for name, value in row.fields.items() if name not in taken}
-        yield row, replace(adapter(row, reading), workspace=workspace, fields=others)
+        task = replace(adapter(row, reading), workspace=workspace, fields=others)
+        if judges is not None and "judge" not in options:  # one of the source is what the user named
+            _refuse_judges(row.where, task, judges)
+        yield row, task
+
+
+def _refuse_judges(where: str, task: Task, judges: Collection[str]) -> None:
+    """Refuse judges of a row that would be imported, but for `judges`."""
+    for text in (task.judge, *(each.judge for each in task.follow_ups)):
+        for name in (judge.name for judge in weighed(text)):
+            if ":" in name and name not in judges:
+                remedy = f"it would be imported, and run; name it yourself (--judge {name}), or give --trust"
+                raise ConfigError(f"{where}: judge", name, f"{remedy} (trust=True in Python)")
 
 
 def _place(source: str) -> tuple[str, Mapping[str, str]]:

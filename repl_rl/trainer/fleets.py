@@ -66,8 +66,7 @@ def setting(world: World) -> Setting:
     if world.model != BUNDLED and Path(world.model).exists():
         plain["model"] = str(world.model_folder.absolute())  # a name of the hub is looked for on each machine
     opener = pickle.dumps(partial(World(**plain).rollouts, 0))
-    here = os.getcwd()
-    return Setting(opener, 0, here, (here, *(place for place in sys.path if place)))
+    return Setting(opener, 0, os.getcwd(), tuple(place for place in sys.path if place))
 
 
 def keep_notes(source: Fleet, run: Path) -> None:

@@ -63,7 +63,7 @@ def this_gpu() -> Gpu | None:
     """
     if not torch.cuda.is_available():
         return None
-    command = [sys.executable, "-c", _ASK, str(own_gpu(torch.cuda.device_count()))]
+    command = [sys.executable, "-P", "-c", _ASK, str(own_gpu(torch.cuda.device_count()))]
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     if asked.returncode:
         said = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]

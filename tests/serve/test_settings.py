@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_is_served_with_its_prompt_its_sampler_and_its_limits(run: Path) -> None:
     config = ServeConfig(run=run, engine=Transformers(), sandbox=Docker(), concurrency=2)
-    played = World.recorded(run)
+    played = World.recorded(run, sandbox="local")
     assert (played.rollout, played.limits.memory_mb) == (RolloutLimits(max_lines=5), 700)
     here = World(
         engine=Transformers(),

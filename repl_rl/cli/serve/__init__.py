@@ -87,8 +87,8 @@ class ServeConfig(World):
             return self
         if folder_of(self.run) is None:
             raise ConfigError("run", str(self.run), "it has no config.toml; give the folder of a run")
-        of_run = World.recorded(self.run)
-        here = replace(of_run, engine=self.engine, sandbox=self.sandbox, seed=self.seed, concurrency=self.concurrency)
+        of_run = World.recorded(self.run, sandbox=SANDBOXES.chosen(self.sandbox), trust=self.trust)
+        here = replace(of_run, engine=self.engine, seed=self.seed, concurrency=self.concurrency)
         return replace(here, tasks=self.tasks, judge="", group_judge="")
 
     @property

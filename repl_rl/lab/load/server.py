@@ -56,7 +56,7 @@ class Server:
     def __enter__(self) -> "Server":
         """Raises ConfigError where it does not start."""
         self._said = tempfile.TemporaryFile()
-        command = [sys.executable, "-m", "repl_rl.cli", "serve", "--port", "0", *self._flags]
+        command = [sys.executable, "-P", "-m", "repl_rl.cli", "serve", "--port", "0", *self._flags]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._said, text=True
         )
@@ -64,7 +64,7 @@ class Server:
         try:
             self.address = self._process.stdout.readline().partition(" ")[0]
             if not self.address:
-                raise ConfigError("server", " ".join(command[3:]), f"it does not start: {self._last_words()}")
+                raise ConfigError("server", " ".join(command[4:]), f"it does not start: {self._last_words()}")
         except BaseException:
             self._end()
             raise

@@ -52,9 +52,9 @@ export default {
 """
 
 
-def _world(source: object, sandbox: str | None) -> World:
+def _world(source: object, sandbox: str | None, trust: bool) -> World:
     if isinstance(source, Path | str):
-        return World.recorded(Path(source), sandbox=sandbox)
+        return World.recorded_consoles(Path(source), sandbox=sandbox, trust=trust)
     return World(sandbox=sandbox or "local")
 
 
@@ -72,6 +72,7 @@ class TrajectoryPlayer(anywidget.AnyWidget):
     _esm = _module()
     data = traitlets.Unicode("").tag(sync=True)
     live = traitlets.Bool(False).tag(sync=True)
+    _live: Live | None = None
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class TrajectoryPlayer(anywidget.AnyWidget):
         policy: RolloutThread | None = None,
         tasks: Sequence[Task] = (),
         tokens: Sequence[str] = (),
+        trust: bool = False,
     ) -> None:
         """Take trajectories, or a place where they are stored; at most `MOST` of them.
 
@@ -88,17 +90,20 @@ class TrajectoryPlayer(anywidget.AnyWidget):
             source: a run folder, a trajectories folder or file, or trajectories.
             sandbox: where lines run when one goes on live: "local", "docker" or "unsafe"; "" for a player that only
                 shows; None: where those of the run did, or local. Limits and preloads are the run's own.
+                A run's sandbox that does not isolate, or is on other machines, must be given here.
             policy: an open `RolloutThread`, which samples continuations, in its own sandbox; None: no branches.
             tasks: the tasks that grade continuations; those of others stay ungraded.
             tokens: the text of each token id, if `source` is no run folder that holds them.
+            trust: start the container image that the run names.
 
         Raises:
             StoreError: nothing can be read there.
+            ConfigError: the run's sandbox, or its image, must be chosen here.
         """
         self.entries, captions = _entries(source)
         self._payload = entries_payload(self.entries, tokens or captions)
         alive = sandbox != ""
-        self._live = Live(self.entries, _world(source, sandbox), policy, tasks) if alive else None
+        self._live = Live(self.entries, _world(source, sandbox, trust), policy, tasks) if alive else None
         super().__init__(data=pack(self._payload), live=alive)
         self.on_msg(self._asked)
 

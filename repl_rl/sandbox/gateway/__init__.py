@@ -19,6 +19,7 @@ class Gateway(SandboxKind):
     kind: ClassVar[str] = "gateway"
     about: ClassVar[str] = "kernels of the Jupyter server at JUPYTER_GATEWAY_URL, which alone isolates them"
     isolates: ClassVar[bool] = False
+    elsewhere: ClassVar[bool] = True
     unlimited: ClassVar[frozenset[str]] = frozenset({"processes", "inodes", "CPU time of all processes"})
 
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:

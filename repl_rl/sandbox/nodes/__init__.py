@@ -26,6 +26,7 @@ class Nodes(SandboxKind):
 
     kind: ClassVar[str] = "nodes"
     about: ClassVar[str] = "machines of a Ray cluster, for lines that compute"
+    elsewhere: ClassVar[bool] = True
 
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxKind.open`.
