@@ -36,6 +36,8 @@ def read_python(text: str, real: bool) -> sympy.Basic:
         NotPython: it is none, or has names that are not known here.
         TooLarge: its value is too large to be worked out.
     """
+    if "#" in text:  # a comment is no part of a formula
+        raise NotPython
     text = text.replace("^", "**")
     if _NUMPY_ARRAY.fullmatch(text) and "," not in text:
         text = re.sub(r"(?<=[\d.\]])\s+(?=[\[\d.+-])", ", ", text)
