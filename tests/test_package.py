@@ -172,3 +172,25 @@ def test_the_wheel_alone_trains_views_verifies_and_serves(made: tuple[Path, Path
     tried(programs, desk)
     assert {path.name for path in desk.iterdir()} == {"runs"}
     shutil.rmtree(tmp_path / "env")
+
+
+ASKS = """
+import asyncio
+from repl_rl.sandbox import open_sandbox
+
+async def main():
+    async with open_sandbox("local", warm=0) as sandbox, sandbox.session() as session:
+        for line in ("import os, repl_rl; any(map(os.listdir, repl_rl.__path__))",
+                     "from repl_rl.tasks.generate import generate", "6 * 7"):
+            print((await session.push(line)).text.splitlines()[-1])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.heavy
+def test_a_console_of_the_wheel_finds_no_answers(made: tuple[Path, Path], tmp_path: Path) -> None:
+    programs = installed(tmp_path / "env", made[0])
+    done = subprocess.run([programs / "python", "-c", ASKS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["False", "ModuleNotFoundError: No module named 'repl_rl.tasks'", "42"]

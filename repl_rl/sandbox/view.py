@@ -29,6 +29,8 @@ _SYSTEM = (
 _UTC = ("/etc/localtime", "/usr/share/zoneinfo/Etc/UTC")
 """A console's time zone is UTC wherever it runs; the other zones are below /usr."""
 _KERNEL_NEEDS = ("ipykernel", "zmq")
+_OWN = "repl_rl"
+"""This package, which holds the generator of the built-in tasks with their answers."""
 _MOST_LINKS = 40
 _WIDE = ("/", "/home", "/media", "/mnt", "/opt", "/root", "/srv", "/var", "/var/tmp", *map(str, _OURS))
 _PARTS = ("bin", "lib", "lib64", "etc", "share", "pyvenv.cfg")
@@ -55,6 +57,7 @@ class _Draft:
         self._folders = {Path("/"), *_OURS}
         self._links: set[Path] = set()
         self._trees: set[Path] = set()
+        self._covered: set[Path] = set()
 
     def show(self, path: Path) -> Path:
         """Make `path` lead inside to where it leads here: every link on the way, then the file or folder itself.
@@ -98,6 +101,13 @@ class _Draft:
     def place(self, source: Path, path: Path) -> None:
         """Show a file or folder of the package's own at `path`."""
         self.options += [*self._parents(path), "--ro-bind", str(source), str(path)]
+
+    def cover(self, folder: Path) -> None:
+        """Show an empty folder in place of one that would be seen."""
+        real = folder.resolve()
+        if real.is_dir() and self.covers(real) and real not in self._covered:
+            self._covered.add(real)
+            self.options += ["--tmpfs", str(real), "--remount-ro", str(real)]
 
     def link(self, path: Path, target: Path) -> None:
         """A link of the view's own."""
@@ -163,6 +173,8 @@ def view(inside: Path, preload: Sequence[str], *, own_uids: bool) -> View:
     shown = [draft.show(path) for path in needed]
     for path in (*_linked_packages(), *_modules((*_KERNEL_NEEDS, *preload)), *_libraries()):
         draft.show_if_there(path)
+    for folder in _own_copies():
+        draft.cover(folder)
     if own_uids:
         _refuse_unreadable([*shown, asset("sandbox/repl_kernel").resolve()])
     return View(tuple(draft.options), draft.kept, tuple(map(str, _package_folders())))
@@ -193,6 +205,19 @@ def _package_folders() -> list[Path]:
     by a `.pth` file, by PYTHONPATH or by the user's own. A checkout is none: nothing of it is shown."""
     folders = [Path(name) for name in dict.fromkeys(sys.path) if os.path.isabs(name) and os.path.isdir(name)]
     return [folder for folder in folders if next(folder.glob("*.dist-info"), None) is not None]
+
+
+def _own_copies() -> Iterator[Path]:
+    """Each folder of this package that a console could import: the one that runs, and those of other installations."""
+    yield Path(__file__).resolve().parent.parent
+    for folder in (*_package_folders(), *_base_package_folders()):
+        yield folder / _OWN
+
+
+def _base_package_folders() -> Iterator[Path]:
+    """Where the Python below an environment has packages of its own: they are shown, and found by their path."""
+    for name in ("purelib", "platlib"):
+        yield Path(sysconfig.get_path(name, vars={"base": sys.base_prefix, "platbase": sys.base_exec_prefix}))
 
 
 def _linked_packages() -> Iterator[Path]:

@@ -288,3 +288,50 @@ def test_the_remedy_helps_against_the_cause_that_was_found(words: str, remedy: s
     assert re.search(remedy, said)
     assert said.endswith(INSTEAD)
     assert "install bubblewrap" not in said
+
+
+ANSWERS = [
+    "from repl_rl.tasks.generate import generate",
+    "import os; [os.listdir(p + '/repl_rl') for p in {places!r} if os.path.isdir(p + '/repl_rl')]",
+    "[p for p in {places!r} if os.access(p + '/repl_rl', os.W_OK)]",
+    "6 * 7",
+]
+
+
+def _as_from_a_wheel(packages: Path) -> None:
+    """This package where a wheel would put it."""
+    ignored = shutil.ignore_patterns("__pycache__", "policies")
+    shutil.copytree(ROOT / "repl_rl", packages / "repl_rl", ignore=ignored)
+    for name in ("sandbox", "prompts"):
+        shutil.copytree(ROOT / name, packages / "repl_rl" / "_assets" / name, ignore=ignored)
+    about = packages / "repl_rl-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: repl_rl\nVersion: 1\n")
+
+
+@pytest.mark.parametrize("how", ["copied", "folder linked", "files linked", "also in the base"])
+def test_an_installed_package_is_covered_with_the_answers_of_its_tasks(tmp_path: Path, how: str) -> None:
+    base = base_python(tmp_path / "base") if how == "also in the base" else None
+    python = environment(tmp_path / "env", base)
+    packages = site_packages(tmp_path / "env")
+    kept = packages if how in ("copied", "also in the base") else tmp_path / "archive"
+    kept.mkdir(exist_ok=True)
+    _as_from_a_wheel(kept)
+    if how == "folder linked":
+        for entry in kept.iterdir():
+            (packages / entry.name).symlink_to(entry)
+    elif how == "files linked":
+        for file in [path for path in kept.rglob("*") if path.is_file()]:
+            (packages / file.relative_to(kept)).parent.mkdir(parents=True, exist_ok=True)
+            (packages / file.relative_to(kept)).symlink_to(file)
+    places = [str(packages), str(kept)]
+    if base is not None:
+        below = site_packages(tmp_path / "base")
+        below.mkdir()
+        _as_from_a_wheel(below)
+        places.append(str(below))
+    said = ask(python, [line.replace("{places!r}", repr(places)) for line in ANSWERS], checkout=packages)
+    assert isinstance(said, list), said
+    assert "ModuleNotFoundError: No module named 'repl_rl" in said[0]
+    assert [listed for listed in eval(said[1]) if listed] == []
+    assert said[2:] == ["[]\n", "42\n"]

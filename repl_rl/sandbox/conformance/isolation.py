@@ -235,6 +235,11 @@ def _files(outside: Outside) -> list[Probe]:
             ("import os", "os.path.exists('/home') and os.listdir('/home') != []"),
             "False\n",
         ),
+        Probe(
+            "no answers of built-in tasks",
+            _refused("from repl_rl.tasks.generate import generate", "ImportError"),
+            _REFUSED,
+        ),
         Probe("no passwords", _refused("open('/etc/shadow')"), _REFUSED),
         Probe(
             "no block device",
