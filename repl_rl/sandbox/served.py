@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -69,6 +70,25 @@ async def _another(launch: Launch, patience_s: Sequence[float]) -> ForkServer:
         return await ForkServer.start(launch)
     except SandboxUnavailable as error:
         raise SandboxLost(str(error)) from error
+
+
+_FILES, _FILES_PER_CONSOLE = 128, 8
+"""Open files of this process beside its consoles, and per console, both rounded up."""
+
+
+def refuse_few_files(births: Births) -> None:
+    """Refuse a limit of open files that the consoles would reach: ZeroMQ ends the process there, without an exception.
+
+    Raises:
+        SandboxUnavailable: the limit is too low.
+    """
+    needed = _FILES + _FILES_PER_CONSOLE * (births.warm + births.starting)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raise SandboxUnavailable(
+            f"this process may open {soft} files, and {births.warm + births.starting} consoles need {needed}; "
+            f"raise the limit (ulimit -n {needed})"
+        )
 
 
 class SharedServer:
@@ -209,8 +229,10 @@ async def serve(
     """Run fork servers and their pool for the length of the context.
 
     Raises:
-        SandboxUnavailable: no fork server starts, or the first console cannot be isolated as promised.
+        SandboxUnavailable: too few open files are allowed, no fork server starts, or the first console cannot be
+            isolated as promised.
     """
+    refuse_few_files(births)
     server = await ForkServer.start(launch)
     source: Source = (ServerEach if server_each else SharedServer)(launch, births.limits, server)
     pool = Pool(source.open, warm=births.warm, starting=births.starting)

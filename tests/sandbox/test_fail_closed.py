@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -142,3 +143,25 @@ def test_an_unknown_kind_is_a_config_error() -> None:
 def test_a_limit_of_zero_is_a_config_error(field: str) -> None:
     with pytest.raises(ConfigError, match=f"limits.{field}"):
         Limits(**{field: 0})
+
+
+FEW = """
+import asyncio, resource
+from repl_rl.sandbox import open_sandbox
+
+async def main():
+    async with open_sandbox("unsafe", warm=2):
+        pass
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+asyncio.run(main())
+"""
+
+
+def test_too_few_open_files_are_one_error_and_not_an_abort_of_the_socket_library() -> None:
+    done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    expected = (
+        "SandboxUnavailable: this process may open 16 files, and 6 consoles need 176; raise the limit (ulimit -n 176)"
+    )
+    assert done.stderr.splitlines()[-1].endswith(expected), done.stderr
