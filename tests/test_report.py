@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import re
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from repl_rl.record.trajectory import Execution, LineStatus, Observed, Sampled
 from repl_rl.runs.report import ReportServer, page, payload, write_report
 from repl_rl.runs.report.rollouts import detail, error_class, legible
 from repl_rl.runs.store import transitions, write_step
+from tests.processes import wait_for
 from tests.runs import HOSTILE, TOKENS, TRACE, calling, credit, line, rollout, run_folder
 
 
@@ -248,6 +250,33 @@ def test_the_server_tells_when_a_run_has_got_on(tmp_path: Path) -> None:
             file.write('{"step": 4, "solve_rate": 1.0}\n')
         assert text(server.address + "version") != before
         assert pick(unpacked(text(server.address + "data")), "metrics", "step") == [1, 2, 3, 4]
+
+
+BROWSER = """
+import re, sys, urllib.request
+from pathlib import Path
+
+page, found = Path(sys.argv[1].removeprefix("file://")), Path(sys.argv[2])
+address = re.search(r'url=(http.+?)"', page.read_text())[1]
+answer = urllib.request.urlopen(address, timeout=60).read().decode()
+mode, token = oct(page.parent.stat().st_mode & 0o777), address.rstrip("/").rpartition("/")[2]
+shown = token in Path("/proc/self/cmdline").read_text()
+found.with_suffix(".part").write_text(f"{mode} {'data-follow' in answer} {shown}")
+found.with_suffix(".part").rename(found)
+"""
+"""A browser that is waited for, as w3m and lynx are: it notes what it got, and whether others can read the token."""
+
+
+def test_a_browser_that_is_waited_for_is_answered_and_its_command_line_has_no_token(tmp_path: Path) -> None:
+    run, script, found = run_folder(tmp_path / "run", finished=False), tmp_path / "browser.py", tmp_path / "found"
+    script.write_text(BROWSER)
+    command = [sys.executable, "-m", "repl_rl.cli", "view", str(run), "--serve"]
+    environment = {**os.environ, "BROWSER": f"{sys.executable} {script} %s {found}"}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+        wait_for(found.exists, process)
+        assert found.read_text() == "0o700 True False"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
 
 
 def test_view_follows_a_run_until_it_is_interrupted(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,7 +182,11 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
 
 
 def test_what_is_held_back_is_raised_by_the_last_release_and_ctrl_c_with_it() -> None:
-    for number, kind in ((signal.SIGUSR1, Terminated), (signal.SIGINT, KeyboardInterrupt)):
+    for number, kind in (
+        (signal.SIGUSR1, Terminated),
+        (signal.SIGHUP, Terminated),
+        (signal.SIGINT, KeyboardInterrupt),
+    ):
         with terminable():
             hold()
             hold()
@@ -209,6 +214,71 @@ def test_every_verb_ends_with_143(tmp_path: Path) -> None:
     assert process.returncode == 143, errors
     assert time.monotonic() - told_s < LIMIT_S
     assert errors.decode().splitlines()[-1] == "repl-rl: interrupted"
+
+
+ON_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Makes standard input the terminal that the session belongs to, and goes on as another program."""
+
+
+def hung_up(command: Sequence[str], desk: Path, begun: Callable[[], object]) -> tuple[int, float]:
+    """The exit code of a program whose terminal is closed once it has `begun`, and the seconds that it took to end."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, *command],
+        cwd=desk,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        wait_for(begun, process)
+        closed_s = time.monotonic()
+        os.close(master)
+        return process.wait(timeout=60), time.monotonic() - closed_s
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_terminal_that_is_closed_lets_the_program_end_in_order(tmp_path: Path) -> None:
+    """What it prints on the way out is written nowhere, and is no error."""
+    code = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from repl_rl.machine.stopping import Terminated, terminable\n"
+        "with terminable():\n"
+        "    try:\n"
+        "        Path('begun').touch()\n"
+        "        threading.Event().wait()\n"
+        "    except Terminated as stop:\n"
+        "        print('saving', flush=True)\n"
+        "        print('stopped', file=sys.stderr, flush=True)\n"
+        "        Path('saved').write_text(str(stop))\n"
+        "        sys.exit(128 + stop.number)\n"
+    )
+    ended, _ = hung_up([sys.executable, "-c", code], tmp_path, (tmp_path / "begun").exists)
+    assert ended == 129
+    assert (tmp_path / "saved").read_text() == "SIGHUP"
+
+
+@pytest.mark.heavy
+@pytest.mark.alone
+def test_a_training_whose_terminal_is_closed_saves_and_reports(tmp_path: Path) -> None:
+    (tmp_path / "plugins.py").write_text(PLUGINS)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    command = [sys.executable, "-m", "repl_rl.cli", "train", "--engine", "transformers", "--out", str(tmp_path), *FLAGS]
+    ended, took_s = hung_up(command, tmp_path, lambda: metrics.exists() and metrics.read_text())
+    assert ended == 129
+    assert took_s < LIMIT_S
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    rows = len(metrics.read_text().splitlines())
+    assert (summary["status"], summary["stopped_at_step"]) == ("interrupted", rows)
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 @pytest.mark.heavy

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from repl_rl.cli.onward import welcome
 from repl_rl.cli.processes import who
+from repl_rl.cli.terminal import guard_streams
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure
 from repl_rl.machine.cores import cores
 from repl_rl.machine.launched import processes
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `repl-rl`; alone it says what to do next.
 
     Returns the exit code: 0 done, 1 failed, 2 bad input, 3 where engine or consoles died again and again, 130
-    interrupted, 143 after SIGTERM, 138 after SIGUSR1, 141 where nobody reads what it prints.
+    interrupted, 143 after SIGTERM, 138 after SIGUSR1, 129 after SIGHUP, 141 where nobody reads what it prints.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
@@ -71,6 +72,7 @@ def run() -> NoReturn:
     After a stop, and beside other processes, the interpreter is not taken apart: with vLLM's modules that takes seconds
     (11 s on two busy cores), and whoever stops a program gives it few.
     """
+    guard_streams()
     stopped: list[int] = []
     atexit.register(_leave, stopped)  # registered before all others, so it runs after them
     # Programs of Python that libraries start, such as vLLM's, do not look for modules in the working folder either.

@@ -1,7 +1,11 @@
 """`repl-rl view RUN`: open the report of a run, or follow one that is running."""
 
+import html
+import tempfile
+import threading
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +54,26 @@ def _serve(config: ViewConfig) -> None:
         server = ReportServer(config.run, config.port)
     except OSError as error:
         raise ConfigError("port", config.port, f"it cannot be had: {error.strerror}") from error
-    with server:
+    with server, _doorway(server.address) as doorway:
+        # A text browser is waited for, and gets its answers meanwhile.
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
         print(f"{server.address}    (interrupt to stop)", flush=True)
-        if config.open:
-            webbrowser.open(server.address)
-        server.serve_forever()
+        try:
+            if config.open:
+                webbrowser.open(doorway.as_uri())
+            serving.join()
+        finally:
+            server.shutdown()
+
+
+@contextmanager
+def _doorway(address: str) -> Iterator[Path]:
+    """A page, readable by this user alone, that leads to `address`.
+
+    Every user of the machine can read command lines, the browser's too, and the address has the token.
+    """
+    with tempfile.TemporaryDirectory(prefix="repl-rl-view-") as folder:  # made with mode 0700
+        page = Path(folder, "report.html")
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')
+        yield page

@@ -1,11 +1,12 @@
-"""SIGTERM and SIGUSR1 end a program like Ctrl-C does: what is open is closed, what is to be said is said.
+"""SIGTERM, SIGUSR1 and SIGHUP end a program like Ctrl-C does: what is open is closed, what is to be said is said.
 
-Clusters send them a while before they take a machine away. The first signal begins the end; a second one, a second
-later or more, leaves at once.
+Clusters send the first two a while before they take a machine away. A closed terminal and a lost ssh connection send
+the third. The first signal begins the end; a second one, a second later or more, leaves at once.
 """
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from types import FrameType
 
 from repl_rl.errors import EngineDied
 
-STOPS = (signal.SIGTERM, signal.SIGUSR1)
+STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """The signals that end a program here."""
 QUIET_S = 1.0
 """Signals that come so soon after the first are taken for the same: who ends a group of processes and its leader sends
@@ -24,7 +25,7 @@ _TOLD_S = 3.0
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGUSR1 came. Whatever lets an interrupt pass lets this pass."""
+    """SIGTERM, SIGUSR1 or SIGHUP came. Whatever lets an interrupt pass lets this pass."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(signal.Signals(number).name)
@@ -48,6 +49,8 @@ class _Handler:
                 os._exit(128 + number)
             return
         self._came_s = now_s
+        if number == signal.SIGHUP:
+            _leave_terminal()
         stop = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
         if not self._holders:
             raise stop
@@ -81,9 +84,22 @@ class _Handler:
             raise stop
 
 
+def _leave_terminal() -> None:
+    """Let standard streams of a terminal that was closed lead nowhere: each write to it would be an error."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        try:
+            is_device = stat.S_ISCHR(os.fstat(stream).st_mode)
+        except OSError:  # it was closed before the start
+            continue
+        if is_device and not os.isatty(stream):  # a closed terminal is none any more
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within the block SIGTERM and SIGUSR1 raise `Terminated`. What whoever started us has ignored stays ignored."""
+    """Within the block SIGTERM, SIGUSR1 and SIGHUP raise `Terminated`. A signal that is ignored stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

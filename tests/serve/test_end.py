@@ -272,6 +272,7 @@ def program(desk: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], 
         ("transformers", signal.SIGTERM),
         ("transformers", signal.SIGINT),
         ("transformers", signal.SIGUSR1),
+        ("transformers", signal.SIGHUP),
         ("vllm", signal.SIGTERM),
     ],
 )

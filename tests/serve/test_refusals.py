@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from repl_rl.cli import main
 from repl_rl.cli.serve.app import MOST_BYTES
@@ -49,7 +51,10 @@ def error(said: httpx.Response, status: int) -> Mapping[str, object]:
         ("n", 2),
         ("n", True),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
+        ("tool_choice", "required"),
+        ("reasoning_effort", "high"),
+        ("top_k", 40),
+        ("metadata", {"run": "1"}),
         ("functions", [{"name": "f"}]),
         ("logprobs", True),
         ("top_logprobs", 3),
@@ -58,7 +63,7 @@ def error(said: httpx.Response, status: int) -> Mapping[str, object]:
         ("frequency_penalty", -1),
         ("logit_bias", {"5": 100}),
         ("response_format", {"type": "json_object"}),
-        ("user", "me"),
+        ("user", {"id": 1}),
         ("made_up", 1),
     ],
 )
@@ -82,8 +87,53 @@ def test_parameters_that_ask_for_nothing_are_taken(server: Server) -> None:
         "stop": None,
         "presence_penalty": 0.0,
         "made_up": None,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "metadata": {},
+        "service_tier": "auto",
+        "user": "me",
+        "top_k": -1,
+        "repetition_penalty": 1.0,
+        "max_tokens": 5,
+        "max_completion_tokens": 5,
+        "stream_options": None,
     }
     assert server.post(question("Six?", **neutral)).status_code == 200
+
+
+def test_a_list_of_one_prompt_is_that_prompt_and_two_are_refused(server: Server) -> None:
+    one, several = ({"model": MODEL, "prompt": prompt} for prompt in (["Six?\n>>> "], ["Six?\n>>> ", "Seven?\n>>> "]))
+    assert server.post(one, "completions").status_code == 200
+    assert str(error(server.post(several, "completions"), 400)["param"]).startswith("prompt")
+
+
+def test_the_clients_own_message_can_be_given_back_as_the_client_has_it(server: Server) -> None:
+    """With every field that OpenAI's client knows of a message, null or empty."""
+    with server.client() as client:
+        said: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Six?"}]
+        first = client.chat.completions.create(model=MODEL, messages=said, extra_body={"repl": {"keep": True}})
+        ours = (first.model_extra or {})["repl"]
+        more = {"repl": {"conversation": ours["conversation"]}}
+        answer = first.choices[0].message
+        for as_dictionary in (False, True):
+            given_back = answer.model_dump() if as_dictionary else answer
+            said = cast("list[ChatCompletionMessageParam]", [*said, given_back, {"role": "user", "content": "And?"}])
+            answer = client.chat.completions.create(model=MODEL, messages=said, extra_body=more).choices[0].message
+            assert answer.content
+
+
+@pytest.mark.parametrize("field", [{"name": "me"}, {"refusal": "no"}, {"tool_calls": [{"id": "1"}]}, {"made_up": 1}])
+def test_a_message_that_says_more_than_a_text_is_refused(server: Server, field: Mapping[str, object]) -> None:
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Six?", **field}]}
+    assert f"messages.0.{next(iter(field))}" == error(server.post(asked), 400)["param"]
+
+
+@pytest.mark.parametrize("field", [{"name": None}, {"refusal": None}, {"tool_calls": []}, {"annotations": []}])
+def test_fields_of_a_message_that_ask_for_nothing_are_taken(server: Server, field: Mapping[str, object]) -> None:
+    asked: dict[str, object] = {"model": MODEL, "messages": [{"role": "user", "content": "Six?", **field}]}
+    assert server.post(asked).status_code == 200
+    options = {"include_usage": None, "include_obfuscation": False}
+    assert server.post({**asked, "stream": True, "stream_options": options}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -93,7 +143,7 @@ def test_parameters_that_ask_for_nothing_are_taken(server: Server) -> None:
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": "0"}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"seed": -1}, "seed"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -1,7 +1,7 @@
 """What a request asks: read strictly, field by field. What would not be honoured is refused, never ignored."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,19 +20,31 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
+    "metadata": ({},),
+    "min_p": (0,),
     "modalities": (["text"],),
     "n": (1,),
-    "parallel_tool_calls": (False,),
+    "parallel_tool_calls": (False, True),  # of tools, of which there are none
     "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "top_k": (-1, 0),
     "top_logprobs": (0,),
     "top_p": (1,),
 }
-"""Fields of OpenAI's that are not honoured -> values that ask for nothing, which are taken beside null."""
+"""Fields of OpenAI's and vLLM's that are not honoured -> values that ask for nothing, which are taken beside null."""
+LABELS = frozenset({"prompt_cache_key", "safety_identifier", "user"})
+"""Fields that name who asks, for the server's own records. They ask for nothing, whatever text they are."""
+NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {"annotations": ([],), "tool_calls": ([],)}
+"""The same of a message: clients give back what was answered, with every field that the client knows."""
+NEUTRAL_IN_STREAM_OPTIONS: Mapping[str, tuple[object, ...]] = {"include_obfuscation": (False,)}
+"""The same of `stream_options`."""
 
 
 class Repl(BaseModel):
@@ -135,6 +147,7 @@ class TextAsked(Asked):
     """A request of /v1/completions: the policy goes on from these very ids, or from those of this text."""
 
     prompt: str | Annotated[list[Annotated[int, Field(ge=0)]], _FIRST]
+    """One prompt. A list of one prompt is read as that prompt."""
 
 
 A = TypeVar("A", bound=Asked)
@@ -170,11 +183,33 @@ def _asking(kind: type[Asked], said: Mapping[str, object]) -> dict[str, object]:
     asking = {name: value for name, value in said.items() if value is not None}
     for name in sorted(asking.keys() - kind.model_fields.keys()):
         value, shown = asking.pop(name), f"{name:.80}"
+        if name in LABELS and isinstance(value, str):
+            continue
         if not any(_is(value, neutral) for neutral in NEUTRAL.get(name, ())):
             known = "it is not honoured here" if name in NEUTRAL else "it is not known here"
             message = f"{shown} is {value!r:.80}: {known}; leave it out"
             raise Refusal(400, message, param=shown, code="unsupported_parameter")
+    if isinstance(messages := asking.get("messages"), list):
+        asking["messages"] = [_without_neutral(message, NEUTRAL_IN_MESSAGE, {"content"}) for message in messages]
+    if "stream_options" in asking:
+        asking["stream_options"] = _without_neutral(asking["stream_options"], NEUTRAL_IN_STREAM_OPTIONS)
+    prompt = asking.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        asking["prompt"] = prompt[0]
     return asking
+
+
+def _without_neutral(
+    part: object, neutral: Mapping[str, tuple[object, ...]], kept: Container[str] = frozenset()
+) -> object:
+    """A part of a request without fields that ask for nothing; null asks for nothing in all but the `kept` ones."""
+    if not isinstance(part, dict):
+        return part
+    return {
+        name: value
+        for name, value in part.items()
+        if name in kept or not (value is None or any(_is(value, other) for other in neutral.get(name, ())))
+    }
 
 
 def _is(value: object, other: object) -> bool:
@@ -192,7 +227,7 @@ def _check(asked: Asked) -> None:
         if isinstance(asked, TextAsked):
             _check_prompt(asked.prompt)
         return
-    if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+    if None not in (asked.max_tokens, asked.max_completion_tokens) and asked.max_tokens != asked.max_completion_tokens:
         raise Refusal(400, "max_tokens and max_completion_tokens are one limit; give one of them", param="max_tokens")
     if asked.messages[-1].role != "user" or not asked.question.strip():
         raise Refusal(400, "the last message is no question of the user", param="messages")
