@@ -9,6 +9,14 @@ from hypothesis import settings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+_OF_A_USER = (
+    "CLICOLOR", "COLUMNS", "FORCE_COLOR", "HF_", "IPYTHON", "JUPYTER_", "LINES", "MPL", "NO_COLOR", "OPENAI_",
+    "PYTHONSTARTUP", "PYTHONWARNINGS", "RAY_", "REPL_RL_", "TRACKIO_", "TRANSFORMERS_", "TTY_", "VLLM_", "WANDB_",
+)  # fmt: skip
+"""Variables, by how they begin, with which a user sets up other programs, or this one. No result depends on them."""
+for _name in [name for name in os.environ if name.startswith(_OF_A_USER)]:
+    del os.environ[_name]
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 

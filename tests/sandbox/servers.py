@@ -83,7 +83,9 @@ def server(folder: Path, program: str = SERVER, port: int = 0, token: str = "") 
     environment = {**mine, "TMPDIR": str(scratch)}
     for kind in ("CONFIG", "DATA", "RUNTIME"):
         environment[f"JUPYTER_{kind}_DIR"] = str(folder / kind.lower())
-    command = _command(program, folder, port, token)
+    # A kernel that was installed into the environment of the tests is none of theirs.
+    allowed = [f"--KernelSpecManager.allowed_kernelspecs={name}" for name in (STOCK, OURS, SEALED)]
+    command = [*_command(program, folder, port, token), *allowed]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=folder) as process:
         try:
             assert process.stderr is not None

@@ -17,6 +17,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for kind in ("DATA", "RUNTIME", "CONFIG"):
         monkeypatch.setenv(f"JUPYTER_{kind}_DIR", str(tmp_path / kind.lower()))
+    # Else a kernel that was installed into the environment of the tests goes before one of the same name.
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-isolated",)])
