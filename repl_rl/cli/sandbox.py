@@ -35,7 +35,7 @@ class BuildConfig:
     """Build the image of the docker sandbox."""
 
     base: str = ""
-    """Image with Python 3.11 and pip to build on; empty: python:3.11-slim-bookworm, or one like it that is there."""
+    """Image with pip and Python >= 3.11 to build on; empty: python:3.11-slim-bookworm, or one like it that is there."""
     wheels: Path | None = None
     """Folder with the wheels of ipykernel and what it needs, for machines without network; none: pip fetches them."""
 

@@ -56,6 +56,11 @@ class Docker(SandboxKind):
     def __post_init__(self) -> None:
         check_fields(self, self.kind)
 
+    @property
+    def chosen_image(self) -> str:
+        """What the daemon calls the image."""
+        return own_image() if self.image == NAME else self.image
+
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxKind.open`."""
         each = self.isolation == "container"
@@ -69,7 +74,7 @@ class Docker(SandboxKind):
         """See `SandboxKind.reference`."""
         variables = [word for name, value in ENVIRONMENT.items() for word in ("-e", f"{name}={value}")]
         run = ["docker", "run", "--rm", "-i", "--network=none", "--tmpfs=/tmp", *variables]
-        return [*run, "-v", f"{script}:/reference.py:ro", own_image(), "python3", "-u", "/reference.py"]
+        return [*run, "-v", f"{script}:/reference.py:ro", self.chosen_image, "python3", "-u", "/reference.py"]
 
     async def doctor(self) -> str:
         """See `SandboxKind.doctor`; it asks the daemon, and starts nothing."""
@@ -227,7 +232,6 @@ class ContainerLaunch:
 
         client = connect()
         refuse_weak(client.info())
-        image = own_image() if self.options.image == NAME else self.options.image
         zygote = json.dumps({"isolate": True, "preload": list(self.preload)})
         command = ["python3", f"{INSIDE}/zygote.py", f"{_HOST_FOLDER}/line", zygote]
         user = os.geteuid() or _USER
@@ -236,7 +240,7 @@ class ContainerLaunch:
         settings.update(MaskedPaths=[], ReadonlyPaths=[])
         try:
             created = client.api.create_container(
-                image,
+                self.options.chosen_image,
                 command,
                 host_config=settings,
                 user=f"{user}:{user}",

@@ -21,6 +21,7 @@ from repl_rl.sandbox.daemon import Daemon, connect, unavailable
 NAME = "repl-rl-sandbox"
 """What stands for the package's own image where an image can be chosen."""
 BASE = "python:3.11-slim-bookworm"
+_BASE_PYTHON = "3.11"
 _OTHER_BASES = re.compile(r"(python:3\.11[-.\w]*|repl-rl-base:latest)")
 """Images that do as well, where the daemon has one and not `BASE`."""
 _FILES = ("sandbox/Dockerfile", "sandbox/requirements.txt")
@@ -61,7 +62,7 @@ def build(*, base: str = "", wheels: Path | None = None, tag: str = "", stop: Ev
     """Build an image, and return its id.
 
     Args:
-        base: image with Python 3.11 and pip to build on; "": `BASE`, or one like it that the daemon already has.
+        base: image with Python 3.11 or later and pip to build on; "": `BASE`, or one like it that the daemon has.
         wheels: folder with the wheels of what the image needs; None: this machine's pip fetches them, or the image's.
         tag: what to call it; "": as `own_image` says.
         stop: give up at the next message once this is set.
@@ -83,7 +84,7 @@ def build(*, base: str = "", wheels: Path | None = None, tag: str = "", stop: Ev
             shutil.copy(asset(name), context)
         (context / "wheels").mkdir()
         if wheels is None:
-            _download(context / "requirements.txt", context / "wheels")
+            _download(context / "requirements.txt", context / "wheels", _python_of(client, base))
         else:
             for wheel in wheels.glob("*.whl"):
                 shutil.copy(wheel, context / "wheels")
@@ -96,9 +97,36 @@ def _base(client: Daemon) -> str:
     return BASE if BASE in tags or not others else others[0]
 
 
-def _download(requirements: Path, folder: Path) -> None:
+def _python_of(client: Daemon, base: str) -> str:
+    """Major and minor version of the Python of an image, which is pulled where the daemon lacks it.
+
+    Raises:
+        SandboxUnavailable: the image cannot be had, or has no Python from 3.11 on.
+    """
+    import docker  # slow to import
+
+    if base == BASE:
+        return _BASE_PYTHON
+    ask = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    try:
+        try:
+            client.images.get(base)
+        except docker.errors.ImageNotFound:
+            _log.warning("pulling the image %s", base)
+            client.images.pull(base)
+        version = client.containers.run(base, ask, remove=True, network_mode="none").decode().strip()
+    except docker.errors.ContainerError as error:
+        raise _failed(base, f"its Python does not start: {error}") from error
+    except docker.errors.APIError as error:
+        raise _failed(base, error.explanation or str(error)) from error
+    if tuple(map(int, version.split("."))) < (3, 11):
+        raise _failed(base, f"its Python is {version}, and consoles need 3.11 or later")
+    return version
+
+
+def _download(requirements: Path, folder: Path, python: str) -> None:
     """With this machine's pip, which knows its index, proxies and certificates; a container's does not."""
-    options = ("--quiet", "--disable-pip-version-check", "--only-binary=:all:", "--python-version=3.11")
+    options = ("--quiet", "--disable-pip-version-check", "--only-binary=:all:", f"--python-version={python}")
     command = [sys.executable, "-P", "-m", "pip", "download", *options, "-d", str(folder), "-r", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -153,4 +181,4 @@ def _failed(base: str, reason: str) -> SandboxUnavailable:
     script = asset("sandbox").parent / "scripts" / "docker"
     if script.exists() and os.geteuid() == 0 and shutil.which("apt-get"):
         return unavailable(problem, f"'{script}' up makes a base without a registry")
-    return unavailable(problem, "repl-rl sandbox build --base IMAGE (one that has Python 3.11 and pip)")
+    return unavailable(problem, "repl-rl sandbox build --base IMAGE (one that has pip and Python 3.11 or later)")

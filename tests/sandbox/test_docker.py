@@ -121,6 +121,23 @@ def test_a_docker_console_prints_what_the_reference_prints(nothing_left: None) -
 
 
 @needs_docker
+@pytest.mark.heavy
+def test_an_image_of_another_python_prints_what_its_own_reference_prints() -> None:
+    kind = Docker(image="repl-rl-sandbox:other-python")
+    build(base="repl-rl-base:3.13", tag=kind.image)  # `scripts/docker up` makes the base
+
+    async def main() -> list[Row]:
+        async with open_sandbox(kind) as sandbox:
+            assert sandbox.python_version[:2] == (3, 13)
+            cases = [*edge_transcripts(), *doctest_transcripts(20)]
+            return await fidelity(sandbox, cases, "cases", kind.reference(SCRIPT))
+
+    rows = asyncio.run(main())
+    assert not _failed(rows)
+    assert rows[0].detail.endswith(", 0 not reproducible left out")
+
+
+@needs_docker
 def test_with_isolation_by_container_each_console_has_one_of_its_own_that_ends_with_it(nothing_left: None) -> None:
     before = len(_containers())
 
