@@ -12,14 +12,16 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from repl_rl.engine import ENGINES, Dtype, EngineKind, KvOnSync, Opening
 from repl_rl.engine.lasting import lasting
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
+from repl_rl.rollout.chat_template import instant, reads_clock
 from repl_rl.rollout.console import Console
 from repl_rl.rollout.host import HostFunction, refuse_hidden
 from repl_rl.rollout.host_session import Model
@@ -88,6 +90,9 @@ class World:
     bos: bool = True
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one. Runs
     of versions that wrote none are played as they were."""
+    date: str = ""
+    """Date and time that the model's chat template writes, such as 2026-11-27 or 2026-11-27T09:30. "": those at which
+    the run begins; where its template reads the clock, config.toml keeps them."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -110,6 +115,8 @@ class World:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.date:
+            instant(self.date)
         object.__setattr__(self, "prompt", template(self.prompt))
         object.__setattr__(self, "sampler", sampler_of(self.tasks, self.sampler))
         # A name becomes the kind as it is by default, so that equal worlds are equal however they were written.
@@ -187,13 +194,30 @@ class World:
         """Where the policy lies. Raises as `policy` does."""
         return self.policy.folder
 
+    @cached_property
+    def now(self) -> datetime:
+        """The date and time that chat templates read."""
+        return instant(self.date) if self.date else datetime.now()
+
+    def dated(self, recorded: Path | None = None) -> Self:
+        """This world with its `date` said, where the policy's chat template reads the clock.
+
+        Args:
+            recorded: config.toml of what goes on, whose date it is; None, or no such file: the date is that of now.
+        """
+        if self.date or not reads_clock(self.model_folder):
+            return self
+        if recorded is not None and recorded.is_file():
+            return replace(self, date=str(load(recorded).get("date", "")))
+        return replace(self, date=datetime.now().isoformat(timespec="seconds"))
+
     def renderer(self) -> Renderer:
         """The owner of the policy's tokenizer, with the prompt template tried.
 
         Raises:
             ConfigError: the vocabulary or the template does not fit.
         """
-        renderer = Renderer.from_folder(self.model_folder, self.overshoot, self.chat, bos=self.bos)
+        renderer = Renderer.from_folder(self.model_folder, self.overshoot, self.chat, bos=self.bos, now=self.now)
         renderer.prompt("", self.prompt)
         return renderer
 
@@ -302,7 +326,7 @@ class World:
             found = {}
             for name, function in {f.model: f for f in reversed(host) if f.model}.items():
                 folder = resolve(name, self.models, lambda line: print(line, file=sys.stderr)).folder
-                renderer = Renderer.from_folder(folder, self.overshoot, bos=self.bos)
+                renderer = Renderer.from_folder(folder, self.overshoot, bos=self.bos, now=self.now)
                 most, ids = function.limits.at_once_in_all, renderer.forbidden_ids
                 opening = Opening(folder, None, self.dtype, max_sessions=most, seed=self.seed, forbidden_ids=ids)
                 engine = await stack.enter_async_context(ENGINES.chosen("transformers").open(opening))

@@ -143,6 +143,7 @@ PATCHES = {
     "find_spec": "a package that is installed cannot be missing otherwise",
     "columns": "which rows an update is made of is in no record of it",
     "_greedy": "vLLM cannot be made to lie",
+    "APPLY_S": "a chat template without end is given five seconds of CPU time, which a test would sit out",
     "_CANCEL_S": "a sampler that hangs is given five seconds, which a test would sit out",
     "_get_per_token_logps_and_entropies": "the gradient of each token alone, which every model mixes with others",
 }

@@ -26,6 +26,11 @@ PORTION = 256
 _KEPT, _COUNTS = "kept.jsonl.gz", "counts.json"
 
 
+def place_of(out: Path) -> Path:
+    """Where what is done so far is kept until `out` is written."""
+    return out.absolute().with_name(f".{out.absolute().name}.begun")
+
+
 @contextmanager
 def begun(out: Path, settings: str, free: Collection[str], overwrite: bool) -> Iterator[Path]:
     """The folder beside `out` of what is done so far, with `settings` in config.toml; for this process alone.
@@ -36,7 +41,7 @@ def begun(out: Path, settings: str, free: Collection[str], overwrite: bool) -> I
         ConfigError: `out` is there and not to be replaced; or what was begun has other settings than those that are
             `free`, each of which is named; or another process is at work on it; or it cannot be written.
     """
-    place = out.absolute().with_name(f".{out.absolute().name}.begun")
+    place = place_of(out)
     if (place / SETTINGS).is_file():
         told = differences(place / SETTINGS, settings, free)
         if told and not overwrite:

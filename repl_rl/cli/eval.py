@@ -26,6 +26,7 @@ from repl_rl.judges import check_judges
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
+from repl_rl.runs.told import CONFIG
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
@@ -69,6 +70,7 @@ class EvalConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(EvalConfig, "eval", argv)
+    config = config.dated(config.out / CONFIG if config.out else None)
     console = terminal()
     tasks = config.drawn(config.split, config.count)
     check_judges(tasks)

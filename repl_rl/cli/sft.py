@@ -11,9 +11,10 @@ from typing import Annotated
 
 from rich.console import Console
 
-from repl_rl.cli.begun import SETTINGS, begun
+from repl_rl.cli.begun import SETTINGS, begun, place_of
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.selection import FinetuneConfig, Selection, select
+from repl_rl.engine.checkpoint import refuse_incomplete
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import EvaluationFolder
 from repl_rl.judges import check_judges
@@ -74,7 +75,9 @@ def main(argv: Sequence[str]) -> int:
     console = terminal()
     if config.fresh:
         return _begin(config, console)
-    renderer = Renderer.from_folder(config.model_folder, config.overshoot, config.chat, bos=config.bos)
+    refuse_incomplete(config.model_folder)
+    config = config.dated(place_of(config.out) / SETTINGS)
+    renderer = config.renderer()
     settings = dump(replace(config, model=config.policy.reference))
     tasks = config.drawn(Split.TRAIN, config.train_tasks) if config.samples else ()
     check_judges(tasks)

@@ -20,14 +20,14 @@ from repl_rl.evaluation import Study, evaluate, evaluate_tampered
 from repl_rl.judges import check_judges
 from repl_rl.machine.assets import asset
 from repl_rl.machine.files import Json
-from repl_rl.machine.launched import rank
+from repl_rl.machine.launched import processes, rank
 from repl_rl.machine.stopping import explained, undisturbed
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Fleet, chosen_fleet, fleet_options
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.curves import draw_curves
 from repl_rl.runs.folder import RunFolder
-from repl_rl.runs.told import RUNS, settings_of
+from repl_rl.runs.told import CONFIG, RUNS, settings_of
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
@@ -116,7 +116,12 @@ def main(argv: Sequence[str]) -> int:
         config = parse(TrainConfig, "train", argv, presets=asset("presets"))
         replaced = config.overwrite or (rank() > 0 and not config.resume)  # the first process may have made it by now
         folder = RunFolder(config.out / config.name, replaced, config.resume)
-        run = Run(config, folder)
+        dated = config.dated(folder.path / CONFIG if config.resume else None)
+        if dated is not config and processes() > 1:
+            remedy = "the chat template writes it, and processes that train together must agree; give a date"
+            raise ConfigError("date", config.date, remedy)
+        run = Run(dated, folder)
+        config = run.config
     if config.resume and folder.begun:
         if run.main:
             check_same_settings(folder.path, run.settings)

@@ -32,7 +32,7 @@ from repl_rl.coldstart.selection import FinetuneConfig
 from repl_rl.engine.dropout import disable_dropout
 from repl_rl.engine.forbidden import forbid
 from repl_rl.engine.logits import attention
-from repl_rl.engine.names import complete, read_config
+from repl_rl.engine.names import causal_class, complete, read_config
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
 from repl_rl.record.printed import printed
@@ -170,8 +170,9 @@ def finetune(
         raise ConfigError("examples with forbidden ids to learn", never, "leave them out, or use --overshoot carry")
     disable_progress_bar()
     torch.manual_seed(seed)
-    how = attention(read_config(base))
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation=how)
+    found = read_config(base)
+    how = attention(*causal_class(found))
+    model = AutoModelForCausalLM.from_pretrained(base, config=found, dtype=torch.float32, attn_implementation=how)
     disable_dropout(model)
     forbid(model, renderer.forbidden_ids)
     longest, room = max(len(example["input_ids"]) for example in examples), context_tokens(base)

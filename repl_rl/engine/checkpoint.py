@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from repl_rl.errors import EngineError
+from repl_rl.errors import ConfigError, EngineError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -24,8 +24,10 @@ def checkpoint_files(folder: Path) -> Sequence[Path]:
         return (folder / WHOLE,)
     if (folder / INDEX).is_file():
         try:
-            named = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            named = sorted(
+                set(map(str, json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            )
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise EngineError(f"{folder / INDEX} cannot be read ({error}); get it again") from error
         if lost := [name for name in named if not (folder / name).is_file()]:
             raise EngineError(f"{folder} lacks {lost[0]}, which its index names; get it again")
@@ -64,12 +66,37 @@ def refuse_other(folder: Path, trained: Shapes, known: Shapes) -> None:
         )
 
 
-def _header(file: Path) -> Shapes:
-    # the format: 8 bytes, little endian, with the length of a JSON object of name -> dtype, shape, offsets
+def refuse_incomplete(folder: Path) -> None:
+    """Check the sizes of the checkpoint's files in `folder`, of what an interrupted download or copy leaves behind.
+
+    Raises:
+        ConfigError: the index cannot be read or names a missing file, or a file is cut short.
+    """
+    known = any((folder / name).is_file() for name in (WHOLE, INDEX))
     try:
+        for file in checkpoint_files(folder) if known else sorted(folder.glob("*.safetensors")):
+            _header(file)
+    except EngineError as error:
+        raise ConfigError("model folder", str(folder), str(error)) from error
+
+
+def _header(file: Path) -> Shapes:
+    # the format: 8 bytes, little endian, with the length of a JSON object of name -> dtype, shape, offsets; then data
+    remedy = "it was cut short in a download or copy; get it again"
+    try:
+        size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise EngineError(f"{file} has {size} bytes, and its header takes {8 + length}; {remedy}")
             entries = json.loads(stream.read(length))
-    except (ValueError, OverflowError, MemoryError) as error:
-        raise EngineError(f"{file} is not a complete safetensors file ({error}); save it again") from error
-    return {name: tuple(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
+        weights = {name: entry for name, entry in entries.items() if name != "__metadata__"}
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in weights.items()}
+        end = 8 + length + max((int(entry["data_offsets"][1]) for entry in weights.values()), default=0)
+    except OSError as error:
+        raise EngineError(f"{file} cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise EngineError(f"{file} is not a complete safetensors file ({error}); {remedy}") from error
+    if size != end:
+        raise EngineError(f"{file} has {size} bytes, and its header says {end}; {remedy}")
+    return shapes

@@ -56,11 +56,9 @@ class Decoder:
         """`device` None: this process's GPU; the CPU where there is none."""
         self.device = own_device() if device is None else device
         chosen = DTYPES[("float32" if self.device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype]
-        kind, config = causal_class(read_config(folder))
-        plain = "sdpa" if kind._supports_sdpa else "eager"
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=chosen, attn_implementation=attention(config) or plain
-        )
+        found = read_config(folder)
+        how = attention(*causal_class(found))
+        loaded = AutoModelForCausalLM.from_pretrained(folder, config=found, dtype=chosen, attn_implementation=how)
         self.model: PreTrainedModel = loaded.to(self.device).eval()
         self._forbidden_ids = forbidden_ids
         forbid(self.model, forbidden_ids)

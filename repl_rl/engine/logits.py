@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from repl_rl.errors import ConfigError
 
@@ -54,9 +54,11 @@ class Logits:
         return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
 
 
-def attention(config: PretrainedConfig) -> str | None:
-    """The implementation of attention that computes what a model so configured means; None: whichever is fastest.
+def attention(kind: type[PreTrainedModel], config: PretrainedConfig) -> str:
+    """The fastest implementation of attention that computes what a model of `kind`, so configured, means.
 
-    Fused ones ignore that attention weights are capped (Gemma 2).
+    Fused ones ignore that attention weights are capped (Gemma 2). What config.json says of it is not asked: it may name
+    kernels to download.
     """
-    return None if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None else "eager"
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return "sdpa" if kind._supports_sdpa and not capped else "eager"

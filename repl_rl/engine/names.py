@@ -140,6 +140,8 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise ConfigError(
             "model folder", str(folder), f"transformers cannot read its config.json: {_line(error)}"
         ) from error
+    # Kernels that a stranger's file names would be looked for on the hub; every caller says which it wants.
+    config._attn_implementation = config._experts_implementation = None
     return config
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from repl_rl.engine.base import Engine
+from repl_rl.engine.checkpoint import refuse_incomplete
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import AtLeast, check_fields
 
@@ -96,8 +97,8 @@ def read_model_folder(opening: Opening) -> ModelFacts:
     """Check that the folder holds a model and read what the engines need to know beforehand.
 
     Raises:
-        ConfigError: there is no such folder, no readable config.json, no weights, the context is too long for it, or
-            nobody says how long it may be.
+        ConfigError: there is no such folder, no readable config.json, no weights, or a file of them is cut short; the
+            context is too long for it, or nobody says how long it may be.
     """
     folder = opening.folder
     remedy = "give a folder with config.json and model.safetensors, as save_pretrained writes it"
@@ -109,6 +110,9 @@ def read_model_folder(opening: Opening) -> ModelFacts:
         raise ConfigError("model folder", str(folder), f"its config.json cannot be read ({error}); {remedy}") from error
     if not any(folder.glob("*.safetensors")):
         raise ConfigError("model folder", str(folder), f"it has no *.safetensors file; {remedy}")
+    refuse_incomplete(folder)
+    if not isinstance(config, dict):
+        raise ConfigError("model folder", str(folder), f"its config.json is no JSON object; {remedy}")
     longest = longest_context(config)
     context_tokens = opening.context_tokens or longest
     if context_tokens is None:

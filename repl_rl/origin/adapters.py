@@ -60,10 +60,14 @@ def _merge(folder: Path, base: Path, made: Path) -> None:
     # imported here: seconds, for a step that is taken once
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), str(folder))
+        config = AutoConfig.from_pretrained(base)
+        # Kernels that a stranger's file names would be looked for on the hub.
+        config._attn_implementation = config._experts_implementation = None
+        plain = AutoModelForCausalLM.from_pretrained(base, config=config, dtype="auto")
+        model = PeftModel.from_pretrained(plain, str(folder))
         needed, there = set(get_peft_model_state_dict(model)), set(load_file(folder / _WEIGHTS))
         whole = model.merge_and_unload(safe_merge=True)
     except Exception as error:  # PEFT has no root for what it raises about foreign files

@@ -1,30 +1,65 @@
 """A model's chat template: messages as it writes them, with the arguments that a run gives it."""
 
 import inspect
+import logging
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, partial
+from pathlib import Path
 
 from jinja2 import Environment, TemplateError, meta, nodes
 from transformers import PreTrainedTokenizerBase
 
 from repl_rl.errors import ConfigError
+from repl_rl.machine.time_limit import limited
 from repl_rl.settings.scalars import Scalar
 
 Message = Mapping[str, object]
 """A message as chat templates take it: `role`, `content`, ..."""
 
+APPLY_S = 5.0
+"""CPU time that a template is given to write one conversation, seconds; usual ones take a thousandth of one."""
+_MOST_CHARS = 1 << 24
+"""Text that a template may write of its own accord, characters."""
+_CLOCK = "strftime_now"
+"""The function by which templates read the clock."""
 _PROBE = "REPLRLPROBEQ"
 _MARKERS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 """Tags of transformers' own, around what is trained."""
-_GIVEN = ("messages", "raise_exception", "strftime_now")
+_GIVEN = ("messages", "raise_exception", _CLOCK)
+_log = logging.getLogger(__name__)
+
+
+def reads_clock(folder: Path) -> bool:
+    """Whether a chat template in a model folder writes the date or the time."""
+    named = ("*.jinja", "tokenizer_config.json", "chat_template.json", "additional_chat_templates/*.jinja")
+    files = [file for pattern in named for file in folder.glob(pattern)]
+    return any(_CLOCK in file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def instant(date: str) -> datetime:
+    """A date as a person says it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return datetime.fromisoformat(date)
+    except ValueError as error:
+        raise ConfigError("date", date, "give one as 2026-11-27 or 2026-11-27T09:30") from error
 
 
 class ChatTemplate:
     """The chat template of one tokenizer, which there may be none of."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, source: str, arguments: Mapping[str, Scalar], gives_ids: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        source: str,
+        arguments: Mapping[str, Scalar],
+        gives_ids: bool = False,
+        now: datetime | None = None,
     ) -> None:
         """Take a tokenizer's template with the arguments of a run.
 
@@ -33,6 +68,7 @@ class ChatTemplate:
             source: what messages call the model.
             arguments: what the template is given beside the messages, such as `enable_thinking`.
             gives_ids: its template gives ids in place of text, and takes no arguments.
+            now: the date and time that it reads; None: those of this moment, for good.
 
         Raises:
             ConfigError: the template does not read one of the arguments.
@@ -44,6 +80,7 @@ class ChatTemplate:
         self.applied = False
         """True once something was written with it."""
         self._gives_ids = gives_ids
+        self._now = now or datetime.now()
         for key, value in self.arguments.items():
             if key not in self.reads:
                 known = f"it reads {', '.join(sorted(self.reads))}" if self.reads else "it reads none"
@@ -68,9 +105,12 @@ class ChatTemplate:
             raise ConfigError(self.name, None, "use a chat model, or --prompt base for a base model")
         self.applied = True
         try:
-            return self._apply(self._told(messages), open_turn, tools)
+            text = self._apply(self._told(messages), open_turn, tools)
         except (TemplateError, TypeError) as error:
             raise ConfigError(self.name, str(error), "it refuses this conversation") from error
+        if len(text) > _MOST_CHARS + 4 * sum(len(str(message.get("content"))) for message in messages):
+            raise ConfigError(self.name, f"{len(text)} characters", "it writes more than a model reads; use another")
+        return text
 
     def ids(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
         """The ids of `messages` and of the beginning of the policy's turn; None: this template gives text."""
@@ -82,26 +122,57 @@ class ChatTemplate:
     def _apply(self, messages: Sequence[Message], open_turn: bool, tools: Sequence[Mapping[str, object]] | None) -> str:
         said = [dict(message) for message in messages]
         offered = [dict(tool) for tool in tools] if tools else None
-        return str(
-            self.tokenizer.apply_chat_template(
-                said, tools=offered, tokenize=False, add_generation_prompt=open_turn, **self.arguments
-            )
+        apply = partial(
+            self.tokenizer.apply_chat_template,
+            said,
+            tools=offered,
+            tokenize=False,
+            add_generation_prompt=open_turn,
+            **{_CLOCK: self._now.strftime},
+            **self.arguments,
         )
+        try:
+            return str(limited(apply, APPLY_S))
+        except TimeoutError as error:
+            raise ConfigError(self.name, f"over {APPLY_S:g} s", "it comes to no end; use another model") from error
+        except MemoryError as error:
+            raise ConfigError(self.name, "out of memory", "it writes more than fits; use another model") from error
 
     def _told(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """`messages` with their contents as this template wants them: as text, or as parts of which one is a text."""
-        if not self._wants_parts:
-            return messages
-        return [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+        """`messages` as this template wants them: without a system message, where it takes none, and with contents as
+        text, or as parts of which one is a text."""
+        if messages and messages[0]["role"] == "system" and not self._takes_system:
+            messages = _folded(messages)
+        return [self._in_parts(each) for each in messages] if self._wants_parts else messages
+
+    @staticmethod
+    def _in_parts(message: Message) -> Message:
+        return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
     @cached_property
     def _wants_parts(self) -> bool:
         """True for a template that leaves texts out, as those of vision models do, and writes parts."""
-        return not self._writes(_PROBE) and self._writes([{"type": "text", "text": _PROBE}])
+        user: Message = {"role": "user", "content": _PROBE}
+        return not self._writes([user]) and self._writes([self._in_parts(user)])
 
-    def _writes(self, content: object) -> bool:
+    @cached_property
+    def _takes_system(self) -> bool:
+        """False for a template that refuses a system message, or leaves its text out, and writes it before a question.
+
+        The log says so, once.
+        """
+        asked: list[Message] = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]
+        tried = [
+            [self._in_parts(each) for each in way] if self._wants_parts else way for way in (asked, _folded(asked))
+        ]
+        if self._writes(tried[0]) or not self._writes(tried[1]):
+            return True
+        _log.warning("the %s takes no system message: its text goes before the first question", self.name)
+        return False
+
+    def _writes(self, messages: Sequence[Message]) -> bool:
         try:
-            return _PROBE in self._apply([{"role": "user", "content": content}], True, None)
+            return _PROBE in self._apply(messages, True, None)
         except (TemplateError, TypeError):
             return False
 
@@ -115,6 +186,14 @@ class ChatTemplate:
         given = {*inspect.signature(self.tokenizer.apply_chat_template).parameters, *_GIVEN}
         names = {name for text in texts for name in _arguments(text)}
         return frozenset(name for name in names - given if not name.endswith("_token"))
+
+
+def _folded(messages: Sequence[Message]) -> Sequence[Message]:
+    """`messages` with the text of the system message before that of the first question, a blank line between them."""
+    system, first, *others = [*messages, {}]
+    if first.get("role") != "user":
+        return messages
+    return [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others[:-1]]
 
 
 def _arguments(text: str) -> set[str]:

@@ -8,6 +8,7 @@ sampled ids are decoded for the console and never encoded again.
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from datetime import datetime
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,6 +56,7 @@ class Renderer:
         ends: Collection[int] = (),
         chat: Mapping[str, Scalar] | None = None,
         bos: bool = True,
+        now: datetime | None = None,
     ) -> None:
         """Audit the vocabulary once.
 
@@ -65,6 +67,7 @@ class Renderer:
             ends: end tokens beside the tokenizer's own.
             chat: arguments of the chat template.
             bos: begin plain prompts with the tokens that the tokenizer puts before a text (BOS).
+            now: the date and time that the chat template reads; None: those of this moment.
 
         Raises:
             ConfigError: no id contains a newline, no end or padding id is defined, or some id has text after its last
@@ -80,7 +83,7 @@ class Renderer:
         self._anchor_text = self._raw_decode(self._anchor)
         self._bos = self._tokens_before_a_text() if bos else ()
         self.audit = audited(tokenizer, self._anchor, self._source, ends)
-        self.chat = ChatTemplate(tokenizer, self._source, chat or {}, gives_ids=self._tekken)
+        self.chat = ChatTemplate(tokenizer, self._source, chat or {}, gives_ids=self._tekken, now=now)
         """The model's chat template."""
         self._controls = ControlTokens(tokenizer)
         self.forbidden_ids = self.audit.overshoot_ids if overshoot == "forbid" else frozenset[int]()
@@ -105,6 +108,7 @@ class Renderer:
         chat: Mapping[str, Scalar] | None = None,
         *,
         bos: bool = True,
+        now: datetime | None = None,
     ) -> "Renderer":
         """Load the tokenizer of a model folder (or of a hub name that is already cached), with all its end tokens.
 
@@ -123,7 +127,7 @@ class Renderer:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **choice)
         except (OSError, ValueError) as error:
             raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {error}") from error
-        return cls(tokenizer, overshoot, str(folder), ends=declared_ends(place), chat=chat, bos=bos)
+        return cls(tokenizer, overshoot, str(folder), ends=declared_ends(place), chat=chat, bos=bos, now=now)
 
     @property
     def newline_ids(self) -> frozenset[int]:

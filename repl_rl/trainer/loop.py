@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -20,7 +21,7 @@ from repl_rl.credit.group import Credit
 from repl_rl.credit.rewards import Potential, line_reward
 from repl_rl.engine.dropout import disable_dropout
 from repl_rl.engine.logits import attention
-from repl_rl.engine.names import complete, read_config
+from repl_rl.engine.names import causal_class, complete, read_config
 from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError
 from repl_rl.machine.launched import processes
@@ -205,10 +206,13 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
     """
     if not folder.is_dir():
         raise ConfigError("model folder", str(folder), "there is no such folder")
-    dtype, how = config.loaded_dtype, attention(read_config(folder))
+    found = read_config(folder)
+    dtype, how = config.loaded_dtype, attention(*causal_class(found))
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=how)
-    except (OSError, ValueError, KeyError) as error:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, config=found, dtype=dtype, attn_implementation=how
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError("model folder", str(folder), f"it cannot be loaded: {error}") from error
     head, words = model.get_output_embeddings(), model.get_input_embeddings()
     if model.config.get_text_config().tie_word_embeddings and head is not None and head.weight is not words.weight:

@@ -41,6 +41,10 @@ def test_a_missing_package_names_both_ways_out(monkeypatch: pytest.MonkeyPatch, 
         asyncio.run(opened("vllm", tmp_path))
 
 
+EMPTY = (2).to_bytes(8, "little") + b"{}"
+"""A file of no weights."""
+
+
 @pytest.mark.parametrize(
     ("files", "complaint"),
     [
@@ -62,7 +66,7 @@ def test_a_folder_without_a_model_is_refused(files: dict[str, str] | None, compl
 
 def test_a_context_longer_than_the_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(EMPTY)
     assert read_model_folder(Opening(tmp_path)).context_tokens == 64
     assert read_model_folder(Opening(tmp_path, context_tokens=32)).context_tokens == 32
     with pytest.raises(ConfigError, match="takes at most 64"):
@@ -72,7 +76,7 @@ def test_a_context_longer_than_the_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [{"text_config": {"max_position_embeddings": 64}}, {"n_positions": 64}])
 def test_the_context_of_a_composite_model_is_that_of_its_text_part(config: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(EMPTY)
     assert read_model_folder(Opening(tmp_path)).context_tokens == 64
     with pytest.raises(ConfigError, match="takes at most 64"):
         read_model_folder(Opening(tmp_path, context_tokens=65))
@@ -80,7 +84,7 @@ def test_the_context_of_a_composite_model_is_that_of_its_text_part(config: dict[
 
 def test_a_context_that_nobody_names_is_refused_and_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(EMPTY)
     assert read_model_folder(Opening(tmp_path, context_tokens=32)).context_tokens == 32
     with pytest.raises(ConfigError, match=r"context_tokens is None; .*does not say how many it takes; give a number"):
         read_model_folder(Opening(tmp_path))

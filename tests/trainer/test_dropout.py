@@ -49,7 +49,8 @@ def noisy(kind: str, attention: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def logits(model: PreTrainedModel) -> torch.Tensor:
-    return model(torch.arange(3, 35)[None]).logits
+    found: torch.Tensor = model(torch.arange(3, 35)[None]).logits
+    return found
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -1,0 +1,202 @@
+"""Chat templates of strangers: that take no system message, that read the clock, that come to no end."""
+
+import asyncio
+import logging
+import threading
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.errors import ConfigError
+from repl_rl.machine.assets import asset
+from repl_rl.machine.time_limit import limited
+from repl_rl.rollout import chat_template
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.samplers.chat import ChatFormat, conversation
+from repl_rl.settings.same import check_same_settings
+from repl_rl.settings.toml import dump, load
+from repl_rl.world import World
+from tests.conftest import merged_tokenizer
+from tests.worlds import TASK, world
+
+TURNS = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|im_end|>\n{% endfor %}[assistant] "
+REFUSING = {
+    "Gemma": "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + TURNS,
+    "Mistral 7B v0.1": "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}{% endfor %}" + TURNS,
+    "dropped": TURNS.replace("in messages", "in messages if m.role != 'system'"),
+    "not looked for": "{% for m in messages %}{% if m.role == 'user' %}[user] {{ m.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}[assistant] ",
+    "in parts": "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    + TURNS.replace("m.content", "m.content[0].text"),
+}
+
+
+def renderer_with(template: str, now: datetime | None = None) -> Renderer:
+    tokenizer = merged_tokenizer()
+    tokenizer.chat_template = template
+    return Renderer(tokenizer, now=now)
+
+
+@pytest.mark.parametrize("kind", REFUSING)
+def test_a_system_message_that_is_not_taken_goes_before_the_first_question(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    renderer = renderer_with(REFUSING[kind])
+    for _ in range(2):
+        prompt = ChatFormat(renderer).prompt(conversation("Be quick.", "6 * 7?"))
+        assert prompt.text == "[user] Be quick.\n\n6 * 7?<|im_end|>\n[assistant] "
+    shown = renderer.prompt("6 * 7?", "chat").text
+    assert shown.count("[user]") == 1
+    assert shown.index("\n\n6 * 7?<|im_end|>") > 0
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "the chat template of byte-level takes no system message: its text goes before the first question"
+    ]
+    assert renderer.asked("", "6 * 7?").text == "[user] 6 * 7?<|im_end|>\n[assistant] "
+
+
+def test_a_system_message_that_is_taken_stays_one(caplog: pytest.LogCaptureFixture) -> None:
+    assert renderer_with(TURNS).asked("S", "Q").text == "[system] S<|im_end|>\n[user] Q<|im_end|>\n[assistant] "
+    assert caplog.records == []
+
+
+def test_a_template_that_refuses_everything_is_refused_as_before() -> None:
+    with pytest.raises(ConfigError, match=r"never.; it refuses this conversation"):
+        renderer_with("{{ raise_exception('never') }}").asked("S", "Q")
+
+
+def test_a_question_behind_a_system_text_spells_no_control_token() -> None:
+    renderer = renderer_with(REFUSING["Gemma"])
+    ids = renderer.asked("S", "<|im_end|>").token_ids
+    assert sum(i in renderer.eos_ids for i in ids) == 1
+
+
+def test_rollouts_are_played_with_a_template_that_takes_no_system_message() -> None:
+    rollouts = replace(world(["submit_final_answer(42)\n"], renderer=renderer_with(REFUSING["Gemma"])), template="chat")
+    (t,) = asyncio.run(rollouts.collect([TASK]))
+    assert t.outcome == 1.0
+
+
+CLOCK = "{{ strftime_now('%d %b %Y %H:%M:%S.%f') }} " + TURNS
+
+
+def model_with(template: str, folder: Path) -> Path:
+    folder.mkdir()
+    for file in asset("policies/quickstart").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_a_template_reads_one_time_as_long_as_it_lives() -> None:
+    renderer = renderer_with(CLOCK)
+    assert len({renderer.asked("", "Q").text for _ in range(20)}) == 1
+    then = datetime(2001, 2, 3, 4, 5, 6)
+    assert renderer_with(CLOCK, now=then).asked("", "Q").text.startswith("03 Feb 2001 04:05:06.000000 [user]")
+
+
+def test_a_run_keeps_its_date_and_goes_on_with_it(tmp_path: Path) -> None:
+    folder = model_with(CLOCK, tmp_path / "model")
+    begun = World(model=str(folder), prompt="chat").dated()
+    assert datetime.fromisoformat(begun.date) <= datetime.now()
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(dump(replace(begun, date="2001-02-03T04:05:06")))
+    recorded = World.recorded(run)
+    assert recorded.renderer().asked("", "Q").text.startswith("03 Feb 2001 04:05:06")
+    resumed = World(model=str(folder), prompt="chat").dated(run / "config.toml")
+    check_same_settings(run, dump(resumed))
+    assert resumed == recorded
+    said = World(model=str(folder), prompt="chat", date="2020-01-01")
+    assert said.dated(run / "config.toml") is said
+    with pytest.raises(ConfigError, match="date is '2020-01-01', the run's '2001-02-03T04:05:06'"):
+        check_same_settings(run, dump(said))
+
+
+def test_a_run_whose_template_reads_no_clock_has_no_date(tmp_path: Path) -> None:
+    usual = World()
+    assert usual.dated() is usual
+    (tmp_path / "config.toml").write_text(dump(usual).replace('date = ""\n', ""))
+    check_same_settings(tmp_path, dump(usual))
+    with pytest.raises(ConfigError, match="date is 'today'; give one as 2026-11-27"):
+        World(date="today")
+
+
+def test_processes_that_train_together_must_be_told_one_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    folder = model_with(CLOCK, tmp_path / "model")
+    assert main(["train", "--model", str(folder), "--prompt", "chat", "--out", str(tmp_path)]) == 2
+    assert "processes that train together must agree; give a date" in capsys.readouterr().err
+
+
+def test_a_training_has_one_prompt_for_a_task_and_its_date_in_its_settings(tmp_path: Path) -> None:
+    folder = model_with(CLOCK, tmp_path / "model")
+    sizes = ["--trainer.steps", "2", "--trainer.prompts-per-step", "2", "--trainer.group-size", "2"]
+    few = ["--train-tasks", "2", "--eval-tasks", "1", "--concurrency", "2", "--rollout.max-lines", "1"]
+    given = ["train", "--engine", "transformers", "--model", str(folder), "--prompt", "chat", "--sandbox", "local"]
+    assert main([*given, *sizes, *few, "--out", str(tmp_path), "--name", "dated"]) == 0
+    date = load(tmp_path / "dated" / "config.toml")["date"]
+    shown = datetime.fromisoformat(str(date)).strftime("%d %b %Y %H:%M:%S.%f")
+    assert shown in World.recorded(tmp_path / "dated").renderer().asked("", "Q").text
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + TURNS
+
+
+def test_a_template_without_end_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = model_with(LOOP, tmp_path / "model")
+    begun = time.thread_time()
+    assert main(["rollout", "--engine", "transformers", "--prompt", "chat", "--model", str(folder)]) == 2
+    assert time.thread_time() - begun < 10 * chat_template.APPLY_S
+    said = capsys.readouterr().err
+    assert "it comes to no end; use another model" in said
+    assert "Traceback" not in said
+
+
+def test_a_template_that_comes_to_no_end_for_some_messages_alone_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "APPLY_S", 0.3)
+    renderer = renderer_with("{% if 'loop' in messages[-1].content %}" + LOOP.replace(TURNS, "{% endif %}" + TURNS))
+    assert renderer.asked("S", "Q").text.startswith("[system] S")
+    with pytest.raises(ConfigError, match="it comes to no end"):
+        renderer.asked("S", "loop")
+    assert renderer.asked("S", "Q").text.startswith("[system] S"), "it can be applied again"
+
+
+def test_a_text_without_measure_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"characters.; it writes more than a model reads"):
+        renderer_with("{{ 'x' * 30000000 }}").asked("", "Q")
+
+
+def test_a_limit_counts_cpu_time_of_its_own_thread_and_leaves_nothing_behind() -> None:
+    def spin(until_s: float) -> str:
+        end = time.thread_time() + until_s
+        while time.thread_time() < end:
+            pass
+        return "done"
+
+    def waits() -> str:
+        threading.Event().wait(0.6)
+        return "waited"
+
+    assert limited(lambda: spin(0.05), 5.0) == "done"
+    assert limited(waits, 0.1) == "waited"
+    for _ in range(20):
+        with pytest.raises(TimeoutError, match=r"more than 0\.02 s"):
+            limited(lambda: spin(60.0), 0.02)
+        assert spin(0.01) == "done"
+    with pytest.raises(ZeroDivisionError):
+        limited(lambda: 1 // 0, 1.0)
+    several = [threading.Thread(target=lambda: limited(lambda: spin(0.05), 5.0)) for _ in range(4)]
+    for thread in several:
+        thread.start()
+    with pytest.raises(TimeoutError):
+        limited(lambda: spin(60.0), 0.1)
+    for thread in several:
+        thread.join()
