@@ -101,9 +101,10 @@ def isolate(request: Request, kept: Sequence[str]) -> Place:
             os._exit(0)
         mounts.mount_own(sizes, kept)
         proc = mounts.open_proc(sealed=not request.prepares)
-    _raise_loopback(proc)
+    _bound_sockets(proc)
     os.close(proc)
-    return Place(mounts.FOLDER, mounts.scratch(kept), temporary=False)
+    loopback = os.eventfd(0, os.EFD_CLOEXEC)
+    return Place(mounts.FOLDER, mounts.scratch(kept), temporary=False, loopback=loopback)
 
 
 def _enter_user_namespace(others: int, proc: int) -> None:
@@ -115,11 +116,10 @@ def _enter_user_namespace(others: int, proc: int) -> None:
         _write(proc, f"self/{name}", text)
 
 
-def _raise_loopback(proc: int) -> None:
-    """Give the console a loopback, with buffers that are small: the memory of TCP is limited for the machine only."""
+def _bound_sockets(proc: int) -> None:
+    """Make the buffers of the console's sockets small: the memory of TCP is limited for the whole machine only."""
     for name in ("tcp_rmem", "tcp_wmem"):
         _write(proc, f"sys/net/ipv4/{name}", _TCP_BUFFER_BYTES)
-    system.raise_loopback()
 
 
 def _write(proc: int, name: str, text: str) -> None:
@@ -128,11 +128,31 @@ def _write(proc: int, name: str, text: str) -> None:
     os.close(file)
 
 
-def renounce(station: bool = False) -> None:
-    """No capability, no way to gain one, and only the system calls of a computation; a `station` may fork consoles."""
-    system.drop_capabilities()
+def renounce(station: bool = False, *, keep_network: bool = False) -> None:
+    """No capability, no way to gain one, and only the system calls of a computation; a `station` may fork consoles.
+
+    `keep_network`: as for `system.drop_capabilities`.
+    """
+    system.drop_capabilities(keep_network=keep_network)
     system.no_new_privileges()
     system.install_filter(_STATION_FILTER if station else _FILTER)
+
+
+def raise_loopback(place: Place) -> None:
+    """Bring up the loopback interface, then give up the right to; in the supervisor, while its console is being born.
+
+    The kernel may take milliseconds on a busy machine, which a console would otherwise wait for.
+    """
+    system.raise_loopback()
+    system.drop_the_last()
+    os.eventfd_write(place.loopback, 1)
+    os.close(place.loopback)
+
+
+def _await_loopback(place: Place) -> None:
+    if place.loopback >= 0:
+        os.eventfd_read(place.loopback)
+        os.close(place.loopback)
 
 
 def expose() -> Place:
@@ -183,6 +203,7 @@ def become_console(
     elif "numpy.random" in sys.modules:  # `random` seeds itself after a fork; numpy does when it is first asked for
         sys.modules["numpy.random"].seed()
     _start(kernel, key, capture, place, prepared.console if prepared else Console())
+    _await_loopback(place)
     connection.send(READY)
     connection.close()
     for kind, pair in _limits(request, isolated).items():
@@ -199,6 +220,7 @@ def become_station(
     Raises:
         Refused: it cannot be made.
     """
+    _await_loopback(place)
     outside = os.environ.get("TMPDIR", "/tmp")
     _settle(capture, place)
     signal.signal(signal.SIGINT, signal.default_int_handler)

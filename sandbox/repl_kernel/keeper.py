@@ -40,6 +40,8 @@ class Place:
     """Its working directory."""
     temporary: bool
     """The folder is a real one and must be removed at the end."""
+    loopback: int = -1
+    """Descriptor of an event: the console's loopback interface is up. -1: it has the machine's."""
 
 
 def announce(host: socket.socket, place: Place) -> None:

@@ -92,18 +92,22 @@ def _split(
         keeper.announce(connection, place)
         capture = birth.open_capture(request, place, isolate)
         if isolate:
-            birth.renounce(station=request.prepares)
+            birth.renounce(station=request.prepares, keep_network=True)
         system.set_dumpable(False)  # after the fork may be too late: the console need not wait for this process
         pid = os.fork()
         if pid:
             for descriptor in unneeded:
                 os.close(descriptor)
+            if isolate:
+                birth.raise_loopback(place)
             # In the namespace of a station are its consoles too, which have supervisors that count.
             cpu_s = request.cpu_s if isolate and not request.prepares else None
             keeper.keep(connection, pid, capture, place, owns_all=isolate, cpu_s=cpu_s)
-        system.set_dumpable(True)
-        if not isolate:
+        if isolate:
+            system.drop_the_last()
+        else:
             system.die_with_parent()
+        system.set_dumpable(True)
     except OSError as error:  # the host may have changed its mind before the birth
         if place is not None and place.temporary:
             shutil.rmtree(place.folder, ignore_errors=True)

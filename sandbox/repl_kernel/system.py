@@ -33,6 +33,8 @@ class _Program(ctypes.Structure):
 # Made once, by the fork server: a console's birth is as long as what it makes for itself.
 _THIS_PROCESS = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
 _NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
+_CAP_NET_ADMIN = 12
+_NETWORK_ONLY = (ctypes.c_uint32 * 6)(*(1 << _CAP_NET_ADMIN,) * 2)
 with open("/proc/sys/kernel/cap_last_cap") as _file:
     _LAST_CAPABILITY = int(_file.read())
 
@@ -104,11 +106,19 @@ def set_dumpable(flag: bool) -> None:
     _prctl(_PR_SET_DUMPABLE, int(flag))
 
 
-def drop_capabilities() -> None:
-    """Give up every capability, for this process and for whatever it executes."""
+def drop_capabilities(*, keep_network: bool = False) -> None:
+    """Give up every capability, for this process and for whatever it executes.
+
+    `keep_network`: this process alone keeps CAP_NET_ADMIN, until `drop_the_last`.
+    """
     for capability in range(_LAST_CAPABILITY + 1):
         _prctl(_PR_CAPBSET_DROP, capability)
     _prctl(_PR_CAP_AMBIENT, 4)
+    _check(_libc.capset(_THIS_PROCESS, _NETWORK_ONLY if keep_network else _NO_CAPABILITIES), "capset")
+
+
+def drop_the_last() -> None:
+    """Give up what `drop_capabilities` has kept."""
     _check(_libc.capset(_THIS_PROCESS, _NO_CAPABILITIES), "capset")
 
 
