@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,6 +200,46 @@ def test_adapters_without_their_base_are_told_in_one_line_and_leave_nothing(tmp_
     assert "base_model_name_or_path" in refused(mine, place)
     (mine / "adapter_config.json").write_text("{")
     assert "cannot be read" in refused(mine, place)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"megatron_config": {"a": 1}, "megatron_core": "antigravity"}, {"alpha_pattern": 0}]
+)
+def test_adapters_whose_config_names_code_are_refused_before_anything_is_imported(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    mine, place = tmp_path / "mine", tmp_path / "runs" / ".models"
+    adapters(mine, plain_policy(tmp_path / "base"))
+    rewrite(mine, **changes)
+    if "alpha_pattern" in changes:
+        (mine / "adapter_config.json").write_text("[" * 100_000)
+    error = refused(mine, place)
+    assert ("megatron_config" in error and "names modules" in error) or "cannot be read" in error
+    assert "antigravity" not in sys.modules
+
+
+def _gguf(pairs: int, tensors: int, *fields: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + b"".join(fields)
+
+
+def _text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+_ARCHITECTURE = _text(b"general.architecture") + struct.pack("<I", 8) + _text(b"llama")
+_ARRAY = _text(b"x") + struct.pack("<IIQ", 9, 0, 1 << 40)
+
+
+@pytest.mark.parametrize("content", [
+    _gguf(2, 0, _ARCHITECTURE, _ARRAY),
+    _gguf(1 << 60, 0, _ARCHITECTURE),
+    _gguf(1, 1 << 60, _ARCHITECTURE),
+    _gguf(1, 0, struct.pack("<Q", 1 << 62), b"abc"),
+], ids=["an array", "pairs", "tensors", "a text"])  # fmt: skip
+def test_a_gguf_file_that_says_more_than_it_holds_is_refused_and_leaves_nothing(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "big.gguf"
+    file.write_bytes(content)
+    assert "transformers cannot read it" in refused(file, tmp_path / "runs" / ".models")
 
 
 def test_adapters_that_do_not_fit_are_refused_and_leave_nothing(tmp_path: Path) -> None:

@@ -183,6 +183,6 @@ def read_study(path: Path) -> Study:
         return Study(tuple(TaskResult(**fields) for fields in record["results"]))
     except OSError as error:
         raise ConfigError("evaluation file", str(path), f"it cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         remedy = f"give a file that `repl-rl eval --json` of this release wrote: {error!r}"
         raise ConfigError("evaluation file", str(path), remedy) from error

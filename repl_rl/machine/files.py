@@ -24,6 +24,11 @@ def whole_file(final: Path) -> Iterator[Path]:
         raise
 
 
+def lies_in(folder: Path, file: Path) -> bool:
+    """False where `file` is a link, or lies below one, that leads out of `folder`."""
+    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
+
+
 def write_whole(final: Path, text: str) -> None:
     """Write `text` as UTF-8, in place of an older file."""
     with whole_file(final) as torn:

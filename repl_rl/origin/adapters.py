@@ -11,6 +11,8 @@ from repl_rl.machine.folders import whole_folder
 from repl_rl.origin.stamp import stamp
 
 _CONFIG = "adapter_config.json"
+_CODE = ("megatron_config",)
+"""Keys with which PEFT imports the module that another key names; older versions of it import any."""
 _WEIGHTS = "adapter_model.safetensors"
 _TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 
@@ -24,13 +26,17 @@ def base_of(folder: Path) -> str:
     """What the adapters in `folder` belong to: a folder, a file, or a name of the hub, with the revision if it has one.
 
     Raises:
-        ConfigError: the adapters do not say.
+        ConfigError: the adapters do not say, or their config names code.
     """
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
         base, revision = config.get("base_model_name_or_path"), config.get("revision")
-    except (OSError, ValueError, AttributeError) as error:
+        code = [key for key in _CODE if config.get(key)]
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError("adapters", str(folder), f"their {_CONFIG} cannot be read: {error}") from error
+    if code:
+        remedy = f"{code[0]} in {_CONFIG} names modules for PEFT to import; no adapters need them here, so remove it"
+        raise ConfigError("adapters", str(folder), remedy)
     if not base:
         raise ConfigError("adapters", str(folder), f"write their base as base_model_name_or_path into {_CONFIG}")
     return f"{base}@{revision}" if revision and not Path(base).exists() else str(base)

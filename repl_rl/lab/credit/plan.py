@@ -61,7 +61,7 @@ def earlier_spread(file: Path) -> float:
         report = json.loads(file.read_text())
         runs = [parse(json.dumps(row)) for row in report["rows"]]
         found = spread_of(by_condition([r for r in runs if isinstance(r, Run)]), int(report["settings"]["tokens"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError("earlier", str(file), f"give a report of bench credit --json: {error!r}") from error
     if found is None:
         raise ConfigError("earlier", str(file), f"it has no two seeds of {BASELINE} and of another condition")

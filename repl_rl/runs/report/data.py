@@ -10,7 +10,7 @@ from repl_rl.machine.files import Json
 from repl_rl.machine.versions import STACK, versions
 from repl_rl.runs.report.rollouts import all_lines, captions, detail, legible, pack, row, step_figures
 from repl_rl.runs.store import Store
-from repl_rl.runs.told import CONFIG, refuse_foreign, rows_of, summary_of
+from repl_rl.runs.told import CONFIG, refuse_foreign, rows_of, summary_of, text_of
 
 MAX_TRAJECTORIES = 20_000
 """Trajectories in one page. Of a longer run, whole steps are left out evenly, and the page says so."""
@@ -33,7 +33,7 @@ def payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
     return {
         "name": run.resolve().name,
         "summary": said or {},
-        "config": legible((run / CONFIG).read_text()) if (run / CONFIG).is_file() else "",
+        "config": legible(text_of(run / CONFIG) or ""),
         "versions": _versions(),
         "metrics": columns(run),
         "notes": notes,
@@ -44,7 +44,10 @@ def payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
 def columns(run: Path) -> dict[str, Json]:
     """Each figure of `metrics.jsonl` by its name, a value a step; None where a step has none."""
     found = rows_of(run)
-    return {name: [row.get(name) for row in found] for name in sorted({name for row in found for name in row})}
+    names = sorted({name for row in found for name in row})
+    return {
+        name: [value if isinstance(value := row.get(name), int | float) else None for row in found] for name in names
+    }
 
 
 def _trajectories(run: Path, limit: int, notes: list[str]) -> dict[str, Json]:

@@ -19,7 +19,7 @@ def drawn(setup: Setup) -> dict[str, Json]:
     """Its digest, and a list of parts: what each is called, how large it is, and the beginning and end of its text."""
     try:
         return {"digest": setup.digest, "parts": _parts(setup)}
-    except StoreError as error:
+    except (StoreError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return {"digest": setup.digest, "parts": [["not readable", "", _legible(str(error))]]}
 
 

@@ -8,10 +8,22 @@ from pathlib import Path
 
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import StoreError
+from repl_rl.machine.files import lies_in
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.runs.store.members import Damage, Place, is_plain, pack, plain_lines, scan, unpack
+from repl_rl.runs.store.members import (
+    Damage,
+    Place,
+    beyond,
+    is_plain,
+    most_unpacked,
+    pack,
+    plain_lines,
+    scan,
+    unpack,
+)
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.runs.store.workspaces import keep
+from repl_rl.runs.told import text_of
 
 _TOKENS = "tokens.json"
 
@@ -71,6 +83,10 @@ class Store:
 
     def __init__(self, source: Path) -> None:
         if (source / "trajectories").is_dir():
+            if not lies_in(source, source / "trajectories"):
+                raise StoreError(
+                    f"{str(source / 'trajectories')!r} is a link that leads out of its folder; name its target"
+                )
             source = source / "trajectories"
         if not source.exists():
             raise StoreError(f"no trajectories at {str(source)!r}; give a run's folder or one of its trajectory files")
@@ -78,7 +94,12 @@ class Store:
         self.damage: list[Damage] = []
         """What could not be read, as far as it was noticed. Reading on past it is safe."""
         self._places: list[Place] = []
+        self._size = 0
         for path in sorted(source.glob("*.jsonl.gz")) if source.is_dir() else [source]:
+            if not path.is_file() or (path != source and not lies_in(source, path)):
+                self.damage.append(Damage(path, 0, "it is a link that leads out of its folder, or no file"))
+                continue
+            self._size += path.stat().st_size
             for found in _plain_places(path) if is_plain(path) else scan(path):
                 if isinstance(found, Place):
                     self._places.append(found)
@@ -124,6 +145,7 @@ class Store:
     def __iter__(self) -> Iterator[Credited]:
         """All readable trajectories in order. A damaged one is left out and noted in `damage`."""
         plain: Path | None = None
+        unpacked, most = 0, most_unpacked(self._size)
         for place in self._places:
             if place.plain:
                 if place.path != plain:
@@ -131,16 +153,37 @@ class Store:
                     yield from _plain_entries(plain)
                 continue
             try:
-                yield _load(place)
+                record = unpack(place)
+                unpacked += len(record)
+                if unpacked > most:
+                    self._note(Damage(place.path, place.offset, beyond(most)))
+                    return
+                entry = _parse(place, record)
             except StoreError as error:
-                found = Damage(place.path, place.offset, str(error))
-                if found not in self.damage:
-                    self.damage.append(found)
+                self._note(Damage(place.path, place.offset, str(error)))
+            else:
+                yield entry
+
+    def _note(self, found: Damage) -> None:
+        if found not in self.damage:
+            self.damage.append(found)
 
     def tokens(self) -> tuple[str, ...]:
-        """The text of each token id; () where the run did not store it."""
+        """The text of each token id; () where the run did not store it.
+
+        Raises:
+            StoreError: the file is a link that leads out of the folder, or holds something else.
+        """
         path = (self.source if self.source.is_dir() else self.source.parent) / _TOKENS
-        return tuple(json.loads(path.read_text())) if path.exists() else ()
+        if (text := text_of(path)) is None:
+            return ()
+        try:
+            texts = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{path} holds no texts of tokens: {error}") from error
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            raise StoreError(f"{path} holds no texts of tokens; remove it, or copy it from its run")
+        return tuple(texts)
 
 
 def read(source: Path) -> Iterator[Trajectory]:
@@ -157,8 +200,12 @@ def read(source: Path) -> Iterator[Trajectory]:
 
 
 def _load(place: Place) -> Credited:
+    return _parse(place, unpack(place))
+
+
+def _parse(place: Place, record: bytes) -> Credited:
     where = f"line {place.offset + 1}" if place.plain else f"byte {place.offset}"
-    return parse(unpack(place), f"{place.path}, {where}", place.path.parent)
+    return parse(record, f"{place.path}, {where}", place.path.parent)
 
 
 def _plain_entries(path: Path) -> Iterator[Credited]:

@@ -20,6 +20,10 @@ _TAIL = struct.Struct("<LL")  # CRC32 and length of what was packed
 _MAGIC, _DEFLATE, _EXTRA, _UNKNOWN_SYSTEM = b"\x1f\x8b", 8, 4, 255
 _NAME = b"RL"
 _LEVEL = 6
+MOST_RECORD_BYTES = 32 << 20
+"""Longest record that is read: a trajectory of a million tokens has less. Compressed it may be a thousandth of that."""
+MOST_RATIO = 100
+"""Most bytes that are unpacked per byte on disk, beyond one record. Log probabilities do not compress so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +103,17 @@ def is_plain(path: Path) -> bool:
 
 def plain_lines(path: Path) -> Iterator[bytes | Damage]:
     """The lines of a plain file, and at most one `Damage`, which comes last."""
-    unpacked = 0
+    unpacked, most = 0, most_unpacked(path.stat().st_size)
     with gzip.open(path, "rb") as file:
         try:
-            for line in file:
+            while line := file.readline(MOST_RECORD_BYTES + 1):
                 unpacked += len(line)
+                if len(line) > MOST_RECORD_BYTES:
+                    yield Damage(path, 0, f"a line has more than {MOST_RECORD_BYTES:,} bytes; the rest is not read")
+                    return
+                if unpacked > most:
+                    yield Damage(path, 0, beyond(most))
+                    return
                 yield line
         except (EOFError, OSError, zlib.error) as error:
             yield Damage(path, path.stat().st_size, f"torn after {unpacked} unpacked bytes, or no gzip: {error}")
@@ -120,10 +130,29 @@ def unpack(place: Place) -> bytes:
             if number == place.offset and isinstance(line, bytes):
                 return line
         raise StoreError(f"{place.path}, line {place.offset + 1}: it is not there any more")
+    where = f"{place.path} from byte {place.offset}: {place.id!r}"
+    if place.size > MOST_RECORD_BYTES:
+        raise StoreError(f"{where} has more than {MOST_RECORD_BYTES:,} bytes, which is no trajectory")
     with place.path.open("rb") as file:
         file.seek(place.offset)
         member = file.read(place.size)
+    unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        return gzip.decompress(member)
-    except (EOFError, OSError, zlib.error) as error:
-        raise StoreError(f"{place.path} from byte {place.offset}: {place.id!r} is damaged: {error}") from error
+        record = unpacking.decompress(member, MOST_RECORD_BYTES + 1)
+    except zlib.error as error:
+        raise StoreError(f"{where} is damaged: {error}") from error
+    if len(record) > MOST_RECORD_BYTES:
+        raise StoreError(f"{where} unpacks to more than {MOST_RECORD_BYTES:,} bytes, which is no trajectory")
+    if not unpacking.eof or unpacking.unused_data:
+        raise StoreError(f"{where} is damaged: it does not end where it says")
+    return record
+
+
+def most_unpacked(size: int) -> int:
+    """Most bytes that are unpacked of `size` bytes on disk."""
+    return MOST_RECORD_BYTES + MOST_RATIO * size
+
+
+def beyond(most: int) -> str:
+    """The reason of a `Damage` where the rest is not read."""
+    return f"it unpacks to more than {most:,} bytes, {MOST_RATIO} times what is on disk; the rest is not read"

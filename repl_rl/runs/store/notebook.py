@@ -46,14 +46,14 @@ def read_notebook(path: Path) -> Credited:
     try:
         metadata = json.loads(path.read_text())["metadata"]
         record, setup = metadata.get(_KEY), metadata.get(_WORKSPACE)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path} is no notebook: {error!r}") from error
     if record is None:
         raise StoreError(f"{path} holds no trajectory; give a notebook that was exported from one")
-    entry = parse(str(record).encode(), str(path))
+    entry = parse(str(record).encode("utf-8", "surrogatepass"), str(path))
     if entry.trajectory.workspace is None or setup is None:
         return entry
-    workspace = Workspace.read(str(setup).encode())
+    workspace = Workspace.read(str(setup).encode("utf-8", "surrogatepass"))
     if workspace != entry.trajectory.workspace:
         raise StoreError(f"{path}: its workspace is not the one of its trajectory; export it again")
     return replace(entry, trajectory=replace(entry.trajectory, workspace=workspace))

@@ -32,6 +32,7 @@ from repl_rl.runs.store.schema import (
     LineRecord,
     SegmentRecord,
     TrajectoryRecord,
+    check_types,
 )
 from repl_rl.runs.store.workspaces import StoredWorkspace
 
@@ -105,6 +106,7 @@ def from_record(record: TrajectoryRecord, folder: Path | None = None) -> Credite
             f"this release reads records of version {', '.join(map(str, READABLE))} that name their policy step"
         )
     newest = record if version == SCHEMA_VERSION else upgraded(record)
+    check_types(newest, TrajectoryRecord)
     credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in newest["credit"])
     return Credited(_trajectory(newest, folder), credit_L)
 

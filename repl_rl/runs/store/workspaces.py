@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repl_rl.errors import StoreError
-from repl_rl.machine.files import write_whole
+from repl_rl.machine.files import lies_in, write_whole
 from repl_rl.record.setup import Setup
 
 _FOLDER = "workspaces"
+_MOST_BYTES = 256 << 20
+"""More than a workspace may have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +33,8 @@ class StoredWorkspace:
                 f"the workspace {self.digest[:12]} was not stored with its trajectory; give the run's folder"
             )
         path = _path(self.folder, self.digest)
+        if not lies_in(self.folder, path) or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            raise StoreError(f"the workspace {path} is no file of its run, or too large; copy it from its run")
         try:
             found = path.read_bytes()
         except OSError as error:
