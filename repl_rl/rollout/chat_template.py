@@ -190,10 +190,10 @@ class ChatTemplate:
 
 def _folded(messages: Sequence[Message]) -> Sequence[Message]:
     """`messages` with the text of the system message before that of the first question, a blank line between them."""
-    system, first, *others = [*messages, {}]
-    if first.get("role") != "user":
+    if len(messages) < 2 or messages[1]["role"] != "user":
         return messages
-    return [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others[:-1]]
+    system, first = messages[:2]
+    return [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *messages[2:]]
 
 
 def _arguments(text: str) -> set[str]:

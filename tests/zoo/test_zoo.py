@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, play, rows_of, trained
 from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO
@@ -16,6 +16,7 @@ from repl_rl.cli import main
 from repl_rl.engine.decoder import Decoder, refuse_undecodable
 from repl_rl.engine.decoder import Row as Fed
 from repl_rl.engine.logits import attention
+from repl_rl.engine.names import causal_class
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.scoring import install, score_rows
 from tests.documents import ROOT
@@ -89,8 +90,8 @@ def test_engine_and_update_compute_what_the_model_itself_does(name: str, made: M
     """Windows, capped and scaled logits, capped attention, keys and values of several widths."""
     folder = made(name)
     refuse_undecodable(folder)
-    config = AutoModelForCausalLM.from_pretrained(folder).config
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention(config)).eval()
+    how = attention(*causal_class(AutoConfig.from_pretrained(folder)))
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=how).eval()
     ids = [int(i) for i in torch.randint(0, EOS, (2 * WINDOW + 3,), generator=torch.Generator().manual_seed(1))]
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1]
