@@ -55,4 +55,4 @@ docs:
 	.venv/bin/python -m website.links site
 
 clean:
-	rm -rf .venv runs dist site .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site .mypy_cache .ruff_cache .hypothesis

@@ -269,7 +269,7 @@ def test_what_is_printed_is_text_and_names_in_brackets_are_no_markup(capsys: pyt
 
 def test_every_verb_prints_by_way_of_the_terminal() -> None:
     sources = {path.name: path.read_text() for path in Path(repl_rl.cli.__file__).parent.rglob("*.py")}
-    makers = [name for name, source in sources.items() if re.search(r"\bConsole\(", source)]
+    makers = [name for name, source in sources.items() if re.search(r"\b(Console|_Terminal)\(", source)]
     assert makers == ["terminal.py"]
 
 

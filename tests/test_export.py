@@ -1,6 +1,7 @@
 """`repl-rl export`: a table has what other trainers read, and trajectories come back out of it as they were."""
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from repl_rl.cli import main
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import StoreError
+from repl_rl.machine.alone import OWNER
 from repl_rl.record.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
 from repl_rl.runs.store import Store, write_step
 from repl_rl.runs.store.table import COLUMNS, entry_of, row_of
@@ -204,3 +206,30 @@ def test_the_python_of_the_page_reads_a_table(
 def test_the_page_has_the_columns_of_the_code() -> None:
     table = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", PAGES["docs/export.md"], re.MULTILINE)
     assert table == [(name, column.kind, column.about) for name, column in COLUMNS.items()]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_no_table_of_ours_is_not_replaced(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_step(tmp_path / "run" / "trajectories", 1, [replace(trajectory(), id="one")])
+    out, back = tmp_path / place, tmp_path / "back.jsonl.gz"
+    command = ["export", str(tmp_path / "run"), "--out", str(out), "--overwrite"]
+    theirs = Dataset.from_dict({"text": ["years of work"]})
+    if out.suffix:
+        theirs.to_parquet(out)
+    else:
+        theirs.save_to_disk(out)
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "another file is there" in told or "`repl-rl export` did not make it" in told
+    found = Dataset.from_parquet(str(out)) if out.suffix else load_from_disk(out)
+    assert found["text"][0] == "years of work"
+    shutil.rmtree(out) if out.is_dir() else out.unlink()
+    assert main(command) == 0
+    if out.is_dir():
+        (out / OWNER).unlink()  # as the release before wrote it
+    assert main(command) == 0
+    back.write_bytes(b"mine")
+    assert main(["export", str(out), "--out", str(back), "--overwrite"]) == 2
+    assert back.read_bytes() == b"mine"

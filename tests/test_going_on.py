@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from safetensors.torch import load_file
 
 from repl_rl.cli import main
 from repl_rl.cli.begun import Portions, begun, kept
+from repl_rl.coldstart import selection
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.finetune import finetune, labelled
 from repl_rl.coldstart.kept import Keeping
@@ -22,6 +26,7 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import read
 from repl_rl.sandbox import Births, Limits
 from repl_rl.sandbox.inprocess import InProcess
+from tests.processes import wait_for
 from tests.test_finetune import POLICY, RECOVERED, RENDERER, RIGHT
 
 COURSE = Course(("count", "dates/2"), MIXES["cold"], 23, 5)
@@ -122,22 +127,19 @@ def test_a_damaged_state_of_a_fine_tuning_is_named_and_passed_over(
 
 
 def test_sft_does_not_play_again_what_it_has_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "policy"
-    out.write_text("in the way: what was learned cannot be put here")
-    flags = ["sft", "--samples", "2", "--train-tasks", "6", "--out", str(out), "--overwrite", "--sandbox", "unsafe"]
-    flags += ["--engine", "transformers", "--tasks", "builtin:count", "--learning.steps", "2"]
-    assert main(flags) == 2
-    assert "then give the command again" in capsys.readouterr().err
-    place = tmp_path / ".policy.begun"
-    played = told(read(place / "rollouts" / "000000.jsonl.gz"))
-    written_ns = (place / "rollouts" / "000000.jsonl.gz").stat().st_mtime_ns
-    assert main([*flags[:-1], "3"]) == 2  # with --overwrite other settings begin anew
-    capsys.readouterr()
-    assert (place / "rollouts" / "000000.jsonl.gz").stat().st_mtime_ns > written_ns
-    assert main([*(flag for flag in flags[:-1] if flag != "--overwrite"), "4"]) == 2
-    assert "learning.steps is 4, the run's 3" in capsys.readouterr().err
-    out.unlink()
-    assert main([*flags[:-1], "3"]) == 0
+    out, place = tmp_path / "policy", tmp_path / ".policy.begun"
+    flags = ["sft", "--samples", "2", "--train-tasks", "6", "--out", str(out), "--sandbox", "unsafe"]
+    flags += ["--engine", "transformers", "--tasks", "builtin:count", "--learning.steps"]
+    file = place / "rollouts" / "000000.jsonl.gz"
+    with subprocess.Popen([sys.executable, "-m", "repl_rl.cli", *flags, "40"], stderr=subprocess.PIPE) as process:
+        wait_for(file.exists, process)
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    played = told(read(file))
+    assert main([*flags, "4"]) == 2
+    assert "learning.steps is 4, the run's 40" in capsys.readouterr().err
+    assert main([*flags, "40"]) == 0
     assert "going on with what" in capsys.readouterr().out
     assert told(read(out / "rollouts")) == played
     assert not place.exists()
@@ -145,15 +147,15 @@ def test_sft_does_not_play_again_what_it_has_played(tmp_path: Path, capsys: pyte
 
 def test_what_was_begun_is_for_one_process_and_leaves_nothing_where_nothing_was_done(tmp_path: Path) -> None:
     with (
-        begun(tmp_path / "out", "seed = 1\n", (), overwrite=False) as place,
+        begun(tmp_path / "out", "seed = 1\n", (), selection.POLICY, overwrite=False) as place,
         pytest.raises(ConfigError, match="another process is at work on it"),
-        begun(tmp_path / "out", "seed = 1\n", (), overwrite=False),
+        begun(tmp_path / "out", "seed = 1\n", (), selection.POLICY, overwrite=False),
     ):
         raise AssertionError
     assert not place.exists()
     (tmp_path / "out").mkdir()
     with (
         pytest.raises(ConfigError, match="it exists; name a new --out"),
-        begun(tmp_path / "out", "seed = 1\n", (), overwrite=False),
+        begun(tmp_path / "out", "seed = 1\n", (), selection.POLICY, overwrite=False),
     ):
         raise AssertionError

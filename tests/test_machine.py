@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from repl_rl.machine.files import whole_file, write_whole
 from repl_rl.machine.folders import whole_folder
+from repl_rl.machine.outputs import Output, contents
 from repl_rl.machine.threads import InThread
 from repl_rl.machine.versions import installed, versions
 from repl_rl.record.clip import clip
@@ -39,14 +40,15 @@ def test_a_finished_file_takes_the_place_of_the_older_one_at_once(tmp_path: Path
 
 def test_a_folder_is_replaced_by_a_finished_one_only(tmp_path: Path) -> None:
     final = tmp_path / "policy"
-    with whole_folder(final) as made:
+    kind = Output("make", "folder", ("old", "new"), lambda folder: False)
+    with whole_folder(final, kind) as made:
         (made / "old").touch()
-    with pytest.raises(FileNotFoundError), whole_folder(final, replace=True) as made:
+    with pytest.raises(FileNotFoundError), whole_folder(final, kind) as made:
         (made / "half" / "file").touch()
-    assert os.listdir(final) == ["old"]
-    with whole_folder(final, replace=True) as made:
+    assert contents(final) == ["old"]
+    with whole_folder(final, kind) as made:
         (made / "new").touch()
-    assert os.listdir(final) == ["new"]
+    assert contents(final) == ["new"]
     assert os.listdir(tmp_path) == ["policy"]
 
 

@@ -18,6 +18,7 @@ from repl_rl.machine.cores import cores
 from repl_rl.machine.launched import processes
 from repl_rl.machine.refused import cause, remedy
 from repl_rl.machine.stopping import STOPS, Terminated, explained, terminable
+from repl_rl.machine.streams import settle_streams
 
 VERBS = {
     "train": "train a policy with line rewards, and evaluate it before and after",
@@ -39,6 +40,8 @@ VERBS = {
     "doctor": "say what works on this machine and what does not",
 }
 """Each verb is a module of this package with a `main(argv) -> exit code`; it is imported only when it is called."""
+_OUTLASTING = {"train", "sft", "transcripts", "serve"}
+"""Verbs that go on where nobody reads what they print: what they make is elsewhere."""
 _INTERRUPTED = 128 + signal.SIGINT
 _STOPPED = {128 + number for number in (signal.SIGINT, *STOPS)}
 _UNREAD = 128 + signal.SIGPIPE
@@ -48,16 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `repl-rl`; alone it says what to do next.
 
     Returns the exit code: 0 done, 1 failed, 2 bad input, 3 where engine or consoles died again and again, 130
-    interrupted, 143 after SIGTERM, 138 after SIGUSR1, 129 after SIGHUP, 141 where nobody reads what it prints.
+    interrupted, 143 after SIGTERM, 138 after SIGUSR1, 129 after SIGHUP, 141 where nobody reads what it prints and it
+    makes nothing else.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
     logging.getLogger("vllm").setLevel(logging.ERROR)  # TRL imports it before the engine says what it may log
-    if arguments and arguments[0] in ("-h", "--help"):
-        print("usage: repl-rl VERB [options]    (repl-rl VERB --help lists them)\n")
-        print("\n".join(f"  {verb:<12}{summary}" for verb, summary in VERBS.items()))
-        return 0
     with terminable():
         try:
             return _run(arguments)
@@ -72,6 +72,7 @@ def run() -> NoReturn:
     After a stop, and beside other processes, the interpreter is not taken apart: with vLLM's modules that takes seconds
     (11 s on two busy cores), and whoever stops a program gives it few.
     """
+    settle_streams(outlast=bool(_OUTLASTING & {*sys.argv[1:2]}))
     guard_streams()
     stopped: list[int] = []
     atexit.register(_leave, stopped)  # registered before all others, so it runs after them
@@ -100,10 +101,19 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         if not arguments:
             welcome()
+            sys.stdout.flush()
+            return 0
+        if arguments[0] in ("-h", "--help"):
+            print("usage: repl-rl VERB [options]    (repl-rl VERB --help lists them)\n")
+            print("\n".join(f"  {verb:<12}{summary}" for verb, summary in VERBS.items()), flush=True)
             return 0
         if arguments[0] not in VERBS:
             raise ConfigError("verb", arguments[0], f"choose one of {', '.join(VERBS)}")
-        code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
+        try:
+            code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
+        except SystemExit:  # after --help
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except ReplRLError as error:
         if (stop := explained(error)) is not error:

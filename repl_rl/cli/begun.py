@@ -3,16 +3,17 @@
 import json
 import logging
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from repl_rl.coldstart.verified import Tally
 from repl_rl.errors import ConfigError
-from repl_rl.machine.alone import alone
+from repl_rl.machine.alone import maker
 from repl_rl.machine.durable import damage, write_durably
 from repl_rl.machine.files import write_whole
+from repl_rl.machine.folders import take_place
+from repl_rl.machine.outputs import Output, clear, contents, followed
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import append, read
@@ -24,63 +25,88 @@ SETTINGS = "config.toml"
 PORTION = 256
 """Demonstrations that are kept together: at most so many are executed again."""
 _KEPT, _COUNTS = "kept.jsonl.gz", "counts.json"
+_THEN = ", then give the command again"
 
 
 def place_of(out: Path) -> Path:
-    """Where what is done so far is kept until `out` is written."""
-    return out.absolute().with_name(f".{out.absolute().name}.begun")
+    """Where what is done so far is kept until `out` is written, next to where a link leads."""
+    final = Path(os.path.realpath(out))
+    return final.parent / f".{final.name}.begun"
 
 
 @contextmanager
-def begun(out: Path, settings: str, free: Collection[str], overwrite: bool) -> Iterator[Path]:
+def begun(out: Path, settings: str, free: Collection[str], output: Output, overwrite: bool) -> Iterator[Path]:
     """The folder beside `out` of what is done so far, with `settings` in config.toml; for this process alone.
 
     It stays where the block does not end well. Whoever finishes removes it, or makes it `out`.
 
     Raises:
-        ConfigError: `out` is there and not to be replaced; or what was begun has other settings than those that are
-            `free`, each of which is named; or another process is at work on it; or it cannot be written.
+        ConfigError: `out` is there and not to be replaced, or not what `output` says; or what was begun has other
+            settings than those that are `free`, each of which is named; or another process is at work on it; or it
+            cannot be written.
     """
-    place = place_of(out)
-    if (place / SETTINGS).is_file():
-        told = differences(place / SETTINGS, settings, free)
-        if told and not overwrite:
-            remedy = f"{place} was begun with others; give those to go on, or --overwrite to begin anew"
-            raise ConfigError("settings", "; ".join(told), remedy)
-        if told:
-            shutil.rmtree(place)
-        else:
-            print(f"going on with what {place} has", flush=True)
-    elif out.exists() and not overwrite:
-        raise ConfigError("output folder", str(out), "it exists; name a new --out, or --overwrite to replace it")
-    with writing("output folder", out, then=", then give the command again"):
-        place.mkdir(parents=True, exist_ok=True)
-        if not (place / SETTINGS).is_file():
-            write_whole(place / SETTINGS, settings)
-    with _alone(place):
+    final = _final(out, output, overwrite)
+    place = place_of(final)
+    output.refuse_owned(place)
+    _refuse(final, place, settings, free, output, overwrite)
+    with ExitStack() as stack:
+        with writing(output.thing, out, then=_THEN):
+            stack.enter_context(output.claimed(place))
+        told = _refuse(final, place, settings, free, output, overwrite)  # again: nobody else changes it from here on
+        with writing(output.thing, out, then=_THEN):
+            if told:
+                clear(place)
+            if not (place / SETTINGS).is_file():
+                write_whole(place / SETTINGS, settings)
+            else:
+                print(f"going on with what {place} has", flush=True)
         try:
             yield place
         finally:
-            if place.exists() and [file.name for file in place.iterdir()] == [SETTINGS]:  # nothing was done
-                shutil.rmtree(place)
+            if place.exists() and contents(place) == [SETTINGS]:  # nothing was done
+                clear(place)
 
 
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(alone(place))
-        except BlockingIOError as error:
-            remedy = "another process is at work on it; wait for its end, or choose another --out"
-            raise ConfigError("output folder", str(place), remedy) from error
-        yield
+def _final(out: Path, output: Output, overwrite: bool) -> Path:
+    """Where `out` is, links followed."""
+    final = Path(os.path.realpath(followed(output.thing, out)))
+    if overwrite:
+        output.refuse_other(final)
+    if not final.name:
+        raise ConfigError(output.thing, str(out), f"that is no place for it; {output.remedy}")
+    return final
 
 
-def finish(place: Path, out: Path) -> None:
-    """Make `place` what `out` is, in place of an older one."""
-    if out.exists():
-        shutil.rmtree(out)
-    os.rename(place, out)
+def _refuse(
+    final: Path, place: Path, settings: str, free: Collection[str], output: Output, overwrite: bool
+) -> Sequence[str]:
+    """Refuse what may not be replaced or resumed; returns why what was begun is removed, nothing where it is not."""
+    told: Sequence[str] = ()
+    if place.is_dir() and contents(place):
+        made_by, has_settings = maker(place), (place / SETTINGS).is_file()
+        if made_by != output.verb and not (made_by == "" and has_settings):
+            remedy = f"`repl-rl {output.verb}` did not make it, and keeps there what it has done; {output.remedy}"
+            raise ConfigError(output.thing, str(place), remedy)
+        # without settings it was being removed
+        told = differences(place / SETTINGS, settings, free) if has_settings else ["none are left"]
+        if has_settings and told and not overwrite:
+            remedy = f"{place} was begun with others; give those to go on, or --overwrite to begin anew"
+            raise ConfigError("settings", "; ".join(told), remedy)
+    if final.exists() and not overwrite:
+        raise ConfigError(output.thing, str(final), "it exists; name a new --out, or --overwrite to replace it")
+    return told
+
+
+def finish(made: Path, out: Path, output: Output, overwrite: bool) -> None:
+    """Make `made` what `out` is, in place of an older one.
+
+    Raises:
+        ConfigError: something else is there by now.
+    """
+    final = _final(out, output, overwrite)
+    if final.exists() and not overwrite:
+        raise ConfigError(output.thing, str(out), "it exists by now; move it away, then give the command again")
+    take_place(made, final)
 
 
 class Portions:

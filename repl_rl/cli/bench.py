@@ -21,9 +21,12 @@ from repl_rl.lab.fleet import FleetConfig, run_fleet
 from repl_rl.lab.load import LoadConfig, run_load
 from repl_rl.lab.prefixes import StoredStep, bench_prefixes, bench_step
 from repl_rl.lab.sandbox import bench_sandbox
+from repl_rl.lab.strikes import STRIKES
 from repl_rl.lab.update import bench_update
 from repl_rl.machine.assets import asset
+from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
+from repl_rl.runs.folder import RUN
 from repl_rl.runs.store import read, step_file
 from repl_rl.settings.arguments import parse
 
@@ -164,6 +167,9 @@ def _bench_echo(config: EchoBenchConfig) -> object:
 
 
 def _bench_faults(config: FaultsBenchConfig) -> object:
+    for name in config.faults or STRIKES:  # each run takes the place of an older one of its name
+        RUN.refuse_owned(config.out / name)
+        RUN.refuse_other(config.out / name)
     return run_faults(config, lambda line: print(line, file=sys.stderr, flush=True), read)
 
 
@@ -179,7 +185,17 @@ def _writable(config: Config) -> Config:
     """Refuse now what could not be written after a measurement of many minutes."""
     if config.json is not None and not config.json.absolute().parent.is_dir():
         raise ConfigError("json", str(config.json), "there is no such folder; give a file in one that exists")
+    if config.json is not None:
+        refuse_other_file("json", config.json, _are_figures)
     return config
+
+
+def _are_figures(file: Path) -> bool:
+    """True for a file that may be of a benchmark: each writes an object or a list, and is read by no other verb."""
+    try:
+        return isinstance(json.loads(file.read_text(encoding="utf-8")), dict | list)
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,7 +1,8 @@
 """`repl-rl eval`: held-out solve rates of a policy, with intervals, and compared with another evaluation."""
 
+import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,11 +19,13 @@ from repl_rl.evaluation import (
     Study,
     check_same_tasks,
     compare,
+    is_study,
     play_all,
     read_study,
     write_study,
 )
 from repl_rl.judges import check_judges
+from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
@@ -75,18 +78,23 @@ def main(argv: Sequence[str]) -> int:
     tasks = config.drawn(config.split, config.count)
     check_judges(tasks)
     config.try_workspaces(tasks)
+    if config.json is not None:
+        refuse_other_file("json", config.json, is_study)
+        if config.against is not None and os.path.realpath(config.json) == os.path.realpath(config.against):
+            raise ConfigError("json", str(config.json), "--against names the same file; write to another one")
     other = read_study(config.against) if config.against else None
     if other is not None:
         check_same_tasks(other, (task.id for task in tasks))
     folder = EvaluationFolder(config.out, config.lasting) if config.out else None
-    study = _play(config, tasks, folder, console)
-    console.print(_table(config, study))
-    console.print(_sentence(config, study))
-    about: dict[str, str | int] = {"model": config.policy.reference, "source": config.tasks, "seed": config.seed}
-    for path in (config.json, config.out and config.out / "eval.json"):
-        if path is not None:
-            with writing("file", path, then=", then give the command again"):
-                write_study(path, study, config.k, about)
+    with folder.held() if folder else nullcontext():
+        study = _play(config, tasks, folder, console)
+        console.print(_table(config, study))
+        console.print(_sentence(config, study))
+        about: dict[str, str | int] = {"model": config.policy.reference, "source": config.tasks, "seed": config.seed}
+        for path in (config.json, config.out and config.out / "eval.json"):
+            if path is not None:
+                with writing("file", path, then=", then give the command again"):
+                    write_study(path, study, config.k, about)
     if other is not None:
         _show(compare(study, other), str(config.against), console)
     return 0

@@ -9,9 +9,10 @@ from tyro.conf import Positional
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.files import whole_file
+from repl_rl.machine.outputs import followed, refuse_inputs, refuse_other_file
 from repl_rl.machine.refused import writing
-from repl_rl.runs.store import Store, append
-from repl_rl.runs.store.table import PARQUET, is_table, open_table, write_table
+from repl_rl.runs.store import Store, append, is_step_file
+from repl_rl.runs.store.table import PARQUET, is_table, open_table, refuse_other_table, write_table
 from repl_rl.settings.arguments import parse
 
 _OURS = ".jsonl.gz"
@@ -27,13 +28,15 @@ class ExportConfig:
     """What to write: a table as one file if it ends in .parquet, else as a folder for datasets.load_from_disk; of a
     table, a file of trajectories, which ends in .jsonl.gz."""
     overwrite: bool = False
-    """Replace what is there."""
+    """Replace an older table, or file of trajectories, that is there; anything else is refused."""
 
     def __post_init__(self) -> None:
         if self.out.exists() and not self.overwrite:
             raise ConfigError("out", str(self.out), "it is there already; choose another, or give --overwrite")
         if self.out.is_dir() == (self.out.suffix in (PARQUET, ".gz")) and self.out.exists():
             raise ConfigError("out", str(self.out), "a file and a folder do not replace each other; choose another")
+        if self.overwrite:
+            refuse_inputs("out", self.out, [("source", str(self.source))])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,8 +47,13 @@ def main(argv: Sequence[str]) -> int:
         told = f"a table becomes a file of trajectories; let it end in {_OURS}"
         other = f"trajectories become a table; end it in {PARQUET}, or name a folder"
         raise ConfigError("out", str(config.out), told if back else other)
+    out = followed("out", config.out)
+    if back:
+        refuse_other_file("out", out, is_step_file)
+    else:
+        refuse_other_table(out)
     with writing("out", config.out, then=", then give the command again"):
-        count = _import(config.source, config.out) if back else _export(config.source, config.out)
+        count = _import(config.source, out) if back else _export(config.source, out)
     print(f"{config.out}: {count} trajectories")
     return 0
 

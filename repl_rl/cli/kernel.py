@@ -23,7 +23,7 @@ class InstallConfig:
     sys_prefix: bool = False
     """For the environment that repl-rl runs in."""
     name: str = jupyter.NAME
-    """Name of the kernelspec: letters, digits, `-`, `.` and `_`. One of the same name is replaced."""
+    """Name of the kernelspec: letters, digits, `-`, `.` and `_`. One of ours of the same name is replaced."""
     isolated: bool = True
     """Run it inside bubblewrap: without network, on a read-only file system. Jupyter must then run in an environment
     that repl_rl is installed in."""

@@ -21,13 +21,14 @@ from repl_rl.cli.rollout import transcript
 from repl_rl.cli.terminal import terminal
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
+from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.record.clip import clip
 from repl_rl.record.console import PS1
 from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.replay import Branches, Determinism, Replay, Step, branch, open_replay, start_at, verify_all
 from repl_rl.runs.store import Damage, Store, guarded, printable, to_text, transitions
-from repl_rl.runs.store.notebook import read_notebook, write_notebook
+from repl_rl.runs.store.notebook import read_notebook, to_notebook
 from repl_rl.sandbox import Sandbox
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
@@ -119,10 +120,10 @@ def _read(config: ReplayConfig) -> tuple[Sequence[Credited], Sequence[Damage]]:
 def _export(entry: Credited, path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise ConfigError("export", str(path), "there is no such folder; give a file in one that exists")
-    if path.suffix == ".ipynb":
-        write_notebook(entry, path)
-    else:
-        path.write_text(to_text(entry.trajectory), encoding="utf-8")
+    text = to_notebook(entry) if path.suffix == ".ipynb" else to_text(entry.trajectory)
+    content = text.encode()
+    refuse_other_file("export", path, lambda file: file.read_bytes() == content)
+    path.write_bytes(content)
     print(path)
 
 

@@ -1,5 +1,6 @@
 """`repl-rl rollout`: play a few tasks and print what happened as console transcripts."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Annotated
 from rich.text import Text
 
 from repl_rl.cli.terminal import terminal
+from repl_rl.errors import ConfigError
 from repl_rl.judges import check_judges
 from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import HostCall, Line, LineEnd, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
-from repl_rl.runs.store import guarded, printable, write_step
+from repl_rl.runs.store import guarded, printable, step_file, write_step
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Split
@@ -31,7 +33,7 @@ class RolloutConfig(World):
     temperature: Annotated[float, AtLeast(0)] = 1.0
     """Sampling temperature, >= 0; 0 is greedy."""
     save: Path | None = None
-    """Folder to store the trajectories in; none: they are only printed."""
+    """Folder to store the trajectories in, which has no rollouts yet; none: they are only printed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +43,8 @@ class RolloutConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(RolloutConfig, "rollout", argv)
+    if config.save is not None and os.path.lexists(there := step_file(config.save, 0)):
+        raise ConfigError("save", str(config.save), f"it has rollouts already, {there.name}; name another folder")
     tasks = config.drawn(Split.HELD_OUT, config.count)
     check_judges(tasks)
     config.try_workspaces(tasks)

@@ -18,9 +18,10 @@ from tyro.conf import Positional
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.machine.files import Json
+from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.runs.listed import Listed, Status, listed, runs_in
-from repl_rl.runs.report import Differing, told_apart, write_comparison
+from repl_rl.runs.report import Differing, is_page, told_apart, write_comparison
 from repl_rl.runs.store import printable
 from repl_rl.runs.told import RUNS, refuse_foreign, settings_of
 from repl_rl.settings.arguments import parse
@@ -153,6 +154,7 @@ def _compare(config: CompareConfig) -> None:
     beside = config.one.resolve().parent / f"compare-{config.one.resolve().name}-{config.other.resolve().name}.html"
     file = config.out or beside
     settings = differing(config.one, config.other)
+    refuse_other_file("out", file, is_page)
     with writing("report", file, then=", or choose another --out"):
         write_comparison(config.one, config.other, settings, file)
     _beside(names, settings, [listed(config.one), listed(config.other)], terminal())

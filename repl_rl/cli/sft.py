@@ -11,14 +11,16 @@ from typing import Annotated
 
 from rich.console import Console
 
-from repl_rl.cli.begun import SETTINGS, begun, place_of
+from repl_rl.cli.begun import SETTINGS, begun, finish, place_of
 from repl_rl.cli.terminal import terminal
-from repl_rl.coldstart.selection import FinetuneConfig, Selection, select
+from repl_rl.coldstart.selection import POLICY, FinetuneConfig, Selection, select
 from repl_rl.engine.checkpoint import refuse_incomplete
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import EvaluationFolder
 from repl_rl.judges import check_judges
 from repl_rl.machine.files import write_whole
+from repl_rl.machine.folders import whole_folder
+from repl_rl.machine.outputs import refuse_inputs
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
@@ -31,6 +33,8 @@ from repl_rl.tasks import Split, Task
 from repl_rl.world import World
 
 _ROLLOUTS = "rollouts"
+_MADE = "policy"
+"""The fine-tuned policy beside `out`, until it is whole."""
 _PORTION = 256
 """Rollouts that are kept together: at most so many are played again."""
 FREE = frozenset({"out", "overwrite", "concurrency"})
@@ -57,7 +61,7 @@ class SftConfig(World):
     out: Path = Path("policy")
     """New folder for the fine-tuned policy; its rollouts are kept in OUT/rollouts."""
     overwrite: bool = False
-    """Replace an older folder of that name."""
+    """Replace an older policy that this verb made there; anything else is refused."""
     learning: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
@@ -79,9 +83,12 @@ def main(argv: Sequence[str]) -> int:
     config = config.dated(place_of(config.out) / SETTINGS)
     renderer = config.renderer()
     settings = dump(replace(config, model=config.policy.reference))
+    if config.overwrite:
+        data = (("data", str(source)) for source in config.data)
+        refuse_inputs("output folder", config.out, [("model", config.model), ("tasks", config.tasks), *data])
     tasks = config.drawn(Split.TRAIN, config.train_tasks) if config.samples else ()
     check_judges(tasks)
-    with begun(config.out, settings, FREE, config.overwrite) as place:
+    with begun(config.out, settings, FREE, POLICY, config.overwrite) as place:
         stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
         played = _play(config, tasks, place, console) if tasks else []
         chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)
@@ -89,19 +96,24 @@ def main(argv: Sequence[str]) -> int:
         with writing("output folder", config.out, then=", then give the command again"):
             _learn(config, renderer, chosen, place, console)
             if played:
-                write_step(config.out / _ROLLOUTS, 0, played)
-        shutil.rmtree(place)
+                write_step(place / _MADE / _ROLLOUTS, 0, played)
+            finish(place / _MADE, config.out, POLICY, config.overwrite)
+            shutil.rmtree(place)
     console.print(f"fine-tuned policy {config.out}")
     return 0
 
 
 def _begin(config: SftConfig, console: Console) -> int:
-    if config.out.exists() and not config.overwrite:
-        raise ConfigError("output folder", str(config.out), "it exists; name a new --out, or --overwrite to replace it")
     from repl_rl.coldstart.fresh import write_fresh_policy  # torch: slow to import
 
-    shutil.rmtree(config.out, ignore_errors=True)
-    write_fresh_policy(config.out, config.seed)
+    with (
+        begun(config.out, dump(config), FREE, POLICY, config.overwrite) as place,
+        writing("output folder", config.out, then=", then give the command again"),
+    ):
+        with whole_folder(place / _MADE, POLICY) as made:
+            write_fresh_policy(made, config.seed)
+        finish(place / _MADE, config.out, POLICY, config.overwrite)
+        shutil.rmtree(place)
     console.print(f"new policy {config.out}, random weights")
     return 0
 
@@ -173,7 +185,7 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, place: Path
             console.print(f"           what the console printed: {loss:.4f} nats a token")
 
     base, kept = config.model_folder, Keeping(place / "states")
-    finetune(base, renderer, fitting, config.out, config.learning, config.seed, on_step, on_observed, kept)
+    finetune(base, renderer, fitting, place / _MADE, config.learning, config.seed, on_step, on_observed, kept)
 
 
 def _check_same(file: Path, examples: Sequence[Mapping[str, Sequence[int]]]) -> None:

@@ -67,6 +67,13 @@ class _Filter(RenderHook):
         return [_Filtered(renderable) for renderable in renderables]
 
 
+class _Terminal(Console):
+    """A terminal whose reader may leave: rich ends the program with 1 then, as if it had failed."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def terminal(*, quiet: bool = False) -> Console:
     """The terminal, in which every text is what it says: `repl_rl[ray]` names an extra, and is no markup.
 
@@ -75,6 +82,6 @@ def terminal(*, quiet: bool = False) -> Console:
     Args:
         quiet: nothing is printed.
     """
-    console = Console(highlight=False, markup=False, quiet=quiet)
+    console = _Terminal(highlight=False, markup=False, quiet=quiet)
     console.push_render_hook(_Filter())
     return console

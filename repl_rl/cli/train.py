@@ -21,6 +21,7 @@ from repl_rl.judges import check_judges
 from repl_rl.machine.assets import asset
 from repl_rl.machine.files import Json
 from repl_rl.machine.launched import processes, rank
+from repl_rl.machine.outputs import check_name, refuse_inputs
 from repl_rl.machine.stopping import explained, undisturbed
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Fleet, chosen_fleet, fleet_options
@@ -49,11 +50,11 @@ class TrainConfig(World):
     """Train a policy. Without options: the bundled policy on the bundled tasks."""
 
     name: str = "quickstart"
-    """Name of the run; its folder is OUT/NAME."""
+    """Name of the run, one component of a path; its folder is OUT/NAME."""
     out: Path = RUNS
     """Where run folders are made."""
     overwrite: bool = False
-    """Replace a run of the same name."""
+    """Replace a run of the same name; what is no run, or has a file of yours in it, is refused."""
     resume: bool = False
     """Go on with the run of the same name where its newest state is; its settings must be the same, but that steps may
     grow. Where there is no such run yet it begins."""
@@ -84,6 +85,7 @@ class TrainConfig(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self)
+        check_name(self.name)
         saving(self.states)
         chosen_fleet(self.fleet)
         if self.eval_every > self.trainer.steps:
@@ -114,8 +116,10 @@ def main(argv: Sequence[str]) -> int:
     hush()
     with led():
         config = parse(TrainConfig, "train", argv, presets=asset("presets"))
-        replaced = config.overwrite or (rank() > 0 and not config.resume)  # the first process may have made it by now
-        folder = RunFolder(config.out / config.name, replaced, config.resume)
+        folder = RunFolder(config.out / config.name, config.overwrite, config.resume, main=rank() == 0)
+        if config.overwrite:
+            read = (config.model, config.tasks, config.validation)
+            refuse_inputs("run folder", folder.path, zip(("model", "tasks", "validation"), read, strict=True))
         dated = config.dated(folder.path / CONFIG if config.resume else None)
         if dated is not config and processes() > 1:
             remedy = "the chat template writes it, and processes that train together must agree; give a date"

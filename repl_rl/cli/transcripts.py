@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from rich.table import Table
 
-from repl_rl.cli.begun import Portions, begun, finish, kept
+from repl_rl.cli.begun import SETTINGS, Portions, begun, finish, kept
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
@@ -21,6 +21,7 @@ from repl_rl.coldstart.played import Course, demonstrations
 from repl_rl.coldstart.verified import Recipe, Tally, verified
 from repl_rl.errors import ConfigError
 from repl_rl.machine.files import whole_file
+from repl_rl.machine.outputs import Output
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.prompts import template
@@ -38,8 +39,16 @@ from repl_rl.world import QUICKSTART, World
 
 _TOLD_EVERY = 250
 _PORTIONS = ".portions"
+_COUNTS = "transcripts.json"
 FREE = frozenset({"out", "overwrite", "concurrency"})
 """Settings that decide nothing about what is made."""
+TRANSCRIPTS = Output(
+    "transcripts",
+    "output folder",
+    ("trajectories", _COUNTS, SETTINGS, _PORTIONS),
+    lambda folder: all((folder / name).exists() for name in ("trajectories", _COUNTS, SETTINGS)),
+)
+"""The folder that this verb writes: what is in one, and how one of version 0.2 is recognised."""
 PLACES: Seam[SandboxKind] = Seam("sandbox", {**SANDBOXES.kinds, InProcess.kind: InProcess})
 
 
@@ -64,7 +73,7 @@ class TranscriptsConfig:
     out: Path = Path("transcripts")
     """New folder to write: trajectories/ (a file a package), transcripts.json (counts and reasons), config.toml."""
     overwrite: bool = False
-    """Replace an older folder of that name."""
+    """Replace older transcripts that this verb made there; anything else is refused."""
     prompt: str = "bare"
     """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a
     text file."""
@@ -112,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     harvests = {package: list(harvest(package)) for package in config.from_doctests}
     tallies: dict[str, Tally] = {}
-    with begun(config.out, dump(config), FREE, config.overwrite) as place:
+    with begun(config.out, dump(config), FREE, TRANSCRIPTS, config.overwrite) as place:
         for package, specimens in harvests.items():
             print(f"{package}: {len(specimens)} doctests to execute ...", flush=True)
             asyncio.run(_package(config, recipe, package, specimens, tallies, place))
@@ -120,8 +129,8 @@ def main(argv: Sequence[str]) -> int:
             print(f"{' '.join(config.from_tasks)}: {config.count} demonstrations to execute ...", flush=True)
             asyncio.run(_demonstrations(config, renderer, tallies, place))
         with writing("output folder", place, then=", then give the command again"):
-            _keep_counts(place / "transcripts.json", tallies)
-            finish(place, config.out)
+            _keep_counts(place / _COUNTS, tallies)
+            finish(place, config.out, TRANSCRIPTS, config.overwrite)
     shutil.rmtree(config.out / _PORTIONS, ignore_errors=True)
     terminal().print(_table(tallies))
     return 0

@@ -28,7 +28,7 @@ from trl import SFTConfig
 
 from repl_rl.coldstart.kept import Keeping, KeptTrainer
 from repl_rl.coldstart.observing import IGNORED, LOSS, OBSERVED, Collator, ObservingTrainer
-from repl_rl.coldstart.selection import FinetuneConfig
+from repl_rl.coldstart.selection import POLICY, FinetuneConfig
 from repl_rl.engine.dropout import disable_dropout
 from repl_rl.engine.forbidden import forbid
 from repl_rl.engine.logits import attention
@@ -146,6 +146,8 @@ def finetune(
 ) -> float:
     """Fine-tune the policy in folder `base` on examples of `labelled`; save it, with its tokenizer, in `out`.
 
+    An older policy of a fine-tuning in `out` is replaced; anything else there is refused.
+
     The policy that learns is the one that samples: what `renderer` forbids has probability 0.
 
     With `config.observation_weight` it learns what the console printed too: examples then have `observed`, and
@@ -179,7 +181,7 @@ def finetune(
     if longest > room:
         remedy = f"the policy's context has {room} tokens; leave longer trajectories out"
         raise ConfigError("tokens of a trajectory", longest, remedy)
-    with whole_folder(out, replace=True) as torn:
+    with whole_folder(out, POLICY) as torn:
         told = Told(config.observation_weight, on_step, on_observed)
         args = sft_args(config, torn, seed)
         learning = trainer(model, renderer.tokenizer, examples, args, [told], config.observation_weight)

@@ -3,10 +3,36 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from repl_rl.errors import ConfigError
+from repl_rl.machine.outputs import Output
 from repl_rl.record.trajectory import Trajectory
+
+_OWN_TOKEN = b'"submit_final_answer"'
+
+
+def _tuned(folder: Path) -> bool:
+    """True for a policy that version 0.2 wrote and that cannot be any other: one that begins from `--fresh`, or one
+    with its own rollouts. Other policies of 0.2 look like any model, and models of a user's are not replaced."""
+    if not (folder / "config.json").is_file():
+        return False
+    tokenizer = folder / "tokenizer.json"
+    own = tokenizer.is_file() and _OWN_TOKEN in tokenizer.read_bytes()
+    return own or any((folder / "rollouts").glob("[0-9]*.jsonl.gz"))
+
+
+POLICY = Output(
+    "sft",
+    "output folder",
+    (
+        *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "rollouts"),
+        *("*token*", "vocab*", "merges*", "chat_template*", "README.md", "training_args.bin", "checkpoint-[0-9]*"),
+    ),
+    _tuned,
+)
+"""The folder of a policy that was fine-tuned, or begun with random weights: what is in one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from repl_rl.evaluation.comparison import Comparison, check_same_tasks, compare
 from repl_rl.evaluation.intervals import Interval, bootstrap, mean_within, pass_at_k, sign_test, wilson
 from repl_rl.evaluation.resumable import EvaluationFolder, play_all
-from repl_rl.evaluation.study import Study, TaskResult, evaluate, read_study, write_study
+from repl_rl.evaluation.study import Study, TaskResult, evaluate, is_study, read_study, write_study
 from repl_rl.evaluation.tampering import TamperedSandbox, evaluate_tampered, tamper, tamper_followed
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_tampered",
+    "is_study",
     "mean_within",
     "pass_at_k",
     "play_all",

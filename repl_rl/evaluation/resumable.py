@@ -1,11 +1,13 @@
 """Plays an evaluation in portions that are kept on disk, so that an interrupted one goes on where it stopped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.study import Study, TaskResult, result
 from repl_rl.machine.files import whole_file, write_whole
+from repl_rl.machine.outputs import Output, contents, followed
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import append, read
@@ -16,6 +18,14 @@ Play = Callable[[Sequence[Task], float], Sequence[Trajectory]]
 
 PORTION_TASKS = 64
 """Tasks of one portion: at most so many are played again after an interruption."""
+EVALUATION = Output(
+    "eval",
+    "evaluation folder",
+    ("rollouts", "greedy", "config.toml", "eval.json"),
+    lambda folder: (folder / "config.toml").is_file(),
+    "name another folder",
+)
+"""The folder of an evaluation. Nothing replaces one; one that was interrupted is resumed."""
 
 
 class EvaluationFolder:
@@ -29,13 +39,32 @@ class EvaluationFolder:
         """
         self.path = path
         self._config_toml = config_toml
+        self._refuse_other()
+
+    def _refuse_other(self) -> None:
+        path = followed(EVALUATION.thing, self.path)
         kept = path / "config.toml"
-        if kept.is_file() and kept.read_text() != config_toml:
-            differing = sorted(set(kept.read_text().splitlines()) ^ set(config_toml.splitlines()))
+        if kept.is_file() and kept.read_text() != self._config_toml:
+            differing = sorted(set(kept.read_text().splitlines()) ^ set(self._config_toml.splitlines()))
             remedy = f"it holds an evaluation with other settings ({'; '.join(differing)}); name another folder"
             raise ConfigError("evaluation folder", str(path), remedy)
-        if not kept.is_file() and path.exists() and any(path.iterdir()):
+        if path.exists() and not path.is_dir():
+            raise ConfigError("evaluation folder", str(path), "it is no folder; name another one")
+        if not kept.is_file() and path.exists() and contents(path):
             raise ConfigError("evaluation folder", str(path), "it holds something else; name a new folder")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the folder for this process alone, while the block lasts.
+
+        Raises:
+            ConfigError: another process has it, or it cannot be made, or holds another evaluation by now.
+        """
+        with ExitStack() as stack:
+            with writing("evaluation folder", self.path, then=", then give the command again"):
+                stack.enter_context(EVALUATION.claimed(self.path))
+            self._refuse_other()
+            yield
 
     def load(self, kind: str, portion: int, tasks: Sequence[Task]) -> Sequence[Trajectory] | None:
         """The trajectories of a portion, or None where it was not played to its end.

@@ -186,3 +186,12 @@ def read_study(path: Path) -> Study:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         remedy = f"give a file that `repl-rl eval --json` of this release wrote: {error!r}"
         raise ConfigError("evaluation file", str(path), remedy) from error
+
+
+def is_study(path: Path) -> bool:
+    """True for a file that `write_study` wrote, of this release or another."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and {"schema_version", "results"} <= record.keys()

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from repl_rl.machine.alone import alone
+from repl_rl.machine.alone import alone, mark
+from repl_rl.machine.outputs import Output, followed
 
 
 @contextmanager
@@ -30,21 +31,33 @@ def private_folder(root: Path, prefix: str) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(final: Path, replace: bool = False) -> Iterator[Path]:
+def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
     """A folder to fill. It becomes `final` when the block ends well; else nothing of it is left, parents included.
 
-    With `replace` it takes the place of a folder that is there. Without, the first one's stays where two processes make
-    `final` at a time.
+    Args:
+        final: where it goes.
+        replaces: the kind of folder that is made. It takes the place of one of its kind that is there, also where a
+            link leads. None: the first one's stays where two processes make `final` at a time.
+
+    Raises:
+        ConfigError: what is there is not of that kind.
     """
+    if replaces is not None:
+        final = followed(replaces.thing, final)
+        replaces.refuse_other(final)
     missing = [parent for parent in final.parents if not parent.exists()]
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with private_folder(final.parent, ".unfinished-") as torn:
             made = torn / final.name
             made.mkdir()
+            if replaces is not None:
+                mark(made, replaces.verb)
             yield made
-            if replace:
-                shutil.rmtree(final, ignore_errors=True)
+            if replaces is not None:
+                replaces.refuse_other(final)  # again: it may have changed since
+                take_place(made, final)
+                return
             try:
                 os.rename(made, final)
             except OSError:
@@ -55,6 +68,21 @@ def whole_folder(final: Path, replace: bool = False) -> Iterator[Path]:
             for parent in missing:
                 parent.rmdir()
         raise
+
+
+def take_place(made: Path, final: Path) -> None:
+    """Rename `made` to `final`; a folder that is there goes only then, and stays where that fails."""
+    with private_folder(final.parent, ".unfinished-") as torn:
+        if not final.exists():
+            os.rename(made, final)
+            return
+        older = torn / "older"
+        os.rename(final, older)
+        try:
+            os.rename(made, final)
+        except OSError:
+            os.rename(older, final)
+            raise
 
 
 def _alive(pid: int) -> bool:

@@ -9,56 +9,114 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from repl_rl.credit.credited import LineCredit
-from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.machine.alone import alone
+from repl_rl.errors import ConfigError, ReplRLError, StoreError
+from repl_rl.machine.alone import maker, mark
 from repl_rl.machine.files import Json, write_whole
+from repl_rl.machine.outputs import Output, clear, contents, followed
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.report import write_report
 from repl_rl.runs.store import write_step, write_tokens
-from repl_rl.runs.told import CONFIG, METRICS, SUMMARY, summary_of, whole_lines
+from repl_rl.runs.told import CONFIG, METRICS, SUMMARY, settings_of, summary_of, whole_lines
 
 _log = logging.getLogger(__name__)
+
+
+def _trained(folder: Path) -> bool:
+    """True for a folder with what version 0.2 made first: the settings of a training, and a folder for checkpoints."""
+    try:
+        return "trainer" in settings_of(folder) and (folder / "checkpoints").is_dir()
+    except StoreError:
+        return False
+
+
+RUN = Output(
+    "train",
+    "run folder",
+    (
+        *(CONFIG, METRICS, SUMMARY, "trajectories", "checkpoints", "states", "report.html", "curves.png"),
+        *("fleet", "fleet.json", "tensorboard", ".unfinished-*", ".*.unfinished"),
+    ),
+    _trained,
+    "choose another --name",
+)
+"""The folder of a run: what is in one, and how it is recognised."""
 
 
 class RunFolder:
     """The files of one run. It exists on disk only after `create`."""
 
-    def __init__(self, path: Path, overwrite: bool, resume: bool = False) -> None:
-        """Refuse early what could not be written later.
+    def __init__(self, path: Path, overwrite: bool, resume: bool = False, main: bool = True) -> None:
+        """Refuse early what could not be written later; nothing is written or removed yet.
+
+        A link to a folder stands for that folder.
+
+        Args:
+            path: the folder.
+            overwrite: a run that is there is to be replaced.
+            resume: a run that is there is to be resumed.
+            main: False for the other processes of a training, which only read.
 
         Raises:
-            ConfigError: the folder exists and is neither to be replaced nor gone on with, or both at once; or its
-                parent cannot be written.
+            ConfigError: the folder exists and is neither to be replaced nor gone on with, or both at once; it is no
+                run's; another process is at work on it; or its parent cannot be written.
         """
         if overwrite and resume:
             raise ConfigError("resume", resume, "a run that is replaced cannot be gone on with; leave one of both out")
-        if path.exists() and not (overwrite or resume):
-            remedy = "choose another --name, --resume to go on with that run, or --overwrite to replace it"
-            raise ConfigError("run folder", str(path), remedy)
-        parent = next(p for p in path.resolve().parents if p.exists())
-        if not (parent.is_dir() and os.access(parent, os.W_OK)):
-            raise ConfigError("run folder", str(path), f"{parent} is not a writable folder; choose another --out")
         self.path = path
         self.rows: list[Mapping[str, float]] = []
+        self._overwrite = overwrite
+        if main:
+            self._refuse(overwrite, resume)
+
+    def _refuse(self, overwrite: bool, resume: bool) -> None:
+        place = followed("run folder", self.path)
+        if place.exists() and not (overwrite or resume):
+            raise self._there()
+        RUN.refuse_owned(place)
+        if overwrite:
+            RUN.refuse_other(place)
+        if resume and place.exists():
+            self._refuse_foreign(place)
+        parent = next(p for p in Path(os.path.realpath(place)).parents if p.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            remedy = f"{parent} is not a writable folder; choose another --out"
+            raise ConfigError("run folder", str(self.path), remedy)
+
+    def _there(self) -> ConfigError:
+        remedy = "choose another --name, --resume to go on with that run, or --overwrite to replace it"
+        return ConfigError("run folder", str(self.path), remedy)
+
+    def _refuse_foreign(self, place: Path) -> None:
+        """Refuse to resume what is no run: its settings are compared only where it has some."""
+        if not place.is_dir():
+            raise ConfigError("run folder", str(self.path), "it is no folder; choose another --name")
+        if contents(place) and not (place / CONFIG).is_file():
+            remedy = f"it has no {CONFIG}, so it is no run that can be resumed; choose another --name"
+            raise ConfigError("run folder", str(self.path), remedy)
 
     def create(self, config_toml: str) -> None:
         """Make the folder with its `config.toml`; an older run of that name is removed.
 
         Raises:
-            ConfigError: it cannot be made.
+            ConfigError: it cannot be made; or there is something in it by now that may not be replaced.
         """
         with self.writing():
-            if self.path.exists():
-                shutil.rmtree(self.path)
-            self.path.mkdir(parents=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            if contents(self.path):
+                if not self._overwrite:
+                    raise self._there()
+                RUN.refuse_other(self.path)
+                clear(self.path)
+            if maker(self.path) != RUN.verb:  # before all else, so that a run that is killed here can be replaced
+                mark(self.path, RUN.verb)
             write_whole(self.path / CONFIG, config_toml)
             self.checkpoints.mkdir()
 
     @property
     def begun(self) -> bool:
         """True when there is a run already."""
-        return self.path.is_dir() and any(self.path.iterdir())
+        return self.path.is_dir() and bool(contents(self.path))
 
     def finished(self, steps: int) -> bool:
         """True when the run ended well, after as many steps.
@@ -149,17 +207,14 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have the run for this process alone, while the block lasts. The folder must exist.
+        """Have the run for this process alone, while the block lasts. A folder that is not there is made.
 
         Raises:
-            ConfigError: another process has it.
+            ConfigError: another process has it, or it cannot be made.
         """
         with ExitStack() as stack:
-            try:
-                stack.enter_context(alone(self.path))
-            except BlockingIOError as error:
-                remedy = "another process is at work on that run; wait for its end, or choose another --name"
-                raise ConfigError("run folder", str(self.path), remedy) from error
+            with self.writing():
+                stack.enter_context(RUN.claimed(self.path))
             yield
 
     def report(self) -> None:

@@ -16,6 +16,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.machine.assets import asset
 from repl_rl.machine.files import write_whole
+from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.sandbox import local
 
 NAME = "repl-rl"
@@ -45,7 +46,8 @@ def install(data: Path | None = None, *, name: str = NAME, isolated: bool = True
     """Write the kernelspec into a data folder of Jupyter, by default this environment's; returns its own folder.
 
     Raises:
-        ConfigError: `name` is none for a kernel, or the folder cannot be written.
+        ConfigError: `name` is none for a kernel, or that of a kernel of another program; or the folder cannot be
+            written.
         SandboxUnavailable: `isolated`, and there is no bubblewrap here.
     """
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
@@ -54,12 +56,22 @@ def install(data: Path | None = None, *, name: str = NAME, isolated: bool = True
         _bubblewrap()
     folder = (data_folder() if data is None else data).absolute() / "kernels" / name
     text = json.dumps(kernelspec(name, isolated=isolated), indent=1) + "\n"
+    refuse_other_file("file of the kernelspec", folder / "kernel.json", _is_own)
     try:
         write_whole(folder / "kernel.json", text)
     except OSError as error:
         remedy = f"{error.strerror}; choose a place that you may write to, with --user or --prefix"
         raise ConfigError("folder of the kernelspec", str(folder), remedy) from error
     return folder
+
+
+def _is_own(file: Path) -> bool:
+    """True for a `kernel.json` that starts our console, whatever installation wrote it."""
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        return any("repl_kernel" in word for word in said["argv"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _bubblewrap() -> str:

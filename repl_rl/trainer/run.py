@@ -72,7 +72,7 @@ def train(
     plan_run(world, chosen, tasks, local=chosen_fleet(fleet) is None)
     world.try_workspaces(tasks)
     settings = dump(world) + dump(chosen, "trainer")
-    folder = RunFolder(out, overwrite=not main and not resume, resume=resume)
+    folder = RunFolder(out, overwrite=False, resume=resume, main=main)
     if resume and folder.begun and main:
         check_same_settings(out, settings)
     if resume and folder.begun and folder.finished(chosen.steps):

@@ -20,6 +20,7 @@ from repl_rl.machine.files import Json
 from repl_rl.machine.refused import writing
 from repl_rl.machine.versions import versions
 from repl_rl.runs.folder import RunFolder
+from repl_rl.settings.same import check_same_settings
 from repl_rl.trainer.sharded import parted, whole
 
 log = logging.getLogger(__name__)
@@ -107,15 +108,17 @@ def taken(folder: RunFolder, settings: str, resume: bool, main: bool = True) -> 
     run begins. Processes that train together have the main one's folder; the others only read.
 
     Raises:
-        ConfigError: another process is at work on it.
+        ConfigError: another process is at work on it, or it holds what may not be replaced or resumed.
     """
-    going_on = resume and folder.begun
     if not main:
-        yield newest(folder.states) if going_on else None
+        yield newest(folder.states) if resume and folder.begun else None
         return
-    if not going_on:
-        folder.create(settings)
-    with folder.held():
+    with folder.held():  # before anything in it is removed, or believed
+        going_on = resume and folder.begun
+        if not going_on:
+            folder.create(settings)
+        else:
+            check_same_settings(folder.path, settings)
         state = newest(folder.states) if going_on else None
         if going_on:  # without a state it was stopped before it saved the first
             folder.reopen(settings, state.step if state else 0, state.policy_step if state else 0)

@@ -17,6 +17,8 @@ PAGE_SCRIPTS = (*PLAYER_SCRIPTS, "chart.js", "curves.js", "browser.js", "theme.j
 COMPARISON_SCRIPTS = ("dom.js", "rows.js", "chart.js", "curves.js", "theme.js", "compare.js")
 
 
+_TITLE_END = " · repl_rl</title>".encode()
+_HEAD_BYTES = 8192
 _START_PLAYER = """
 unpacked(document.getElementById("data").textContent).then((data) => {
   const page = document.getElementById("page");
@@ -61,6 +63,15 @@ def _document(title: str, data: Mapping[str, Json], script: str, follow: bool) -
     }
     first, *rest = read("page.html").split("{{")
     return first + "".join(parts[piece.partition("}}")[0]] + piece.partition("}}")[2] for piece in rest)
+
+
+def is_page(file: Path) -> bool:
+    """True for a file that begins as our pages do."""
+    try:
+        with file.open("rb") as opened:
+            return _TITLE_END in opened.read(_HEAD_BYTES)
+    except OSError:
+        return False
 
 
 def write_report(run: Path) -> Path:

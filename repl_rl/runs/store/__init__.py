@@ -1,6 +1,6 @@
 """Trajectories on disk, readable without torch or a tokenizer, and their other forms: notebooks and console text."""
 
-from repl_rl.runs.store.files import Store, append, read, step_file, write_step, write_tokens
+from repl_rl.runs.store.files import Store, append, is_step_file, read, step_file, write_step, write_tokens
 from repl_rl.runs.store.members import Damage
 from repl_rl.runs.store.records import from_record, to_record
 from repl_rl.runs.store.schema import SCHEMA_VERSION
@@ -16,6 +16,7 @@ __all__ = [
     "from_record",
     "from_text",
     "guarded",
+    "is_step_file",
     "marked",
     "printable",
     "read",

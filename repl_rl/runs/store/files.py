@@ -49,6 +49,15 @@ def write_step(
     return path
 
 
+def is_step_file(path: Path) -> bool:
+    """True for a file that begins with a record of ours, as this version or an older one wrote it."""
+    try:
+        found = next(_plain_places(path) if is_plain(path) else scan(path), None)
+    except (StoreError, OSError):
+        return False
+    return isinstance(found, Place)
+
+
 def append(path: Path, entries: Iterable[Credited | Trajectory]) -> None:
     """Append records to a file of this format, which may not exist yet; their workspaces are stored beside it.
 

@@ -20,6 +20,11 @@ _WORKSPACE = "repl_rl_workspace"
 
 def write_notebook(entry: Credited, path: Path) -> None:
     """Write `path`."""
+    path.write_text(to_notebook(entry), encoding="utf-8")
+
+
+def to_notebook(entry: Credited) -> str:
+    """The notebook, as JSON."""
     t = entry.trajectory
     answer = "none" if t.answer is None else repr(t.answer)
     outcome = "not graded" if t.outcome is None else f"{t.outcome:g}"
@@ -34,7 +39,7 @@ def write_notebook(entry: Credited, path: Path) -> None:
         "nbformat": 4,
         "nbformat_minor": 5,
     }
-    path.write_text(json.dumps(notebook, indent=1) + "\n")
+    return json.dumps(notebook, indent=1) + "\n"
 
 
 def read_notebook(path: Path) -> Credited:

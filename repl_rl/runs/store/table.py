@@ -4,6 +4,7 @@ Columns are what other trainers read: ids, loss mask, log probabilities, rewards
 as the store's line of JSON. It alone is read back, and columns that say otherwise are refused.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import ReplRLError, StoreError
 from repl_rl.machine.files import whole_file
 from repl_rl.machine.folders import whole_folder
+from repl_rl.machine.outputs import Output, followed, refuse_other_file
 from repl_rl.record.trajectory import Sampled, Trajectory, spread
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.tasks import Workspace
@@ -129,6 +131,8 @@ def entry_of(row: Mapping[str, object], where: str) -> Credited:
 def write_table(entries: Iterable[Credited], out: Path) -> int:
     """Write a Parquet file, or else a folder as `datasets.load_from_disk` reads it; it is there whole or not at all.
 
+    An older table in `out` is replaced; anything else there is refused.
+
     Rows go to the disk as they come, so memory holds a few of them.
 
     Returns:
@@ -136,6 +140,8 @@ def write_table(entries: Iterable[Credited], out: Path) -> int:
     """
     from datasets import Dataset, Features, List, Value  # takes seconds
 
+    out = followed("out", out)
+    refuse_other_table(out)
     kinds: dict[str, object] = {}
     for name, column in COLUMNS.items():
         kind, _, shape = column.kind.partition(" ")
@@ -153,9 +159,49 @@ def write_table(entries: Iterable[Credited], out: Path) -> int:
             with whole_file(out) as torn, torn.open("wb") as file:
                 table.to_parquet(file)
         else:
-            with whole_folder(out, replace=True) as made:
+            with whole_folder(out, TABLE) as made:
                 table.save_to_disk(str(made))
         return int(table.num_rows)
+
+
+def refuse_other_table(out: Path) -> None:
+    """Refuse a path where something else than a table of `write_table` is.
+
+    Raises:
+        ConfigError: it may not be replaced.
+    """
+    if out.suffix == PARQUET:
+        refuse_other_file("out", out, _is_own_parquet)
+    else:
+        TABLE.refuse_other(out)
+
+
+def _are_own(columns: Iterable[str]) -> bool:
+    """True for columns of ours alone: one that a user has added is not replaced."""
+    return "record" in (names := set(columns)) and names <= COLUMNS.keys()
+
+
+def _is_own_parquet(file: Path) -> bool:
+    from pyarrow import ArrowException  # takes a second
+    from pyarrow.parquet import read_schema
+
+    try:
+        return _are_own(read_schema(file).names)
+    except (ArrowException, OSError):
+        return False
+
+
+def _is_own_folder(folder: Path) -> bool:
+    """True for a folder of version 0.2: its columns are ours."""
+    try:
+        said = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
+        return _are_own(said["features"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+TABLE = Output("export", "out", ("data-*.arrow", "dataset_info.json", "state.json"), _is_own_folder, "choose another")
+"""The folder of a table: what is in one, and how one of version 0.2 is recognised."""
 
 
 def is_table(source: Path) -> bool:

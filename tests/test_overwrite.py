@@ -1,0 +1,532 @@
+"""`--overwrite` and `--resume` touch what this program wrote, and nothing that another process is at work on."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.cli.begun import begun
+from repl_rl.cli.train import TrainConfig
+from repl_rl.cli.transcripts import TRANSCRIPTS
+from repl_rl.coldstart.selection import POLICY
+from repl_rl.errors import ConfigError
+from repl_rl.machine.alone import OWNER, alone, has_owner, maker, mark, owner
+from repl_rl.machine.outputs import Output, contents
+from repl_rl.runs.folder import RUN, RunFolder
+from repl_rl.runs.listed import Status, listed
+from repl_rl.runs.store.table import TABLE
+from repl_rl.sandbox import jupyter
+from repl_rl.trainer import train
+from repl_rl.trainer.states import taken
+from repl_rl.world import World
+
+SETTINGS = "seed = 0\n[trainer]\nsteps = 3\n"
+Fill = Callable[[Path], None]
+
+
+def a_text(folder: Path) -> None:
+    (folder / "thesis.txt").write_text("years of work")
+
+
+def others(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        a_run(folder / name)
+
+
+def an_evaluation(folder: Path) -> None:
+    mark(folder, "eval")
+    (folder / "config.toml").write_text("seed = 0\n")
+    (folder / "rollouts").mkdir()
+
+
+def hand_written_settings(folder: Path) -> None:
+    (folder / "config.toml").write_text(SETTINGS)
+
+
+def broken_settings(folder: Path) -> None:
+    (folder / "config.toml").write_text("[trainer\n")
+    (folder / "checkpoints").mkdir()
+
+
+def a_run_with_a_note(folder: Path) -> None:
+    a_run(folder)
+    (folder / "notes.md").write_text("what I learned from this run")
+
+
+def a_policy(folder: Path) -> None:
+    mark(folder, "sft")
+    (folder / "config.json").write_text("{}")
+
+
+def old_transcripts(folder: Path) -> None:
+    (folder / "trajectories").mkdir()
+    for name in ("transcripts.json", "config.toml"):
+        (folder / name).touch()
+
+
+def a_run(folder: Path) -> None:
+    with RunFolder(folder, overwrite=True).held():
+        RunFolder(folder, overwrite=True, main=False).create(SETTINGS)
+
+
+def a_run_of_the_release_before(folder: Path) -> None:
+    a_run(folder)
+    (folder / OWNER).unlink()
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+def only_the_first_word(folder: Path) -> None:
+    mark(folder, "train")
+
+
+def a_torn_first_word(folder: Path) -> None:
+    (folder / OWNER).touch()
+
+
+def half_removed(folder: Path) -> None:
+    a_run(folder)
+    (folder / "config.toml").unlink()
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """All that is below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+FOREIGN = [a_text, others, an_evaluation, hand_written_settings, broken_settings, a_policy, old_transcripts]
+
+
+@pytest.mark.parametrize("fill", [*FOREIGN, a_run_with_a_note])
+def test_what_is_no_run_is_not_replaced_by_one(tmp_path: Path, fill: Fill, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    fill(folder)
+    before = tree(folder)
+    assert main(["train", "--out", str(tmp_path), "--name", "mine", "--overwrite"]) == 2
+    told = capsys.readouterr().err
+    assert tree(folder) == before
+    assert told.count("\n") == 1
+    assert str(folder) in told
+    assert "choose another --name" in told
+    assert (
+        "'notes.md', which `repl-rl train` did not write" if fill is a_run_with_a_note else "did not make it"
+    ) in told
+
+
+@pytest.mark.parametrize(
+    "fill", [nothing, only_the_first_word, a_torn_first_word, a_run, a_run_of_the_release_before, half_removed]
+)
+def test_a_run_is_replaced_whole_or_half_made(tmp_path: Path, fill: Fill) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    fill(folder)
+    with taken(RunFolder(folder, overwrite=True), "seed = 7\n", resume=False):
+        assert (folder / "config.toml").read_text() == "seed = 7\n"
+        assert contents(folder) == ["checkpoints", "config.toml"]
+        assert maker(folder) == "train"
+
+
+def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("a file")
+    for flags in ({"overwrite": True}, {"overwrite": False}, {"overwrite": False, "resume": True}):
+        with pytest.raises(ConfigError, match=r"run folder is '.*mine'"):
+            RunFolder(tmp_path / "mine", **flags)
+    assert (tmp_path / "mine").read_text() == "a file"
+
+
+NAMES = ["", ".", "..", "a/b", "../a", "/", "/etc", "a\0b", "\ud800"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_one_component_of_a_path(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    others(tmp_path)
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match="name is "):
+        TrainConfig(name=name, out=tmp_path, overwrite=True)
+    for flag in ("--overwrite", "--resume"):
+        assert main(["train", "--out", str(tmp_path), "--name", name, flag]) == 2
+        assert "name is " in capsys.readouterr().err
+    file = tmp_path.with_suffix(".toml")
+    file.write_text(f"name = {json.dumps(name) if name.isascii() else json.dumps('..')}\noverwrite = true\n")
+    assert main(["train", "--config", str(file), "--out", str(tmp_path)]) == 2
+    assert "name is " in capsys.readouterr().err
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("fill", [a_text, others, a_policy])
+def test_what_is_no_run_is_not_resumed(tmp_path: Path, fill: Fill, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    fill(folder)
+    before = tree(folder)
+    assert main(["train", "--out", str(tmp_path), "--name", "mine", "--resume"]) == 2
+    assert "no run that can be resumed" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="no run that can be resumed"):
+        train(World(), out=folder, resume=True)
+    with pytest.raises(ConfigError, match="run folder is"):
+        train(World(), out=folder)
+    assert tree(folder) == before
+
+
+def test_a_run_is_not_replaced_by_one_that_starts_from_its_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    a_run(folder)
+    (folder / "checkpoints" / "final").mkdir()
+    flags = ["--model", str(folder / "checkpoints" / "final"), "--out", str(tmp_path), "--name", "mine"]
+    assert main(["train", *flags, "--overwrite"]) == 2
+    assert "it would replace what --model" in capsys.readouterr().err
+    assert (folder / "checkpoints" / "final").is_dir()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from repl_rl.runs.folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]), overwrite=False, resume=True)
+with folder.held():
+    print("at work", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the run in `folder`."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("flag", ["--overwrite", "--resume"])
+def test_a_run_that_a_process_is_at_work_on_is_refused_by_its_number_and_host(
+    tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    a_run(folder)
+    before = tree(folder)
+    with at_work(folder) as process:
+        assert main(["train", "--out", str(tmp_path), "--name", "mine", flag]) == 2
+        told = capsys.readouterr().err
+        assert f"another process is at work on it: process {process.pid} on {socket.gethostname()}" in told
+        assert listed(folder).status is Status.RUNNING
+        assert {**tree(folder), OWNER: b""} == {**before, OWNER: b""}
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not has_owner(folder)  # who was killed is in nobody's way
+    with taken(RunFolder(folder, overwrite=True), "seed = 7\n", resume=False):
+        assert owner(folder) == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+FORK = """
+import os, sys
+from pathlib import Path
+from repl_rl.machine.alone import alone
+reader, writer = os.pipe()
+with alone(Path(sys.argv[1])):
+    if os.fork():
+        os.read(reader, 1)
+        os._exit(0)
+    os.write(writer, b".")
+    sys.stdin.read()
+"""
+
+
+def test_a_process_that_was_forked_from_the_owner_does_not_keep_its_lock(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FORK, str(tmp_path)], stdin=subprocess.PIPE) as process:
+        assert process.wait() == 0  # the child waits for the end of its standard input
+        assert not has_owner(tmp_path)
+        with alone(tmp_path):
+            assert has_owner(tmp_path)
+
+
+def test_a_run_that_appears_while_another_begins_is_not_removed(tmp_path: Path) -> None:
+    late = RunFolder(tmp_path / "run", overwrite=False)
+    a_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="--overwrite to replace it"), taken(late, "seed = 7\n", resume=False):
+        raise AssertionError
+    assert (tmp_path / "run" / "config.toml").read_text() == SETTINGS
+
+
+def test_settings_are_compared_once_nobody_else_can_change_them(tmp_path: Path) -> None:
+    late = RunFolder(tmp_path / "run", overwrite=False, resume=True)
+    a_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="seed is 7, the run's 0"), taken(late, "seed = 7\n", resume=True):
+        raise AssertionError
+    assert (tmp_path / "run" / "config.toml").read_text() == SETTINGS
+
+
+def test_a_note_that_appears_while_a_run_begins_stays(tmp_path: Path) -> None:
+    a_run(tmp_path / "run")
+    late = RunFolder(tmp_path / "run", overwrite=True)
+    (tmp_path / "run" / "notes.md").touch()
+    with pytest.raises(ConfigError, match=r"notes\.md"), taken(late, SETTINGS, resume=False):
+        raise AssertionError
+    assert contents(tmp_path / "run") == ["checkpoints", "config.toml", "notes.md"]
+
+
+RACE = """
+import sys
+from pathlib import Path
+from repl_rl.errors import ConfigError
+from repl_rl.runs.folder import RunFolder
+for line in sys.stdin:
+    path, flag = line.split()
+    try:
+        folder = RunFolder(Path(path), overwrite=flag == "overwrite", resume=flag == "resume")
+        with folder.held():
+            folder.create(f"by = {sys.argv[1]}\\n") if not (folder.begun and flag == "resume") else None
+            for step in range(1, 4):
+                folder.step(step, {"by": float(sys.argv[1])}, [])
+            print("won", flush=True)
+            sys.stdin.readline()
+    except ConfigError as error:
+        print("refused:", error.remedy, flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("flag", ["new", "overwrite", "resume"])
+def test_of_two_that_begin_at_once_one_has_the_run_and_the_other_is_refused(tmp_path: Path, flag: str) -> None:
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACE, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for n in range(2)
+    ]
+    try:
+        for attempt in range(20):
+            folder = tmp_path / f"{flag}-{attempt}"
+            if flag == "overwrite":
+                a_run(folder)
+            tell(racers, f"{folder} {flag}\n")
+            said = [racer.stdout.readline() for racer in racers if racer.stdout is not None]
+            assert sorted(words.split(":")[0].strip() for words in said) == ["refused", "won"], said
+            winner = said.index("won\n")
+            refused = said[1 - winner]
+            assert (
+                f"process {racers[winner].pid} on" in refused
+                or "another process is at work" in refused
+                or ("--overwrite to replace it" in refused)
+            )
+            rows = [json.loads(row) for row in (folder / "metrics.jsonl").read_text().splitlines()]
+            assert [(row["step"], row["by"]) for row in rows] == [(step, float(winner)) for step in (1, 2, 3)]
+            assert (folder / "config.toml").read_text() == f"by = {winner}\n"
+            tell(racers, "\n")
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.communicate()
+
+
+def tell(racers: list[subprocess.Popen[str]], words: str) -> None:
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write(words)
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.flush()
+
+
+def test_a_link_to_a_folder_stands_for_that_folder(tmp_path: Path) -> None:
+    disk, link = tmp_path / "disk", tmp_path / "linked"
+    disk.mkdir()
+    link.symlink_to("disk")
+    with taken(RunFolder(link, overwrite=True), "seed = 1\n", resume=False):
+        pass
+    inode = disk.stat().st_ino
+    with (
+        taken(RunFolder(link, overwrite=True), "seed = 2\n", resume=False),
+        pytest.raises(ConfigError, match="at work"),
+    ):
+        RunFolder(disk, overwrite=True)
+    with taken(RunFolder(link, overwrite=False, resume=True), "seed = 2\n", resume=True):
+        pass
+    assert (link.is_symlink(), disk.stat().st_ino) == (True, inode)
+    assert (disk / "config.toml").read_text() == "seed = 2\n"
+
+
+@pytest.mark.parametrize("target", ["nowhere", "linked"])
+def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "linked").symlink_to(target)
+    for flags in ([], ["--overwrite"], ["--resume"]):
+        assert main(["train", "--out", str(tmp_path), "--name", "linked", *flags]) == 2
+        assert f"it is a link to '{target}', which is not there" in capsys.readouterr().err
+    assert os.readlink(tmp_path / "linked") == target
+
+
+def test_links_in_a_run_are_removed_and_not_followed(tmp_path: Path) -> None:
+    folder, big, secret = tmp_path / "run", tmp_path / "big", tmp_path / "secret"
+    big.mkdir()
+    (big / "weights").touch()
+    secret.write_text("not ours")
+    a_run(folder)
+    (folder / "checkpoints").rmdir()
+    (folder / "checkpoints").symlink_to(big)
+    with taken(RunFolder(folder, overwrite=True), SETTINGS, resume=False):
+        assert not (folder / "checkpoints").is_symlink()
+    assert (big / "weights").exists()
+    (folder / OWNER).unlink()
+    (folder / OWNER).symlink_to(secret)  # as a stranger's run could have it
+    with pytest.raises(ConfigError), taken(RunFolder(folder, overwrite=True), SETTINGS, resume=False):
+        raise AssertionError
+    assert secret.read_text() == "not ours"
+
+
+def test_what_a_stranger_wrote_about_the_owner_does_not_reach_the_terminal(tmp_path: Path) -> None:
+    for said in ('{"pid": 1, "host": "\\u001b[2J"}', '{"pid": "x", "host": "h"}', "[" * 4000, "[]", "\0"):
+        (tmp_path / OWNER).write_text(said)
+        assert owner(tmp_path) == "another process"
+        assert maker(tmp_path) == ""
+    (tmp_path / OWNER).unlink()
+    os.mkfifo(tmp_path / OWNER)
+    assert owner(tmp_path) == "another process"
+    with alone(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("kind", [POLICY, TRANSCRIPTS, TABLE, RUN], ids=lambda kind: kind.verb)
+def test_each_verb_replaces_its_own_output_alone(tmp_path: Path, kind: Output) -> None:
+    for fill in (a_text, others, an_evaluation, hand_written_settings, broken_settings):
+        folder = tmp_path / fill.__name__
+        folder.mkdir()
+        fill(folder)
+        with pytest.raises(ConfigError, match="did not make it"):
+            kind.refuse_other(folder)
+    own = tmp_path / "own"
+    own.mkdir()
+    kind.refuse_other(own)
+    mark(own, kind.verb)
+    (own / kind.entries[0].replace("*", "0")).touch()
+    kind.refuse_other(own)
+    (own / "mine").touch()
+    with pytest.raises(ConfigError, match="'mine', which"):
+        kind.refuse_other(own)
+
+
+def test_a_new_policy_replaces_a_policy_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, link = tmp_path / "policy", tmp_path / "link"
+    flags = ["sft", "--fresh", "--out", str(policy)]
+    assert main(flags) == 0
+    assert (main(flags), main([*flags, "--overwrite", "--seed", "1"])) == (2, 0)
+    (policy / OWNER).unlink()  # as the release before wrote it
+    link.symlink_to(policy)
+    assert main(["sft", "--fresh", "--overwrite", "--out", str(link)]) == 0
+    assert link.is_symlink()
+    (policy / "keep").write_text("mine")
+    before = tree(policy)
+    capsys.readouterr()
+    assert main([*flags, "--overwrite"]) == 2
+    assert "it holds 'keep', which `repl-rl sft` did not write" in capsys.readouterr().err
+    assert tree(policy) == before
+    model = tmp_path / "model"  # a user's, as any library writes it
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (model / name).write_text("{}")
+    assert main(["sft", "--fresh", "--overwrite", "--out", str(model)]) == 2
+    assert sorted(os.listdir(model)) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(os.listdir(tmp_path)) == ["link", "model", "policy"]
+
+
+def test_a_fine_tuning_does_not_replace_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "policy"
+    assert main(["sft", "--fresh", "--out", str(policy)]) == 0
+    (policy / "rollouts").mkdir()
+    before = tree(policy)
+    for flags in (["--model", str(policy), "--samples", "1"], ["--data", str(policy / "rollouts")]):
+        assert main(["sft", *flags, "--out", str(policy), "--overwrite"]) == 2
+        assert f"it would replace what {flags[0]}" in capsys.readouterr().err
+    assert tree(policy) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_begun_is_for_one_process_that_is_named(tmp_path: Path, overwrite: bool) -> None:
+    out = tmp_path / "out"
+    with begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite) as place:
+        (place / "trajectories").mkdir()
+        for settings in ("seed = 1\n", "seed = 2\n"):
+            told = f"process {os.getpid()} on"
+            with pytest.raises(ConfigError, match=told), begun(out, settings, (), TRANSCRIPTS, overwrite=True):
+                raise AssertionError
+        assert (place / "trajectories").is_dir()
+    with pytest.raises(ConfigError, match="did not make it"), begun(out, "seed = 1\n", (), POLICY, overwrite=True):
+        raise AssertionError
+    assert (place / "trajectories").is_dir()
+
+
+def test_what_was_begun_with_other_settings_is_begun_anew_with_overwrite_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for settings, overwrite in (("seed = 1\n", False), ("seed = 2\n", True)):
+        with begun(out, settings, (), TRANSCRIPTS, overwrite) as place:
+            assert contents(place) == ["config.toml"]
+            (place / "trajectories").mkdir()
+    with pytest.raises(ConfigError, match="seed is 1"), begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite=False):
+        raise AssertionError
+    (place / "config.toml").unlink()  # as one that is killed while it removes it leaves it
+    with begun(out, "seed = 3\n", (), TRANSCRIPTS, overwrite=False) as place:
+        assert contents(place) == ["config.toml"]
+
+
+def test_what_was_begun_does_not_replace_what_came_to_lie_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite=False) as place:
+        (place / "trajectories").mkdir()
+    out.mkdir()
+    a_text(out)
+    with pytest.raises(ConfigError, match="it exists"), begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite=False):
+        raise AssertionError
+    with pytest.raises(ConfigError, match="did not"), begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite=True):
+        raise AssertionError
+    assert contents(out) == ["thesis.txt"]
+
+
+def test_an_evaluation_is_for_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    flags = ["eval", "--engine", "transformers", "--sandbox", "unsafe", "--count", "2", "--out", str(folder)]
+    with alone(folder, "eval"):
+        assert main(flags) == 2
+        assert f"process {os.getpid()} on" in capsys.readouterr().err
+    assert main(flags) == 0
+    assert main(flags) == 0
+
+
+@pytest.mark.parametrize("content", ['{"name": "my-package"}', "[1, 2]", "notes"])
+def test_figures_do_not_replace_another_file(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "package.json"
+    file.write_text(content)
+    assert main(["eval", "--engine", "transformers", "--sandbox", "unsafe", "--count", "2", "--json", str(file)]) == 2
+    assert "another file is there" in capsys.readouterr().err
+    assert file.read_text() == content
+
+
+def test_a_kernel_of_another_program_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "kernels" / "python3" / "kernel.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"argv": ["python", "-m", "ipykernel_launcher"], "display_name": "Python 3"}')
+    with pytest.raises(ConfigError, match="another file is there"):
+        jupyter.install(tmp_path, name="python3", isolated=False)
+    assert "ipykernel_launcher" in file.read_text()
+    jupyter.install(tmp_path, isolated=False)
+    jupyter.install(tmp_path, isolated=False)
+
+
+def test_make_clean_leaves_runs() -> None:
+    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    assert "runs" not in makefile.partition("\nclean:")[2].partition("\n\n")[0].split()
