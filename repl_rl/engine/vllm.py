@@ -25,7 +25,8 @@ from repl_rl.engine.seating import Seating
 from repl_rl.engine.seats import Cache, Growth, Seats
 from repl_rl.engine.variables import sockets
 from repl_rl.engine.vllm_session import Loaded, Parameters, Shared, VllmSession
-from repl_rl.engine.vllm_setup import start, stop
+from repl_rl.engine.vllm_setup import process_ids, start, stop
+from repl_rl.engine.vllm_silence import end_where_silent
 from repl_rl.engine.vllm_sleep import Nap
 from repl_rl.errors import ConfigError, EngineDied, EngineError
 
@@ -135,14 +136,54 @@ class VllmEngine:
             # others may be opened meanwhile; those have nothing in vLLM yet
             for session in () if self._keeps else tuple(self._open):
                 await session.hang_up()
-            await answered(self._llm, self._llm.collective_rpc("policy_reload", args=(str(folder),)))
-            dropped = self._keeps or await answered(self._llm, self._llm.reset_prefix_cache())
+            with self._shared.waiting.one():
+                await answered(self._llm, self._llm.collective_rpc("policy_reload", args=(str(folder),)))
+                dropped = self._keeps or await answered(self._llm, self._llm.reset_prefix_cache())
         except (EngineDeadError, EngineDied) as error:
             raise EngineDied("the vLLM process is gone; its weights cannot be replaced") from error
         except Exception as error:
             raise EngineError(f"vLLM could not load {folder}: {error}") from error
         if not dropped:
             raise EngineError("vLLM kept keys and values of the old weights; a request is still running in it")
+
+    @asynccontextmanager
+    async def guarded(self, silence_s: float) -> AsyncIterator[None]:
+        """End vLLM's process where it stands still for `silence_s` within the block."""
+        guard = asyncio.create_task(end_where_silent(process_ids(self._llm), self._shared.waiting, silence_s))
+        try:
+            yield
+        finally:
+            guard.cancel()
+
+    async def try_step(self, told: Path) -> None:
+        """Sample one id: some models vLLM loads and cannot run here. `told` is where its process writes why.
+
+        Raises:
+            ConfigError: this is one.
+            EngineDied: its process died of something else.
+        """
+        await self._llm.collective_rpc("policy_tell", args=(str(told),))
+        await self._llm.collective_rpc("policy_quiet", args=(True,))
+        vllm_log = logging.getLogger("vllm")
+        level = vllm_log.level
+        vllm_log.setLevel(logging.CRITICAL)
+        try:
+            async with self._seating.place(1) as place:
+                shared = replace(self._shared, drive=Drive.REQUEST)
+                session = VllmSession(self._llm, "first step", [1], Sampling(temperature=0.0), shared, place)
+                try:
+                    await session.sample((), max_tokens=1, stop_ids=frozenset())
+                finally:
+                    await session.close()
+        except EngineDied as error:
+            reason = await asyncio.to_thread(_read, told)
+            if not reason or "out of memory" in reason.lower():
+                raise
+            remedy = f"vLLM cannot run it here: {reason}; choose another model, or --engine transformers"
+            raise ConfigError("model", str(self._folder), remedy) from error
+        finally:
+            vllm_log.setLevel(level)
+        await self._llm.collective_rpc("policy_quiet", args=(False,))
 
     async def probe(self) -> None:
         """Check that a streaming session gives what a request a line gives; fall back to requests where it does not."""
@@ -175,6 +216,11 @@ class VllmEngine:
         log.warning("streaming sessions do not work with this vLLM (%s); using a request a line instead", reason)
         self.fallback_reason = reason
         self.use(Drive.REQUEST)
+
+
+def _read(file: Path) -> str:
+    """The beginning of a text; "": there is none."""
+    return file.read_text(encoding="utf-8")[:300] if file.is_file() else ""
 
 
 @contextmanager
@@ -240,7 +286,7 @@ async def open_vllm(opening: Opening, options: Vllm, cache_blocks: int | None = 
             memory for.
 
     Raises:
-        ConfigError: the folder holds no model, or no context fits into the cache.
+        ConfigError: the folder holds no model or one that vLLM cannot run here, or no context fits into the cache.
         EngineError: vLLM did not start.
     """
     facts = read_model_folder(opening)
@@ -253,7 +299,9 @@ async def open_vllm(opening: Opening, options: Vllm, cache_blocks: int | None = 
             await llm.collective_rpc("policy_settle")
             await llm.collective_rpc("policy_forbid", args=(sorted(opening.forbidden_ids),))
             engine = VllmEngine(llm, opening, facts.context_tokens, options, await _cache(llm, facts.context_tokens))
-            await engine.probe()
-            yield engine
+            async with engine.guarded(options.silence_s):
+                await engine.try_step(Path(variables["VLLM_RPC_BASE_PATH"]) / "died.txt")
+                await engine.probe()
+                yield engine
         finally:
             await stop(llm)

@@ -26,6 +26,7 @@ from repl_rl.engine.base import Chunk, ChunkEnd, Sampling, Watch
 from repl_rl.engine.kinds import Drive
 from repl_rl.engine.limits import Gate, ending, room
 from repl_rl.engine.seating import Place, undivided
+from repl_rl.engine.vllm_silence import Waiting
 from repl_rl.errors import EngineDied, EngineError
 
 WHOLE_CHUNKS = 1 << 20
@@ -130,6 +131,8 @@ class Shared:
     gate: Gate
     loaded: Callable[[], Loaded]
     """The weights of now; they stay while a call is inside the gate."""
+    waiting: Waiting = field(default_factory=Waiting)
+    """Counts what vLLM's process is waited for."""
     slice_ids: int = 256
     """Ids that a session samples before it asks for more blocks (>= 1): what it reserves and may not need."""
 
@@ -271,10 +274,11 @@ class VllmSession:
 
     async def _collect(self, outputs: AsyncGenerator[RequestOutput, None], draft: Draft) -> None:
         """Take ids until the chunk is over, or its slice."""
-        async for output in outputs:
-            draft.add(output)
-            if draft.end is not None or len(draft.token_ids) >= draft.slice_end:
-                return
+        with self._shared.waiting.one():
+            async for output in outputs:
+                draft.add(output)
+                if draft.end is not None or len(draft.token_ids) >= draft.slice_end:
+                    return
         raise EngineError("vLLM closed the stream of a session that still wanted ids")
 
     async def hang_up(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -120,6 +120,12 @@ def start(
     told = {**arguments(opening, facts, options), "num_gpu_blocks_override": cache_blocks}
     with environment({**core_environment(options), **variables}):
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**told))
+
+
+def process_ids(llm: AsyncLLM) -> Sequence[int]:
+    """The processes of an engine on this machine."""
+    manager = llm.engine_core.resources.engine_manager
+    return [process.pid for process in manager.processes if process.pid is not None]
 
 
 async def stop(llm: AsyncLLM) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
@@ -19,6 +20,9 @@ from vllm.platforms import current_platform
 
 from repl_rl.engine.bars import without_semaphores
 from repl_rl.engine.forbidden import present, silence
+
+_stderr: int | None = None
+"""Where stderr went before it was sent nowhere."""
 
 
 class _Spec(Protocol):
@@ -39,6 +43,7 @@ class _Cache(Protocol):
 
 class _Runner(Protocol):
     model: torch.nn.Module
+    execute_model: Callable[..., object]
     kv_cache_config: _Cache
     vllm_config: object
 
@@ -64,6 +69,33 @@ class PolicyWorker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         # the interpreter takes seconds to take vLLM apart module by module, and nothing of that is needed
         atexit.register(os._exit, 0)
+
+    def policy_tell(self, file: str) -> None:
+        """Write to `file` what a step of the model raises: vLLM's process dies over it and does not tell its host."""
+        runner = cast(_Worker, self).model_runner
+        step = runner.execute_model
+
+        def told(*args: object, **kwargs: object) -> object:
+            try:
+                return step(*args, **kwargs)
+            except Exception as error:
+                Path(file).write_text(" ".join(f"{type(error).__name__}: {error}".split()), encoding="utf-8")
+                raise
+
+        runner.execute_model = told
+
+    def policy_quiet(self, quiet: bool) -> None:
+        """Send what this process writes to stderr nowhere, or there again."""
+        global _stderr
+        if quiet and _stderr is None:
+            _stderr = os.dup(2)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
+        elif not quiet and _stderr is not None:
+            os.dup2(_stderr, 2)
+            os.close(_stderr)
+            _stderr = None
 
     def policy_forbid(self, ids: Sequence[int]) -> None:
         """Give `ids` probability 0 from now on, also after a reload; called once, at most."""
