@@ -11,6 +11,7 @@ from accelerate.utils import broadcast_object_list
 
 from repl_rl.engine.names import complete
 from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.states import memories
 
 BEST = "best"
 """Folder beside the checkpoints: the policy whose evaluation came out best."""
@@ -32,10 +33,25 @@ class Evaluation:
 class Evaluator:
     """Evaluates a training as `Evaluation` says, and keeps the best policy in `out/best`."""
 
-    def __init__(self, trainer: ReplGRPOTrainer, evaluation: Evaluation, out: Path, base: Path | None) -> None:
-        """`base` is the folder that training began with, whose untrained parts the best one gets too; None: there is
-        none, the model was given as it is."""
+    def __init__(
+        self,
+        trainer: ReplGRPOTrainer,
+        evaluation: Evaluation,
+        out: Path,
+        base: Path | None,
+        states: Path | None = None,
+    ) -> None:
+        """
+        Args:
+            trainer: what is evaluated.
+            evaluation: how, and how often.
+            out: folder of the checkpoints.
+            base: folder that training began with, whose untrained parts the best policy gets too; None: there is none,
+                the model was given as it is.
+            states: folder of the run's states; None: the run cannot be resumed.
+        """
         self._trainer = trainer
+        self._states = states
         self._evaluation = evaluation
         self._out = out
         self._base = base
@@ -54,8 +70,8 @@ class Evaluator:
         (found,) = broadcast_object_list([dict(self._evaluation.play(step)) if main else None])
         score = found[self._evaluation.score]
         if self._best is None or score > self._best[0]:
-            self._best = score, step
-            self._keep(main)
+            passed, self._best = self._best, (score, step)
+            self._keep(main, passed[1] if passed else None)
         told = {f"eval/{name}": value for name, value in found.items()}
         return {**told, "eval/best_step": float(self._best[1]), "eval_s": time.perf_counter() - begun}
 
@@ -64,15 +80,46 @@ class Evaluator:
         return json.dumps(self._best)
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave."""
+        """Go on from what `memory` gave, with the policy that was the best then."""
         best = json.loads(memory)
         self._best = (best[0], best[1]) if best else None
+        if not self._trainer.accelerator.is_main_process:
+            return
+        step = self._best[1] if self._best else 0
+        # What was better later came of steps that are made again, and may not come out the same.
+        if not step or self._passed(step).is_dir():
+            shutil.rmtree(self._out / BEST, ignore_errors=True)
+        if step and self._passed(step).is_dir():
+            self._passed(step).rename(self._out / BEST)
+        self._prune(lambda other: other < step)
 
-    def _keep(self, main: bool) -> None:
+    def finish(self) -> None:
+        """Remove policies that were the best before: no step is made again."""
+        if self._trainer.accelerator.is_main_process:
+            self._prune(lambda step: False)
+
+    def _passed(self, step: int) -> Path:
+        """Folder of a policy that was the best until a later one was."""
+        return self._out / f".{BEST}-{step:06d}"
+
+    def _prune(self, needed: Callable[[int], bool]) -> None:
+        for folder in self._out.glob(f".{BEST}-*"):
+            if not needed(int(folder.name.rpartition("-")[2])):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _keep(self, main: bool, passed: int | None) -> None:
+        """Make the policy `best`. The one before it stays hidden while a state can be resumed that says it is."""
         torn, best = self._out / f".{BEST}", self._out / BEST
         self._trainer.save_model(str(torn))
-        if main:
-            if self._base is not None and not (torn / "adapter_config.json").is_file():
-                complete(torn, self._base)
-            shutil.rmtree(best, ignore_errors=True)
-            torn.rename(best)
+        if not main:
+            return
+        if self._base is not None and not (torn / "adapter_config.json").is_file():
+            complete(torn, self._base)
+        if passed is not None and self._states is not None:
+            shutil.rmtree(self._passed(passed), ignore_errors=True)
+            best.rename(self._passed(passed))
+            told = [json.loads(memory) for memory in memories(self._states, "evaluator")]
+            # The state of the last step may be on its way to the disk.
+            self._prune({passed, *(one[1] for one in told if one)}.__contains__)
+        shutil.rmtree(best, ignore_errors=True)
+        torn.rename(best)

@@ -94,13 +94,16 @@ def fit(
         )
         trainer.vllm_generation.spare = spare
         base = model if isinstance(model, Path) else None
-        evaluator = Evaluator(trainer, evaluation, out, base) if evaluation else None
+        states = keeper.folder if keeper is not None else None
+        evaluator = Evaluator(trainer, evaluation, out, base, states) if evaluation else None
         reporter = _report(trainer, on_step, out.parent, evaluator, tell)
         if keeper is not None:
             own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter, "sinks": reporter.sinks}
             theirs = {"source": source, "curriculum": curriculum, "sharing": trainer.sharing}
             trainer.keep(keeper, {**theirs, **own}, tell)
         trainer.go_on()
+        if evaluator is not None:
+            evaluator.finish()
     return _save(trainer, out, config.lora_rank > 0, base)
 
 

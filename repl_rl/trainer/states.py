@@ -4,7 +4,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -128,6 +128,14 @@ def taken(folder: RunFolder, settings: str, resume: bool, main: bool = True) -> 
 def states_in(folder: Path) -> list[Path]:
     """The folders of states, oldest first."""
     return sorted(place for place in folder.glob("[0-9]" * 6) if place.is_dir())
+
+
+def memories(folder: Path, part: str) -> Iterator[str]:
+    """What a part of the main process remembers in each state that can be read, oldest first, as JSON."""
+    for place in states_in(folder):
+        with suppress(OSError, ValueError, KeyError):  # it is being removed, or damaged
+            said = json.loads((place / SAID).read_text(encoding="utf-8"))["said"]
+            yield json.loads(said["parts"])[part][0]
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,11 @@ from torch import Tensor
 
 from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
+from repl_rl.record.trajectory import Trajectory
+from repl_rl.runs.folder import RunFolder
 from repl_rl.tasks import split_of
-from repl_rl.trainer import Evaluation, StepRecord, TrainerConfig, fit
+from repl_rl.trainer import Evaluation, Keeper, Saving, StepRecord, TrainerConfig, fit, taken
+from repl_rl.trainer.states import states_in
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
 
@@ -87,6 +90,50 @@ def test_the_best_policy_is_kept_whole_and_of_equals_the_earlier(
 def test_with_adapters_the_best_policy_is_kept_as_its_adapters(tmp_path: Path) -> None:
     trained(tmp_path, {5: 0.1}, 5, replace(SMALL, lora_rank=2))
     assert (tmp_path / "best" / "adapter_model.safetensors").is_file()
+
+
+class Broken(BaseException):
+    """Stands for what ends a run."""
+
+
+@pytest.mark.parametrize("second", [{1: 0.5, 2: 0.2, 3: 0.3, 4: 0.1, 5: 0.0}, {1: 0.5, 2: 0.2, 3: 0.6, 4: 0.1, 5: 0.0}])
+@pytest.mark.parametrize("stop_at", [3, 5])
+def test_a_resumed_run_has_the_best_policy_of_its_own_steps_though_others_came_out_better(
+    second: Mapping[int, float], stop_at: int, tmp_path: Path
+) -> None:
+    weights: dict[int, dict[str, Tensor]] = {}
+
+    def play(scores: Mapping[int, float], stop_at: int, saving: Saving) -> None:
+        folder = RunFolder(tmp_path / "run", overwrite=False, resume=True)
+        source = SampledSource(tiny_model())
+        watched = Watched(source, scores)
+        watched.weights = weights
+
+        def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
+            if record.step == stop_at:
+                raise Broken
+            folder.step(record.step, record.metrics, trajectories, record.credit)
+
+        with taken(folder, "", resume=True) as state:
+            keeper = Keeper(folder.states, saving, state)
+            evaluation, out = Evaluation(1, watched.play), folder.checkpoints
+            fit(
+                tiny_model(), tiny_tokenizer(), TASKS, source, SMALL, out, on_step, evaluation=evaluation, keeper=keeper
+            )
+
+    first = {1: 0.5, 2: 0.2, 3: 0.6, 4: 0.7, 5: 0.8}  # rollouts need not repeat, nor need what is found of them
+    with pytest.raises(Broken):
+        play(first, 3, Saving(seconds=0, share=1.0))
+    with pytest.raises(Broken):
+        play(first, stop_at, Saving(seconds=1e6))
+    assert [place.name for place in states_in(tmp_path / "run" / "states")] == ["000001", "000002"]
+    play(second, 0, Saving(seconds=1e6))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    best = max(second, key=second.__getitem__)
+    assert rows[-1]["eval/best_step"] == best
+    kept = load_file(tmp_path / "run" / "checkpoints" / "best" / "model.safetensors")
+    assert all(torch.equal(weights[best][name], weight) for name, weight in kept.items())
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["best", "final"]
 
 
 def questions(path: Path, *texts: str) -> str:
