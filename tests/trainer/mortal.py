@@ -38,6 +38,10 @@ KINDS: Mapping[str, Sequence[str]] = {
     "curriculum": ("--engine", "transformers", "--curriculum", "--trainer.fade-steps", "8", "--trainer.no-fast"),
     "lora": ("--engine", "transformers", "--trainer.lora-rank", "2", "--trainer.kl", "k3"),
     "ahead": ("--engine", "scribe", "--trainer.ahead", "2", "--trainer.importance", "token_truncate(tolerance=100.0)"),
+    "checkpoints": (
+        *("--engine", "scribe", "--trainer.ahead", "2", "--trainer.importance", "token_truncate(tolerance=100.0)"),
+        *("--trainer.save-every", "1", "--eval-every", "2", "--trainer.lora-rank", "2"),
+    ),
     "scripted": ("--engine", "scribe", "--trainer.importance", "token_truncate(tolerance=100.0)"),
 }
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from repl_rl.record.trajectory import Sampled, Trajectory
@@ -141,3 +142,25 @@ def test_a_run_that_is_killed_at_random_moments_ends_in_the_weights_of_one_that_
 @pytest.mark.timeout(3600)
 def test_twenty_kills_change_no_weight(tmp_path: Path) -> None:
     check_killed_often(tmp_path, "ahead", 20, partial(check_alike, aged=True))
+
+
+def check_all_alike(run: Path, whole: Path) -> None:
+    """As `check_alike`, but for what says which weights wrote which line; and each checkpoint, the best one, the final
+    one and its adapters are there with the same weights and moments."""
+    check_alike(run, whole, aged=True)
+    models = [place / "checkpoints" for place in (run, whole)]
+    names = [{file.relative_to(place).as_posix() for file in place.rglob("*")} for place in models]
+    assert names[0] == names[1]
+    kept = {f"checkpoint-{step}" for step in range(1, len(rows(run)) + 1)} | {"adapter", "best", "final"}
+    assert {name for name in names[0] if "/" not in name} >= kept
+    for name in names[0]:
+        if name.endswith(".safetensors"):
+            assert same(*(load_file(place / name) for place in models)), name
+        if name.endswith(("optimizer.pt", "scheduler.pt")):
+            assert same(*(torch.load(place / name, weights_only=True) for place in models)), name
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_twenty_kills_change_no_checkpoint_where_adapters_are_trained_ahead_and_evaluated(tmp_path: Path) -> None:
+    check_killed_often(tmp_path, "checkpoints", 20, check_all_alike)
