@@ -126,6 +126,16 @@ def test_a_server_is_told_of_the_runs_engine_and_sandbox_where_they_are_not_the_
     assert third() == "repl-rl replay 'runs/it'\"'\"'s' --branch 4"
 
 
+def test_flags_that_allow_something_are_printed_for_a_run_of_ones_own_alone() -> None:
+    settings = {"sandbox": "unsafe", "sampler": "my_samplers:patient"}
+    mine = [step.command for step in after(Path("runs/mine"), settings, mine=True)]
+    listed = [step.command for step in after(Path("runs/mine"), settings)]
+    assert mine[1] == "repl-rl replay runs/mine --sandbox unsafe"
+    assert mine[2].endswith(" --sandbox unsafe --trust")
+    assert not any("unsafe" in command or "--trust" in command for command in listed)
+    assert not any("--trust" in step.command for step in after(Path("runs/mine"), {"sampler": "repl"}, mine=True))
+
+
 def test_what_to_do_next_is_said_at_once(desk: Path) -> None:
     code = (
         "import sys; from repl_rl.cli import main; main([]); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

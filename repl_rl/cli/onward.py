@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from repl_rl.cli.terminal import terminal
+from repl_rl.errors import ConfigError
 from repl_rl.runs.listed import Listed, Status, runs_in
 from repl_rl.runs.store.text import printable
 from repl_rl.runs.told import RUNS
@@ -30,18 +31,42 @@ class Step:
     about: str
 
 
-def after(run: Path, settings: Mapping[str, object]) -> list[Step]:
-    """What one would do with a finished run: look at it, run it again, ask what it trained."""
-    folder = shlex.quote(str(run))
+def after(run: Path, settings: Mapping[str, object], mine: bool = False) -> list[Step]:
+    """What one would do with a finished run: look at it, run it again, ask what it trained.
+
+    Args:
+        run: its folder.
+        settings: what its config.toml says.
+        mine: this command has trained it, so its sandbox and its code are the user's choice, and flags say so. A folder
+            of runs may hold those of strangers: nobody is led to their choice.
+    """
+    folder, sandbox = shlex.quote(str(run)), str(settings.get("sandbox", USUAL["sandbox"]))
+    allowed = " --trust" if mine and _names_code(settings) else ""
+    choice = (
+        f" --sandbox {shlex.quote(sandbox)}" if sandbox != USUAL["sandbox"] and (mine or sandbox == "docker") else ""
+    )
     steps = [
         Step(f"repl-rl view {folder}", "the report: curves, every rollout"),
-        Step(f"repl-rl replay {folder}", "a rollout, line by line in a fresh console"),
+        Step(f"repl-rl replay {folder}{choice}", "a rollout, line by line in a fresh console"),
     ]
     if missing(SERVING):
-        return [*steps, Step(f"repl-rl replay {folder} --branch 4", "let the trained policy go on four times")]
-    chosen = {name: str(settings.get(name, usual)) for name, usual in USUAL.items()}
-    own = [f" --{name} {shlex.quote(kind)}" for name, kind in chosen.items() if kind not in (USUAL[name], *_FINAL)]
-    return [*steps, Step(f"repl-rl serve --run {folder}{''.join(own)}", "ask it, in a browser or by OpenAI's API")]
+        branch = f"repl-rl replay {folder} --branch 4{choice}{allowed}"
+        return [*steps, Step(branch, "let the trained policy go on four times")]
+    engine = str(settings.get("engine", USUAL["engine"]))
+    own = f" --engine {shlex.quote(engine)}" if engine != USUAL["engine"] else ""
+    own += choice if sandbox not in _FINAL else ""
+    return [*steps, Step(f"repl-rl serve --run {folder}{own}{allowed}", "ask it, in a browser or by OpenAI's API")]
+
+
+def _names_code(settings: Mapping[str, object]) -> bool:
+    # imported here: seconds, which a verb that ends without a run need not take
+    from repl_rl.world import refuse_strangers
+
+    try:
+        refuse_strangers(settings, "")
+    except ConfigError:
+        return True
+    return False
 
 
 def missing(packages: Sequence[str]) -> list[str]:

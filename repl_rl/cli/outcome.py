@@ -33,7 +33,7 @@ def show(console: Console, name: str, folder: RunFolder, summary: Mapping[str, J
     if "best_step" in summary:
         best = f"step {summary['best_step']}, {_number(summary, 'solve_rate_best'):.1%} at temperature 1"
         console.print(f"best policy {folder.checkpoints / BEST} ({best})")
-    tell(console, after(folder.path, settings_of(folder.path)))
+    tell(console, after(folder.path, settings_of(folder.path), mine=True))
 
 
 def _number(summary: Mapping[str, Json], key: str) -> float:

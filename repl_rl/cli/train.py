@@ -133,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
             run.console.print(
                 f"{folder.path} is finished: nothing is left to do; more --trainer.steps would go on with it"
             )
-            tell(run.console, after(folder.path, settings_of(folder.path)))
+            tell(run.console, after(folder.path, settings_of(folder.path), mine=True))
             return 0
     run.execute()
     return 0
