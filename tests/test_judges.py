@@ -245,7 +245,7 @@ def test_a_reference_that_its_judge_cannot_read_is_found_with_file_line_and_fiel
     rows = [f'{{"id": "{n}", "question": "q{n}", "answer": "2", "judge": "numeric"}}' for n in range(9)]
     rows.append(f'{{"id": "bad", "question": "q", "answer": "{answer}", "judge": "{judge}"}}')
     (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
-    tasks = load_tasks(str(tmp_path / "t.jsonl"))
+    tasks = load_tasks(str(tmp_path / "t.jsonl"), trust=True)
     with pytest.raises(ConfigError) as refused:
         check_judges(tasks)
     assert f"{tmp_path}/t.jsonl:10: field 'answer' is " in str(refused.value)
