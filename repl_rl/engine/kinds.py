@@ -17,7 +17,7 @@ from repl_rl.engine.options import EngineKind, Opening, read_model_folder
 from repl_rl.engine.scripted import Policy, ScriptedEngine
 from repl_rl.engine.variables import environment, hush, log_level
 from repl_rl.errors import ConfigError
-from repl_rl.settings.bounds import Above, AtLeast, PowerOfTwo, check_fields
+from repl_rl.settings.bounds import AtLeast, PowerOfTwo, check_fields
 
 
 class Drive(StrEnum):
@@ -47,10 +47,6 @@ class Vllm(EngineKind):
     """How it is driven: session, one request a rollout, or request, a new one a line."""
     sleep: bool = False
     """On a GPU that it shares with the trainer: leave its memory to the update, from rollouts to weight sync."""
-
-    silence_s: Annotated[float, Above(0)] = 120.0
-    """How long vLLM's process may stand still while it is waited for, seconds (> 0): without an answer and without any
-    CPU time, as one that was stopped or hangs. Then it is ended, and another one is opened."""
 
     def __post_init__(self) -> None:
         check_fields(self, self.kind)

@@ -26,7 +26,7 @@ from repl_rl.engine.seats import Cache, Growth, Seats
 from repl_rl.engine.variables import sockets
 from repl_rl.engine.vllm_session import Loaded, Parameters, Shared, VllmSession
 from repl_rl.engine.vllm_setup import process_ids, start, stop
-from repl_rl.engine.vllm_silence import end_where_silent
+from repl_rl.engine.vllm_silence import SILENCE_S, end_where_silent
 from repl_rl.engine.vllm_sleep import Nap
 from repl_rl.errors import ConfigError, EngineDied, EngineError
 
@@ -276,7 +276,9 @@ async def _cache(llm: AsyncLLM, context_tokens: int) -> Cache:
 
 
 @asynccontextmanager
-async def open_vllm(opening: Opening, options: Vllm, cache_blocks: int | None = None) -> AsyncIterator[VllmEngine]:
+async def open_vllm(
+    opening: Opening, options: Vllm, cache_blocks: int | None = None, silence_s: float = SILENCE_S
+) -> AsyncIterator[VllmEngine]:
     """Start vLLM on a model; its process is gone when the block ends.
 
     Args:
@@ -284,6 +286,7 @@ async def open_vllm(opening: Opening, options: Vllm, cache_blocks: int | None = 
         options: of vLLM.
         cache_blocks: blocks of keys and values (>= 2, one of them is vLLM's own), for tests; None: as many as there is
             memory for.
+        silence_s: how long its process may stand still while it is waited for, seconds (> 0).
 
     Raises:
         ConfigError: the folder holds no model or one that vLLM cannot run here, or no context fits into the cache.
@@ -299,7 +302,7 @@ async def open_vllm(opening: Opening, options: Vllm, cache_blocks: int | None = 
             await llm.collective_rpc("policy_settle")
             await llm.collective_rpc("policy_forbid", args=(sorted(opening.forbidden_ids),))
             engine = VllmEngine(llm, opening, facts.context_tokens, options, await _cache(llm, facts.context_tokens))
-            async with engine.guarded(options.silence_s):
+            async with engine.guarded(silence_s):
                 await engine.try_step(Path(variables["VLLM_RPC_BASE_PATH"]) / "died.txt")
                 await engine.probe()
                 yield engine

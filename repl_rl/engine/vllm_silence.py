@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
+SILENCE_S = 120.0
+"""How long the process may stand still while it is waited for, seconds: far longer than a disk that is slow to read."""
 _LOOKS = 20
 """How often the process is looked at in the time that it may stand still."""
 

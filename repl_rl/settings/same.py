@@ -8,12 +8,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.settings.legacy import ADDED
 from repl_rl.settings.toml import flatten, load
 
-FREE = frozenset(
-    {
-        *("name", "out", "overwrite", "resume", "states", "fleet", "trainer.save_every", "trainer.report_to"),
-        "vllm.silence_s",
-    }
-)
+FREE = frozenset({"name", "out", "overwrite", "resume", "states", "fleet", "trainer.save_every", "trainer.report_to"})
 """Settings that decide nothing about what is learned."""
 STEPS = "trainer.steps"
 """May grow."""

@@ -75,10 +75,10 @@ def test_a_process_at_work_and_one_that_nobody_waits_for_are_left_alone(children
 @pytest.mark.heavy
 def test_an_engine_that_is_stopped_is_replaced_and_its_weights_with_it(policy_folder: Path) -> None:
     # imported here: vllm takes seconds
-    from repl_rl.engine.vllm import VllmEngine
+    from repl_rl.engine.vllm import VllmEngine, open_vllm
     from repl_rl.engine.vllm_setup import process_ids
 
-    kind, opening = Vllm(silence_s=5.0), Opening(policy_folder, max_sessions=4)
+    opening = Opening(policy_folder, max_sessions=4)
 
     async def ids(engine: Engine) -> list[int]:
         async with engine.session((1, 2, 3), Sampling(temperature=0.0)) as session:
@@ -86,7 +86,7 @@ def test_an_engine_that_is_stopped_is_replaced_and_its_weights_with_it(policy_fo
             return list(session.ids)
 
     async def work() -> None:
-        async with lasting(lambda: kind.open(opening)) as engine:
+        async with lasting(lambda: open_vllm(opening, Vllm(), silence_s=5.0)) as engine:
             expected = await ids(engine)
             running = engine._life.engine
             assert isinstance(running, VllmEngine)
