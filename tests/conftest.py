@@ -20,8 +20,9 @@ for _name in [name for name in os.environ if name.startswith(_OF_A_USER)]:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
-# A shell that starts us in the background has Ctrl-C ignored, and the programs that tests start would inherit that.
+# A shell in the background has Ctrl-C ignored, nohup has SIGHUP ignored, and the programs of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Machines are noisy: a slow example is no failure.
 settings.register_profile("patient", deadline=None)

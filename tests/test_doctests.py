@@ -242,7 +242,7 @@ def test_the_verb_writes_trajectories_and_counts_that_can_be_read_again(
     assert counts["kept"] == len(kept) > 0
     assert set(counts["packages"]) == {"statistics", "heapq"}
     assert "kept whole" in capsys.readouterr().out
-    assert sorted(p.name for p in out.iterdir()) == ["config.toml", "trajectories", "transcripts.json"]
+    assert sorted(p.name for p in out.iterdir()) == [".repl-rl", "config.toml", "trajectories", "transcripts.json"]
     written = parse(TranscriptsConfig, "transcripts", ["--config", str(out / "config.toml")])
     assert written.from_doctests == ("statistics", "heapq")
     assert main(flags) == 2

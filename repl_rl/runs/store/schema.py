@@ -98,6 +98,8 @@ _SCALARS: Mapping[object, frozenset[type]] = {
 def check_types(value: object, hint: object, where: str = "record") -> None:
     """Hold JSON to a schema: a stranger's record may have anything in any field. Missing keys are not looked at.
 
+    A tuple, as records have before they are written, is a list.
+
     Raises:
         TypeError: a value is of another type than its field; names the field.
     """
@@ -120,7 +122,7 @@ def check_types(value: object, hint: object, where: str = "record") -> None:
 
 def _check_list(value: object, hint: object, where: str) -> None:
     inner = get_args(hint)
-    if not isinstance(value, list) or (get_origin(hint) is tuple and len(value) != len(inner)):
+    if not isinstance(value, list | tuple) or (get_origin(hint) is tuple and len(value) != len(inner)):
         raise TypeError(f"{where} is {value!r:.80}")
     if get_origin(hint) is tuple:
         for each, field in zip(value, inner, strict=True):

@@ -1,6 +1,7 @@
 """Workspaces beside the trajectories that began with them: `workspaces/DIGEST.json`, each of them once."""
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,8 @@ class StoredWorkspace:
                 f"the workspace {self.digest[:12]} was not stored with its trajectory; give the run's folder"
             )
         path = _path(self.folder, self.digest)
-        if not lies_in(self.folder, path) or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        there = os.path.lexists(path)
+        if there and (not lies_in(self.folder, path) or not path.is_file() or path.stat().st_size > _MOST_BYTES):
             raise StoreError(f"the workspace {path} is no file of its run, or too large; copy it from its run")
         try:
             found = path.read_bytes()
