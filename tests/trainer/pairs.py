@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 from typing import ClassVar
 
@@ -199,19 +200,51 @@ class Clerk(EngineKind):
         yield ScriptedEngine(scripts, context_tokens=900, forbidden_ids=opening.forbidden_ids)
 
 
+def refused(row: Row) -> bool:
+    """Whether a row, or a part of one, holds values that are refused together."""
+    return any(all(row.get(name) in values for name, values in pair.items()) for pair in REFUSED)
+
+
+def fits(row: Row) -> bool:
+    """Whether a part of a row is not refused, and leaves each other setting a value that is not."""
+    left = (name for name in SETTINGS if name not in row)
+    return not refused(row) and all(any(not refused({**row, name: value}) for value in SETTINGS[name]) for name in left)
+
+
 @cache
 def table() -> Sequence[Row]:
     """Rows in which each two values of two settings are together at least once, but for those that are refused."""
     names = list(SETTINGS)
+    given = [list(values) for values in SETTINGS.values()]
+    made = AllPairs(given, filter_func=lambda part: not refused(dict(zip(names, part, strict=False))))
+    rows = [dict(zip(names, values, strict=True)) for values in made]
+    # Where a choice leaves no value for a later setting, AllPairs gives the pair up: such pairs get rows here.
+    missing = dict.fromkeys(pair for pair in pairs() if fits(dict(pair)))
+    for row in rows:
+        for pair in combinations(row.items(), 2):
+            missing.pop(pair, None)
+    while missing:
+        row = dict(next(iter(missing)))
+        for name in names:
+            if name not in row:
+                able = [value for value in SETTINGS[name] if fits({**row, name: value})]
+                row[name] = max(
+                    able, key=lambda value: sum(set(pair) <= {*row.items(), (name, value)} for pair in missing)
+                )
+        rows.append({name: row[name] for name in names})
+        for pair in combinations(rows[-1].items(), 2):
+            missing.pop(pair, None)
+    return rows
 
-    def fits(values: Sequence[str]) -> bool:
-        row = dict(zip(names, values, strict=False))
-        return not any(all(row.get(name) in values for name, values in refused.items()) for refused in REFUSED)
 
-    return [
-        dict(zip(names, values, strict=True))
-        for values in AllPairs([list(v) for v in SETTINGS.values()], filter_func=fits)
-    ]
+Value = tuple[str, str]
+"""A setting and one of its values."""
+
+
+def pairs() -> Iterator[tuple[Value, Value]]:
+    """Each two values of two settings."""
+    values = [[(name, value) for value in values] for name, values in SETTINGS.items()]
+    return (pair for one, other in combinations(values, 2) for pair in product(one, other))
 
 
 def words(row: Row, out: Path) -> list[str]:
