@@ -58,6 +58,7 @@ def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sys.modules.pop("train_mine")
     assert (final / "model.safetensors").is_file()
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        ".repl-rl",
         *("config.toml", "metrics.jsonl", "summary.json", "trajectories", "checkpoints", "states", "report.html"),
     }
     recorded = World.recorded(tmp_path / "mine", sandbox="unsafe")

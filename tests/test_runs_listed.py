@@ -165,7 +165,7 @@ def test_a_folder_of_runs_that_is_none_is_refused(tmp_path: Path, capsys: pytest
     assert main(["runs", str(tmp_path / "none")]) == 2
     assert "--out of train" in capsys.readouterr().err
     assert main(["runs", str(tmp_path)]) == 0
-    assert "`repl-rl train` makes one" in capsys.readouterr().out
+    assert "`repl-rl train` makes one" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_folder_of_a_training_is_listed_with_its_model(tmp_path: Path) -> None:

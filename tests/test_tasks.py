@@ -48,7 +48,7 @@ def write(path: Path, *records: object) -> str:
 def test_importing_tasks_and_judges_needs_no_torch() -> None:
     heavy = ("torch", "transformers", "datasets", "pyarrow", "sympy")
     code = f"import sys, repl_rl.tasks, repl_rl.judges; sys.exit(bool(set({heavy}) & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False, timeout=60).returncode == 0
 
 
 @settings(deadline=None, max_examples=25)

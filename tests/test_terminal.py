@@ -131,11 +131,11 @@ def test_tasks_of_others_steer_nothing_while_they_are_played(tmp_path: Path) -> 
     rows = [
         {"id": f"{n}{CLIPBOARD}", "family": f"f{CLIPBOARD}", "question": f"What is {n} + 1? {CLIPBOARD}",
          "answer": f"{n + 1}{CLIPBOARD}", "more": CLIPBOARD}
-        for n in range(2)
+        for n in range(40)
     ]  # fmt: skip
     file = tmp_path / "tasks.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = ("--engine", "transformers", "--tasks", file, "--split", "all")
+    common = ("--engine", "transformers", "--tasks", file)
     for arguments in (
         ("rollout", *common, "--count", "1"),
         ("eval", *common, "--samples", "1", "--out", tmp_path / "eval"),
