@@ -27,6 +27,7 @@ from repl_rl.rollout.host import HostFunction, refuse_hidden
 from repl_rl.rollout.host_session import Model
 from repl_rl.rollout.host_shipped import host_functions, nested_sessions
 from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.prompt_space import PromptSpace
 from repl_rl.rollout.prompts import refuse_file, template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.rollout.thread import LoopThread
@@ -90,6 +91,10 @@ class World:
     bos: bool = True
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one. Runs
     of versions that wrote none are played as they were."""
+    prompt_space: PromptSpace = "auto"
+    """Who writes the space after a prompt (>>> and ...): observed, the console; sampled, the policy, as part of its
+    line's first token. auto: sampled where the vocabulary joins a word and the space before it, as that of pretrained
+    models does; config.toml keeps which."""
     date: str = ""
     """Date and time that the model's chat template writes, such as 2026-11-27 or 2026-11-27T09:30. "": those at which
     the run begins; where its template reads the clock, config.toml keeps them."""
@@ -199,17 +204,32 @@ class World:
         """The date and time that chat templates read."""
         return instant(self.date) if self.date else datetime.now()
 
-    def dated(self, recorded: Path | None = None) -> Self:
-        """This world with its `date` said, where the policy's chat template reads the clock.
+    def resolved(self, recorded: Path | None = None) -> Self:
+        """This world with what its policy decides said: `prompt_space`, and `date` where its template reads the clock.
 
         Args:
-            recorded: config.toml of what goes on, whose date it is; None, or no such file: the date is that of now.
+            recorded: config.toml of what goes on, which has decided; None, or no such file: nothing has.
         """
-        if self.date or not reads_clock(self.model_folder):
-            return self
-        if recorded is not None and recorded.is_file():
-            return replace(self, date=str(load(recorded).get("date", "")))
-        return replace(self, date=datetime.now().isoformat(timespec="seconds"))
+        known = {**ADDED, **load(recorded)} if recorded is not None and recorded.is_file() else None
+        date, space = self.date, self.prompt_space
+        if not date and reads_clock(self.model_folder):
+            date = str(known["date"]) if known else datetime.now().isoformat(timespec="seconds")
+        if space == "auto":
+            trained = self._trained_space()
+            said = known["prompt_space"] if known else trained
+            space = "sampled" if said == "sampled" else "observed" if said == "observed" else self._decided_space()
+        return self if (date, space) == (self.date, self.prompt_space) else replace(self, date=date, prompt_space=space)
+
+    def _trained_space(self) -> object:
+        """What the run was trained with whose folder the policy lies in; None: it lies in no run's folder."""
+        folder = self.model_folder
+        runs = (place for place in (folder.parent, folder.parent.parent) if (place / "metrics.jsonl").is_file())
+        run = next((place for place in runs if (place / "config.toml").is_file()), None)
+        return {**ADDED, **load(run / "config.toml")}["prompt_space"] if run is not None else None
+
+    def _decided_space(self) -> PromptSpace:
+        renderer = Renderer.from_folder(self.model_folder, "carry", bos=self.bos)
+        return "sampled" if renderer.samples_space else "observed"
 
     def renderer(self) -> Renderer:
         """The owner of the policy's tokenizer, with the prompt template tried.
@@ -217,7 +237,9 @@ class World:
         Raises:
             ConfigError: the vocabulary or the template does not fit.
         """
-        renderer = Renderer.from_folder(self.model_folder, self.overshoot, self.chat, bos=self.bos, now=self.now)
+        renderer = Renderer.from_folder(
+            self.model_folder, self.overshoot, self.chat, bos=self.bos, prompt_space=self.prompt_space, now=self.now
+        )
         renderer.prompt("", self.prompt)
         return renderer
 

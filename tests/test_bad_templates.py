@@ -102,25 +102,25 @@ def test_a_template_reads_one_time_as_long_as_it_lives() -> None:
 
 def test_a_run_keeps_its_date_and_goes_on_with_it(tmp_path: Path) -> None:
     folder = model_with(CLOCK, tmp_path / "model")
-    begun = World(model=str(folder), prompt="chat").dated()
+    begun = World(model=str(folder), prompt="chat").resolved()
     assert datetime.fromisoformat(begun.date) <= datetime.now()
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text(dump(replace(begun, date="2001-02-03T04:05:06")))
     recorded = World.recorded(run)
     assert recorded.renderer().asked("", "Q").text.startswith("03 Feb 2001 04:05:06")
-    resumed = World(model=str(folder), prompt="chat").dated(run / "config.toml")
+    resumed = World(model=str(folder), prompt="chat").resolved(run / "config.toml")
     check_same_settings(run, dump(resumed))
     assert resumed == recorded
     said = World(model=str(folder), prompt="chat", date="2020-01-01")
-    assert said.dated(run / "config.toml") is said
+    assert said.resolved(run / "config.toml").date == said.date
     with pytest.raises(ConfigError, match="date is '2020-01-01', the run's '2001-02-03T04:05:06'"):
         check_same_settings(run, dump(said))
 
 
 def test_a_run_whose_template_reads_no_clock_has_no_date(tmp_path: Path) -> None:
     usual = World()
-    assert usual.dated() is usual
+    assert usual.resolved().date == ""
     (tmp_path / "config.toml").write_text(dump(usual).replace('date = ""\n', ""))
     check_same_settings(tmp_path, dump(usual))
     with pytest.raises(ConfigError, match="date is 'today'; give one as 2026-11-27"):

@@ -140,7 +140,7 @@ def test_the_policy_goes_on_from_an_edited_line_which_is_masked() -> None:
 
     async def act(replay: Replay) -> Trajectory:
         await replay.edit("x = 5")
-        start = start_of(replay, RENDERER.encode)
+        start = start_of(replay, RENDERER)
         assert start.token_ids[: len(t.prompt.token_ids)] == t.prompt.token_ids
         return (await branch(world(["x * 6\n", "submit_final_answer(x * 6)\n"]), start, TASK, 1)).trajectories[0]
 
@@ -157,11 +157,11 @@ def test_a_replay_without_edits_branches_as_recorded_and_an_ended_one_not() -> N
     t = played(LINES)
 
     async def act(replay: Replay) -> None:
-        assert start_of(replay, RENDERER.encode) == start_at(t, 2)
+        assert start_of(replay, RENDERER) == start_at(t, 2)
         await replay.to_line(4)
         await replay.edit("submit_final_answer(0)")
         with pytest.raises(ConfigError, match="nothing can follow"):
-            start_of(replay, RENDERER.encode)
+            start_of(replay, RENDERER)
 
     replayed(t, act, to_line=2)
 

@@ -73,7 +73,7 @@ class EvalConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(EvalConfig, "eval", argv)
-    config = config.dated(config.out / CONFIG if config.out else None)
+    config = config.resolved(config.out / CONFIG if config.out else None)
     console = terminal()
     tasks = config.drawn(config.split, config.count)
     check_judges(tasks)

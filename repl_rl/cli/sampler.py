@@ -8,6 +8,7 @@ from rich.table import Table
 
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
+from repl_rl.rollout.prompt_space import PromptSpace
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.samplers import load_sampler
@@ -24,6 +25,8 @@ class CheckConfig:
 
     model: str | None = None
     """The policy, as `train` takes it, whose tokenizer and chat template write the prompts; none: the bundled one."""
+    prompt_space: PromptSpace = "auto"
+    """Who writes the space after a prompt, as `train` takes it: auto, observed, sampled."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -58,10 +61,17 @@ def main(argv: Sequence[str]) -> int:
 def _check(name: str, config: CheckConfig) -> int:
     sampler = load_sampler(name)
     folder = World(model=config.model).model_folder if config.model is not None else None
-    renderer = Renderer.from_folder(folder, config.overshoot, config.chat) if folder is not None else None
+    renderer = (
+        Renderer.from_folder(folder, config.overshoot, config.chat, prompt_space=config.prompt_space)
+        if folder is not None
+        else None
+    )
     rows = check(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")
     for row in rows:
         table.add_row(row.name, "yes" if row.passed else "NO", row.detail)
-    terminal().print(table)
+    console = terminal()
+    console.print(table)
+    if renderer is not None:
+        console.print(renderer.findings)
     return int(not all(row.passed for row in rows))

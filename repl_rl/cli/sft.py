@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     if config.fresh:
         return _begin(config, console)
     refuse_incomplete(config.model_folder)
-    config = config.dated(place_of(config.out) / SETTINGS)
+    config = config.resolved(place_of(config.out) / SETTINGS)
     renderer = config.renderer()
     settings = dump(replace(config, model=config.policy.reference))
     if config.overwrite:
@@ -127,10 +127,22 @@ def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
     if not source.exists():
         raise ConfigError("data", str(source), "there is no such folder or file; give one with trajectories")
     for number, trajectory in enumerate(read(source)):
-        if number == 0 and renderer.decode(trajectory.prompt.token_ids) != trajectory.prompt.text:
-            remedy = "they were made with another tokenizer; make them with this policy's --model"
-            raise ConfigError("trajectories", str(source), remedy)
+        if number == 0:
+            _refuse_other_tokens(trajectory, renderer, source)
         yield trajectory
+
+
+def _refuse_other_tokens(trajectory: Trajectory, renderer: Renderer, source: Path) -> None:
+    """Refuse trajectories whose ids mean something else here, or whose lines begin otherwise than this policy's."""
+    text, shown = trajectory.prompt.text, renderer.decode(trajectory.prompt.token_ids)
+    withheld = text == f"{shown} "
+    if shown != text and not withheld:
+        remedy = "they were made with another tokenizer; make them with this policy's --model"
+        raise ConfigError("trajectories", str(source), remedy)
+    if text.endswith(" ") and withheld != renderer.samples_space:
+        theirs = "sampled" if withheld else "observed"
+        remedy = f"their prompts end as with --prompt-space {theirs}; say that here too, or make them again"
+        raise ConfigError("trajectories", str(source), remedy)
 
 
 def _play(config: SftConfig, tasks: Sequence[Task], place: Path, console: Console) -> Sequence[Trajectory]:

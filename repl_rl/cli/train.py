@@ -120,11 +120,11 @@ def main(argv: Sequence[str]) -> int:
         if config.overwrite:
             read = (config.model, config.tasks, config.validation)
             refuse_inputs("run folder", folder.path, zip(("model", "tasks", "validation"), read, strict=True))
-        dated = config.dated(folder.path / CONFIG if config.resume else None)
-        if dated is not config and processes() > 1:
+        resolved = config.resolved(folder.path / CONFIG if config.resume else None)
+        if resolved.date != config.date and processes() > 1:
             remedy = "the chat template writes it, and processes that train together must agree; give a date"
             raise ConfigError("date", config.date, remedy)
-        run = Run(dated, folder)
+        run = Run(resolved, folder)
         config = run.config
     if config.resume and folder.begun:
         if run.main:
@@ -184,6 +184,7 @@ class Run:
             taken(self.folder, self.settings, config.resume, self.main) as self.state,
         ):
             renderer = config.renderer()
+            self.console.print(renderer.findings)
             if self.main:
                 keep_notes(source, self.folder.path)
                 self.folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])

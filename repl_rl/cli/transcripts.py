@@ -24,6 +24,7 @@ from repl_rl.machine.files import whole_file
 from repl_rl.machine.outputs import Output
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.prompt_space import PromptSpace
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.runs.store import append
@@ -81,6 +82,8 @@ class TranscriptsConfig:
     """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
     bos: bool = True
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one."""
+    prompt_space: PromptSpace = "auto"
+    """Who writes the space after a prompt, as `train` takes it: auto, observed, sampled."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -112,7 +115,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(TranscriptsConfig, "transcripts", argv)
     folder = World(model=config.model).model_folder
-    renderer = Renderer.from_folder(folder, config.overshoot, config.chat, bos=config.bos)
+    renderer = Renderer.from_folder(
+        folder, config.overshoot, config.chat, bos=config.bos, prompt_space=config.prompt_space
+    )
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     renderer.prompt("", config.prompt)
     if config.chat and not renderer.chat.applied:

@@ -42,7 +42,7 @@ class Protocol:
 
 PROTOCOLS = MappingProxyType(
     {
-        "line": Protocol(ReplSampler, plan, re.compile(r"\A(.*?)\n?(?:>>>|\.\.\.) \Z", re.DOTALL), True),
+        "line": Protocol(ReplSampler, plan, re.compile(r"\A(.*?)\n?(?:>>>|\.\.\.) ?\Z", re.DOTALL), True),
         "fenced": Protocol(FencedCodeSampler, fenced_plan, re.compile(r"```output\n(.*?)\n?```\n\Z", re.DOTALL), False),
     }
 )
@@ -150,7 +150,11 @@ class _Writer:
             return (self._renderer.end_id,)
         piece = self._left.pop(0)
         self.strayed |= ECHO in piece and (not self._echo or "\n" in self._echo)
-        return self._up_to_a_line(self._renderer.written(piece.replace(ECHO, self._echo)))
+        return self._up_to_a_line(self._renderer.written(self._after_prompts(piece.replace(ECHO, self._echo))))
+
+    def _after_prompts(self, piece: str) -> str:
+        """`piece` with the space after each prompt that the policy writes; a blank line closes a block as it is."""
+        return re.sub(r"(?m)^(?=.)", " ", piece) if self._by_line and self._renderer.samples_space else piece
 
     def _up_to_a_line(self, ids: Sequence[int]) -> Sequence[int]:
         """`ids` up to the first that ends a line, where the engine stops; the others wait."""

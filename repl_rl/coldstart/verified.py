@@ -5,11 +5,21 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from repl_rl.coldstart.doctests import Example, Specimen
 from repl_rl.record.console import prompt
-from repl_rl.record.trajectory import Execution, Line, LineEnd, LineStatus, Observed, Sampled, Segment, Stop, Trajectory
+from repl_rl.record.trajectory import (
+    Execution,
+    Line,
+    LineEnd,
+    LineStatus,
+    Prompt,
+    Sampled,
+    Segment,
+    Stop,
+    Trajectory,
+)
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 
@@ -130,7 +140,8 @@ async def _play(specimen: Specimen, sandbox: Sandbox, recipe: Recipe) -> tuple[T
         for example in (*(Example((line,), "", None, 0) for line in specimen.setup), *specimen.examples):
             results = await _type(console, example)
             wrong = _wrong(example, results)
-            segments += _segments(example, results, recipe.renderer) if not wrong else ()
+            if not wrong:
+                _add_segments(segments, example, results, recipe.renderer, start)
             length = len(start.token_ids) + sum(len(s.token_ids) for s in segments)
             if not wrong and (length > recipe.max_tokens or len(segments) > 2 * recipe.max_lines):
                 wrong = "is too long"
@@ -177,13 +188,15 @@ def _wrong(example: Example, results: Sequence[PushResult]) -> str:
     return "" if example.agrees("".join(r.text for r in results)) else "printed something else"
 
 
-def _segments(example: Example, results: Sequence[PushResult], renderer: Renderer) -> list[Segment]:
-    """A sampled line and an observation for each line: encoded alone, as a rollout does."""
-    segments: list[Segment] = []
+def _add_segments(
+    segments: list[Segment], example: Example, results: Sequence[PushResult], renderer: Renderer, start: Prompt
+) -> None:
+    """Append a sampled line and an observation for each line: encoded alone, as a rollout does."""
     for line, result in zip(example.lines, results, strict=True):
-        ids = renderer.written(line + "\n")
+        before = segments[-1] if segments else start
+        assert not isinstance(before, Sampled)
+        ids = renderer.written(line + "\n", before)
         execution = Execution(result.status, result.elapsed_s, ran=(line,))
         written = Line(ids, (_WRITTEN,) * len(ids), line + "\n", LineEnd.NEWLINE, execution)
-        shown = result.text + prompt(result.more)
-        segments += (Sampled((written,)), Observed(shown, renderer.encode(shown), result.cut))
-    return segments
+        shown = renderer.observation(result.text + prompt(result.more))
+        segments += (Sampled((written,)), replace(shown, cut=shown.cut or result.cut))

@@ -45,7 +45,8 @@ class Episode(Earning):
         self.renderer = renderer
         """Owner of the tokenizer, for samplers that splice a model's chat format."""
         self.limits = limits
-        self._writer = Writer(engine, renderer, context_tokens - len(origin.prompt.token_ids), followed.most_tokens)
+        room = context_tokens - len(origin.prompt.token_ids)
+        self._writer = Writer(engine, renderer, origin.prompt, room, followed.most_tokens)
         self._sandbox = sandbox
         self._console = Console(sandbox, origin.task, host)
         self._ending = Ending()
@@ -124,7 +125,7 @@ class Episode(Earning):
 
     def _stopping(self, until: str | re.Pattern[str] | None) -> tuple[frozenset[int], Watching]:
         stop_ids = self.renderer.stop_ids if until is None else self.renderer.eos_ids
-        return stop_ids, lambda: self.renderer.watch(until) if until else None
+        return stop_ids, lambda: self.renderer.watch(until, self._writer.before) if until else None
 
     async def turn(self, max_tokens: int | None = None) -> Line:
         """Let the policy write until its end token, which ends its turn and not the rollout.
@@ -165,10 +166,10 @@ class Episode(Earning):
             ConfigError: nothing was sampled since the last observation, the last line was cut, or our console failed.
         """
         if isinstance(text, str):
-            rendered = self.renderer.observation(text, self.limits.max_observation_tokens)
+            rendered = self.renderer.observation(text, self.limits.max_observation_tokens, last=self.ended)
             text = replace(rendered, cut=cut or rendered.cut)
         self._record.observed(text)
-        self._writer.give(text.token_ids)
+        self._writer.give(text)
         if self._record.line_count >= self.limits.max_lines:
             self._ending.end(Stop.MAX_LINES)
         if self._writer.room < 1:
@@ -244,7 +245,7 @@ class Episode(Earning):
                 continue
             for line in segment.lines:
                 self._record.sampled(line)
-            self._writer.give(segment.token_ids)
+            self._writer.restore(segment.token_ids)
         await self._console.restore(ran, carry, [call for run in self._record.executions for call in run.calls])
 
     def executed(self, execution: Execution) -> None:

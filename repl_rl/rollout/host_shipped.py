@@ -76,7 +76,7 @@ async def _queried(stage: Stage, model: Model, text: str, max_tokens: int) -> Tr
     started = time.monotonic()
     async with engine.session(prompt.token_ids, Sampling(stage.temperature, seed, nested=True)) as session:
         chunk = await session.sample([], max_tokens=min(max_tokens, left), stop_ids=stop_ids)
-    line = renderer.line(chunk)
+    line = renderer.line(chunk, prompt)
     return Trajectory(
         id=f"{origin.id}/query-{stage.number}",
         task_id=origin.task.id,

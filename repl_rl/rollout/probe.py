@@ -19,5 +19,5 @@ async def probed(rollouts: Rollouts, task: Task) -> Trajectory:
     async with engine.session(prompt, Sampling(seed=origin.seed, nested=True)) as session:
         chunk = await session.sample((), max_tokens=most, stop_ids=renderer.stop_ids)
     record = Record(origin)
-    record.sampled(renderer.line(chunk))
+    record.sampled(renderer.line(chunk, origin.prompt))
     return record.trajectory(Stop.FINISHED, 0.0, None, None)

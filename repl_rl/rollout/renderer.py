@@ -3,6 +3,9 @@
 Ids are the truth and text is the caption. A prompt is encoded once; each observation is encoded alone, once, with
 special tokens disabled (a program that prints `<|im_end|>` prints ten characters of text, not a control token);
 sampled ids are decoded for the console and never encoded again.
+
+Where the policy samples the space after a prompt (see `prompt_space`), captions look as the console looks: the space
+belongs to the prompt's text, though its id belongs to the line.
 """
 
 import re
@@ -19,9 +22,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from repl_rl.engine.base import Chunk, ChunkEnd
 from repl_rl.errors import ConfigError
+from repl_rl.record.console import PS1, PS2
 from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt
 from repl_rl.rollout.chat_template import ChatTemplate, Message
 from repl_rl.rollout.control_tokens import ControlTokens
+from repl_rl.rollout.prompt_space import PromptSpace, joins_words, without_space
 from repl_rl.rollout.prompts import start
 from repl_rl.rollout.vocabulary import audited, declared_ends
 from repl_rl.settings.scalars import Scalar
@@ -56,6 +61,7 @@ class Renderer:
         ends: Collection[int] = (),
         chat: Mapping[str, Scalar] | None = None,
         bos: bool = True,
+        prompt_space: PromptSpace = "auto",
         now: datetime | None = None,
     ) -> None:
         """Audit the vocabulary once.
@@ -67,6 +73,7 @@ class Renderer:
             ends: end tokens beside the tokenizer's own.
             chat: arguments of the chat template.
             bos: begin plain prompts with the tokens that the tokenizer puts before a text (BOS).
+            prompt_space: who writes the space after a prompt.
             now: the date and time that the chat template reads; None: those of this moment.
 
         Raises:
@@ -99,6 +106,10 @@ class Renderer:
                 "use --overshoot forbid, with which the policy never samples one, or carry; or another tokenizer",
             )
         self._encode_cached = lru_cache(maxsize=65_536)(self._encode)
+        joined = joins_words(self._encode, self.decode) if prompt_space == "auto" else prompt_space == "sampled"
+        self._ends_in_space = lru_cache(maxsize=1024)(lambda token: self.decode((token,)).endswith(" "))
+        self.samples_space = joined
+        """The policy writes the space that a prompt ends in."""
 
     @classmethod
     def from_folder(
@@ -108,6 +119,7 @@ class Renderer:
         chat: Mapping[str, Scalar] | None = None,
         *,
         bos: bool = True,
+        prompt_space: PromptSpace = "auto",
         now: datetime | None = None,
     ) -> "Renderer":
         """Load the tokenizer of a model folder (or of a hub name that is already cached), with all its end tokens.
@@ -127,7 +139,17 @@ class Renderer:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **choice)
         except (OSError, ValueError) as error:
             raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {error}") from error
-        return cls(tokenizer, overshoot, str(folder), ends=declared_ends(place), chat=chat, bos=bos, now=now)
+        ends = declared_ends(place)
+        return cls(tokenizer, overshoot, str(folder), ends=ends, chat=chat, bos=bos, prompt_space=prompt_space, now=now)
+
+    @property
+    def findings(self) -> str:
+        """What the audit found, in one line."""
+        writer = "the policy, with its next word" if self.samples_space else "the console"
+        return (
+            f"vocabulary: {len(self.newline_ids)} ids end a line, {len(self.forbidden_ids)} are forbidden, "
+            f"{len(self.eos_ids)} end a text; {writer} writes the space after a prompt"
+        )
 
     @property
     def newline_ids(self) -> frozenset[int]:
@@ -173,7 +195,7 @@ class Renderer:
         if begun.system is None:
             return self.plain_prompt(begun.head + prefill)
         asked = self.asked(begun.system, begun.question)
-        return Prompt(asked.text + prefill, (*asked.token_ids, *self.encode(prefill)))
+        return Prompt(asked.text + prefill, (*asked.token_ids, *self.splice(prefill)))
 
     def plain_prompt(self, text: str) -> Prompt:
         """A prompt that is `text` without a chat template, as the model's own tokenizer begins a sequence.
@@ -181,9 +203,16 @@ class Renderer:
         It begins with the tokenizer's BOS, where it writes one, and never has its end token.
         """
         if not self._bos:
-            return Prompt(text, self.encode(text))
-        ids = (*self._bos, *self._encode_first(text))
-        return Prompt(self.decode(ids), ids)
+            return Prompt(text, self.splice(text))
+        spliced = self._spliced(text)
+        ids = (*self._bos, *self._encode_first(spliced))
+        return Prompt(self.decode(ids) + text[len(spliced) :], ids)
+
+    def given_prompt(self, token_ids: Sequence[int]) -> Prompt:
+        """A prompt of given ids. Its text has the space after a console's prompt that the policy is to write."""
+        text = self.decode(token_ids)
+        bare = self.samples_space and text.endswith((PS1.rstrip(), PS2.rstrip()))
+        return Prompt(f"{text} " if bare else text, tuple(token_ids))
 
     def asked(self, system: str, question: str) -> Prompt:
         """A question in the model's chat template, up to the policy's turn; an empty `system` is left out.
@@ -229,19 +258,21 @@ class Renderer:
         """Ids of what a chat template wrote: control tokens in it are recognised, and no other is added."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def watch(self, until: str | re.Pattern[str]) -> Callable[[int], bool]:
+    def watch(self, until: str | re.Pattern[str], before: Prompt | Observed | None = None) -> Callable[[int], bool]:
         """A function that is given sampled ids one by one, and says whether their text so far matches `until`.
 
-        Only the newest ids are decoded again, since the last of them may hold part of a character.
+        Only the newest ids are decoded again, since the last of them may hold part of a character. `before`: as in
+        `line`.
         """
         pattern = re.compile(until)
         settled, recent = "", list[int]()
+        withheld = " " if before is not None and self.withholds_space(before) else ""
 
         def matches(token: int) -> bool:
             nonlocal settled
             recent.append(token)
             text = self.decode(recent)
-            found = pattern.search(settled + text) is not None
+            found = pattern.search((settled + text).removeprefix(withheld)) is not None
             if len(recent) >= _SETTLED_IDS and not text.endswith("\ufffd"):
                 settled += text
                 recent.clear()
@@ -249,39 +280,64 @@ class Renderer:
 
         return matches
 
-    def observation(self, text: str, max_tokens: int | None = None) -> Observed:
+    def observation(self, text: str, max_tokens: int | None = None, *, last: bool = False) -> Observed:
         """Encode what a console printed, alone. Beyond `max_tokens` the middle gives way to a visible marker.
 
         So does the middle of more than 65,536 characters, before anything is encoded: rollouts share one thread.
+        `last`: no line follows.
         """
         cut = len(text) > _OBSERVED_CHARS
         if cut:
             half, left_out = _OBSERVED_CHARS // 2, len(text) - _OBSERVED_CHARS
             text = f"{text[:half]}\n[... {left_out} characters cut ...]\n{text[-half:]}"
-        ids = self.encode(text)
+        spliced = text if last else self._spliced(text)
+        ids = self.encode(spliced)
         if max_tokens is None or len(ids) <= max_tokens:
             # Some vocabularies have no id for some control characters: what has no token is not shown.
             return Observed(text if ids else "", ids, cut)
         marker = f"\n[... {len(ids) - max_tokens} tokens cut ...]\n"
         head, tail = ids[: max_tokens // 2], ids[len(ids) - (max_tokens - max_tokens // 2) :]
-        return Observed(self.decode(head) + marker + self.decode(tail), (*head, *self.encode(marker), *tail), cut=True)
+        shown = self.decode(head) + marker + self.decode(tail) + text[len(spliced) :]
+        return Observed(shown, (*head, *self.encode(marker), *tail), cut=True)
 
-    def line(self, chunk: Chunk) -> Line:
-        """What the policy sampled, as a line."""
+    def splice(self, text: str) -> tuple[int, ...]:
+        """Ids of a text that the policy goes on from, encoded alone: without a last space that the policy writes."""
+        return self.encode(self._spliced(text))
+
+    def _spliced(self, text: str) -> str:
+        return without_space(text) if self.samples_space else text
+
+    def withholds_space(self, before: Prompt | Observed) -> bool:
+        """True where the text before a line ends in a space that is not among its ids: the line begins with it."""
+        if not before.text.endswith(" ") or not before.token_ids:
+            return False
+        return not self._ends_in_space(before.token_ids[-1])
+
+    def line(self, chunk: Chunk, before: Prompt | Observed | None = None) -> Line:
+        """What the policy sampled, as a line.
+
+        `before`: what it was sampled after. A space that was withheld there is no part of the line's text.
+        """
         ids, step = chunk.token_ids, chunk.policy_step
-        if ids[-1] in self.eos_ids:
-            return Line(ids, chunk.logprobs, self.decode(ids[:-1]), LineEnd.EOS, policy_step=step)
-        return Line(ids, chunk.logprobs, self.decode(ids), _ENDS[chunk.end], policy_step=step)
+        ended = ids[-1] in self.eos_ids
+        text = self.decode(ids[:-1] if ended else ids)
+        if before is not None and self.withholds_space(before):
+            text = text.removeprefix(" ")
+        return Line(ids, chunk.logprobs, text, LineEnd.EOS if ended else _ENDS[chunk.end], policy_step=step)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of `text` alone: no special token is added, none is recognised."""
         return self._encode_cached(text) if len(text) <= _REMEMBERED_CHARS else self._encode(text)
 
-    def written(self, text: str) -> tuple[int, ...]:
+    def written(self, text: str, before: Prompt | Observed | None = None) -> tuple[int, ...]:
         """Ids of `text` as the policy could have sampled it: as `encode`, but no id is forbidden.
 
         Where one would be, each physical line is encoded alone.
+
+        `before`: what it is written after. A space that was withheld there comes first, unless the line is blank.
         """
+        if before is not None and self.withholds_space(before) and text[:1] not in ("", "\n"):
+            text = f" {text}"
         ids = self.encode(text)
         if self.forbidden_ids.isdisjoint(ids):
             return ids

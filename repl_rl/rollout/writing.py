@@ -7,7 +7,7 @@ from repl_rl.engine.ahead import AheadSession, Guess
 from repl_rl.engine.base import Chunk, EngineSession, Watch
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import prompt
-from repl_rl.record.trajectory import Line
+from repl_rl.record.trajectory import Line, Observed, Prompt
 from repl_rl.rollout.renderer import Renderer
 
 Watching = Callable[[], Watch | None]
@@ -17,8 +17,11 @@ Watching = Callable[[], Watch | None]
 class Writer:
     """Lets the policy write, one call at a time. Ids are only ever appended."""
 
-    def __init__(self, engine: EngineSession, renderer: Renderer, room: int, most: int | None = None) -> None:
-        """`room`: ids that fit into the context. `most`: ids that may be sampled; None: all of these."""
+    def __init__(
+        self, engine: EngineSession, renderer: Renderer, prompt: Prompt, room: int, most: int | None = None
+    ) -> None:
+        """`room`: ids that fit into the context after the prompt. `most`: ids to sample; None: all of them."""
+        self._before: Prompt | Observed | None = prompt
         self._context = room
         self._left = room if most is None else most
         self._engine = engine
@@ -33,10 +36,21 @@ class Writer:
         """Ids that may still be sampled: that fit into the context, and are left of what was asked for."""
         return min(self._context, self._left)
 
-    def give(self, ids: Sequence[int]) -> None:
-        """Ids that the engine sees before it samples next."""
+    def give(self, observed: Observed) -> None:
+        """Let the engine see an observation before it samples next."""
+        self.restore(observed.token_ids)
+        self._before = observed
+
+    def restore(self, ids: Sequence[int]) -> None:
+        """Let the engine see ids that were sampled before it samples next."""
+        self._before = None
         self._pending.extend(ids)
         self._context -= len(ids)
+
+    @property
+    def before(self) -> Prompt | Observed | None:
+        """What the next line is sampled after; None: after a line of the policy."""
+        return self._before
 
     async def line(self, wanted: int, stop_ids: frozenset[int], watch: Watch | None) -> Line:
         """What the policy writes next, of at most `wanted` ids, or as many as fit.
@@ -48,8 +62,9 @@ class Writer:
         budget = self._begin(wanted)
         chunk = await self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watch)
         self._sampling, self._pending = None, []
+        line = self._renderer.line(chunk, self._before)
         self._sampled(len(chunk.token_ids))
-        return self._renderer.line(chunk)
+        return line
 
     async def several(self, count: int, wanted: int, stop_ids: frozenset[int], watching: Watching) -> Sequence[Line]:
         """`count` (>= 1) times what the policy writes next, each from the same ids; `take` one of them next.
@@ -65,7 +80,7 @@ class Writer:
                 await self._engine.undo(self._newest)
             asked = self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watching())
             self._newest = asyncio.create_task(asked)
-            self._found.append(self._renderer.line(await self._newest))
+            self._found.append(self._renderer.line(await self._newest, self._before))
         return tuple(self._found)
 
     async def take(self, at: int) -> None:
@@ -80,6 +95,7 @@ class Writer:
         self._sampled(len(self._found[at].token_ids))
 
     def _sampled(self, ids: int) -> None:
+        self._before = None
         self._context -= ids
         self._left -= ids
 
@@ -106,7 +122,7 @@ class Writer:
 
     def guess(self, most: int) -> None:
         """Let the engine go on as if a prompt were all that is observed, with at most `most` ids."""
-        shown = self._renderer.encode(prompt(False))
+        shown = self._renderer.splice(prompt(False))
         room = min(self._context - len(shown), self._left)
         if room >= 1 and isinstance(self._engine, AheadSession):
             self._engine.guess(Guess((*self._pending, *shown), min(most, room), self._renderer.stop_ids))

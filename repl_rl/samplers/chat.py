@@ -80,7 +80,7 @@ class ChatFormat:
         Raises:
             ConfigError: the template cannot write such messages.
         """
-        rendered = [self._renderer.observation(str(message["content"]), max_tokens) for message in messages]
+        rendered = [self._renderer.observation(str(message["content"]), max_tokens, last=True) for message in messages]
         shown = [each.text for each in rendered]
         probes = [_PROBE.format(i) for i in range(len(messages))]
         turn, answers, frame = self._frame(messages, called, probes)

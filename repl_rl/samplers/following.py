@@ -58,9 +58,9 @@ def further(renderer: Renderer, template: str, question: str, version: str, so_f
     if begun.system is None:
         between = "" if so_far.text.endswith("\n") else "\n"
         text = between + begun.head + asked
-        return Prompt(text, renderer.encode(text))
+        return Prompt(text, renderer.splice(text))
     message = {"role": "user", "content": begun.question}
     glue = ChatFormat(renderer).reply([message], len(renderer.encode(begun.question)) + 1)
     ended = so_far.token_ids[-1] in renderer.eos_ids
     end = () if ended else (renderer.end_id,)
-    return Prompt(glue.text + asked, (*end, *glue.token_ids, *renderer.encode(asked)))
+    return Prompt(glue.text + asked, (*end, *glue.token_ids, *renderer.splice(asked)))

@@ -25,7 +25,7 @@ _GONE: Mapping[str, object] = {
     "trainer.rewards.exited": 0.0,
 }
 """What nobody can choose any more, with what it was by default."""
-ADDED: Mapping[str, object] = {"bos": False, "date": ""}
+ADDED: Mapping[str, object] = {"bos": False, "date": "", "prompt_space": "observed"}
 """Settings that older versions did not write, with what those versions did."""
 _OF_THE_SAMPLER: Mapping[str, object] = {"optimistic": False, "give_up_after": 0}
 _log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ _OF_A_RUN = (
     "model",
     "prompt",
     "bos",
+    "prompt_space",
     "date",
     "chat",
     "sampler",

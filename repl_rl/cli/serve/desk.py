@@ -209,8 +209,8 @@ def _raw(rollouts: Rollouts, given: str | list[int], first: bool) -> Prompt:
     """A prompt as it was given, text or ids; a text that is the `first` of a conversation begins with BOS."""
     renderer = rollouts.renderer
     if isinstance(given, str):
-        return renderer.plain_prompt(given) if first else Prompt(given, renderer.encode(given))
+        return renderer.plain_prompt(given) if first else Prompt(given, renderer.splice(given))
     size = len(renderer.tokenizer)
     if max(given) >= size:
         raise Refusal(400, f"the prompt has the id {max(given)}, and the vocabulary ends at {size - 1}", param="prompt")
-    return Prompt(renderer.decode(given), tuple(given))
+    return renderer.given_prompt(given)

@@ -118,7 +118,7 @@ class Live:
         if not 1 <= count <= MOST_BRANCHES:
             raise ConfigError("continuations", count, f"give 1 to {MOST_BRANCHES}")
         rollouts = self._source.rollouts
-        start = start_of(self._replay, rollouts.renderer.encode)
+        start = start_of(self._replay, rollouts.renderer)
         task = self._tasks.get(start.trajectory.task_id)
         return self._source.run(branch(rollouts, start, task, count))
 

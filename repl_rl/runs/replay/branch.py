@@ -1,7 +1,6 @@
 """Continuations of a stored trajectory from the middle: what the policy would do from here, and how it ends."""
 
 import zlib
-from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -15,8 +14,6 @@ from repl_rl.rollout.host import of_record
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.replay.session import Replay, Step, check
 from repl_rl.tasks import Task, Workspace
-
-Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ def start_at(trajectory: Trajectory, line: int) -> Start:
     return Start(trajectory, line, trajectory.prompt, tuple(segments), ran, typist.carry)
 
 
-def start_of(replay: Replay, encode: Encode) -> Start:
+def start_of(replay: Replay, renderer: Renderer) -> Start:
     """The point where a replay stands. From the first typed line on, all text counts as observed: masked, not trained.
 
     Raises:
@@ -100,14 +97,16 @@ def start_of(replay: Replay, encode: Encode) -> Start:
     first = next((step.line for step in replay.steps[typed:] if step.line is not None), replay.position)
     start = start_at(replay.trajectory, first)
     for step in replay.steps[typed:]:
-        start = _spliced(start, step, encode)
+        start = _spliced(start, step, renderer)
     return replace(start, line=replay.position)
 
 
-def _spliced(start: Start, step: Step, encode: Encode) -> Start:
+def _spliced(start: Start, step: Step, renderer: Renderer) -> Start:
     """`start` with the text of a step appended that no policy wrote."""
     shown = step.text + step.shown.text
-    ids = tuple(encode(shown))
+    before = start.segments[-1] if start.segments else start.prompt
+    withheld = not isinstance(before, Sampled) and renderer.withholds_space(before)
+    ids = renderer.splice(f" {shown}" if withheld and not shown.startswith("\n") else shown)
     start = replace(start, ran=(*start.ran, *step.ran), carry="")
     if not start.segments:
         return replace(start, prompt=Prompt(start.prompt.text + shown, (*start.prompt.token_ids, *ids)))

@@ -12,7 +12,7 @@ from functools import cached_property
 from repl_rl.engine.base import Engine
 from repl_rl.errors import EngineDied
 from repl_rl.machine.cores import denied_s
-from repl_rl.record.trajectory import Observed, Stop, Trajectory
+from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.runner import Rollouts
@@ -27,6 +27,7 @@ _LIMITS = RolloutLimits(max_lines=12, max_line_tokens=256, max_observation_token
 _FILLER = 12 * 256
 _SOON_S = 2.0
 _GAP_S = 1.0
+_TAIL_IDS = 16
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,17 @@ async def the_reference_answer_is_never_shown(bench: Bench) -> None:
         hold(not any(_REFERENCE in text for text in shown), f"rollout {t.id} shows the reference answer to the policy")
 
 
+async def no_splice_splits_a_word(bench: Bench) -> None:
+    """What is spliced in before a line does not end in a space that the tokenizer joins with the next word."""
+    if not bench.renderer.samples_space:
+        return
+    for t in await bench.rollouts(bench.witness()).collect(bench.tasks):
+        befores = itertools.pairwise((t.prompt, *t.segments))
+        for before in (one for one, other in befores if isinstance(other, Sampled) and not isinstance(one, Sampled)):
+            tail = bench.renderer.decode(before.token_ids[-_TAIL_IDS:])
+            hold(not tail.endswith(" "), f"rollout {t.id} splices {tail[-20:]!r}; end it before its last space")
+
+
 async def a_full_context_ends_the_rollout(bench: Bench) -> None:
     """With a typed stop, and without an error."""
     for task in bench.tasks[:8]:
@@ -223,6 +235,7 @@ CHECKS: Sequence[Check] = (
     the_record_is_what_the_engine_saw,
     rollouts_share_no_state,
     the_reference_answer_is_never_shown,
+    no_splice_splits_a_word,
     a_full_context_ends_the_rollout,
     cancellation_passes,
     errors_of_the_engine_pass,

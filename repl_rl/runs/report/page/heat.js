@@ -42,7 +42,9 @@ function tokens(line, captions, heat, marked) {
     const classes = ["token", kind, j === marked ? "diverges" : "", caption === undefined ? "nameless" : ""];
     const node = el("span", { class: classes.filter(Boolean).join(" "), title: tokenTitle(line, j, caption) });
     node.style.setProperty("--heat", strength.toFixed(3));
-    node.append(caption === undefined ? String(id) : visible(caption.replace(/\n/g, "↵")));
+    // Where the policy writes the space after a prompt, the prompt is shown with it.
+    const said = caption !== undefined && j === 0 && !line.text.startsWith(" ") ? caption.replace(/^ /, "") : caption;
+    node.append(said === undefined ? String(id) : visible(said.replace(/\n/g, "↵")));
     return node;
   });
 }
