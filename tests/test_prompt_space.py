@@ -142,7 +142,7 @@ def test_any_lines_run_and_are_shown_as_a_person_would_have_typed_them(renderer:
     assert typed[: len(lines)] == lines[: len(typed)]  # the end token may close a block
     assert [ran for line in t.lines if line.execution for ran in line.execution.ran][: len(typed)] == typed
     # Ids say what captions say, but for the space of a prompt that nothing, or a blank line, follows.
-    ids = ids_of(t)[:-1] if t.lines[-1].token_ids[-1] in renderer.eos_ids else ids_of(t)
+    ids = [i for i in ids_of(t) if i not in renderer.eos_ids]
     assert renderer.decode(ids) == (blanks_closed(t) if renderer.samples_space else captions(t))
     sampled = [i for line in t.lines for i in line.token_ids]
     assert [i for i, mine in zip(t.completion_ids, t.loss_mask, strict=True) if mine] == sampled
@@ -181,7 +181,8 @@ def test_a_run_of_either_form_verifies_and_looks_alike(form: str, folders: dict[
 def test_a_policy_that_leaves_the_space_out_is_understood_as_well(folders: dict[str, Path]) -> None:
     renderer = Renderer.from_folder(folders["smollm2"])
     lines = ["x = 6\n", "x\n", "submit_final_answer(x)\n"]
-    (t,) = asyncio.run(world(lines, renderer=renderer).collect([TASK]))
+    scripted = replace(ScriptedEngine.from_text(lines, renderer.written), forbidden_ids=renderer.forbidden_ids)
+    (t,) = asyncio.run(replace(world([], renderer=renderer), engine=scripted).collect([TASK]))
     assert renderer.decode(t.lines[0].token_ids) == "x = 6\n"
     assert [line.text for line in t.lines] == ["x = 6\n", "x\n", "submit_final_answer(x)\n"]
 

@@ -97,4 +97,4 @@ def test_a_chat_prompt_of_tekken_has_control_tokens_where_its_template_puts_them
     assert (prompt.token_ids.count(begin), prompt.token_ids.count(end)) == (1, 1)
     assert prompt.text.endswith("[/INST]" + prompt.text.rpartition("[/INST]")[2])
     assert prompt.text.endswith(">>> ")
-    assert renderer.decode(prompt.token_ids) == prompt.text
+    assert f"{renderer.decode(prompt.token_ids)} " == prompt.text

@@ -21,7 +21,9 @@ def world(
     limits: RolloutLimits | None = None,
     renderer: Renderer = RENDERER,
 ) -> Rollouts:
-    """Rollouts of a policy that writes `lines`, whatever it is shown."""
+    """Rollouts of a policy that writes `lines`, whatever it is shown; a console's prompt comes before each of them."""
+    if renderer.samples_space and isinstance(sampler or ReplSampler(), ReplSampler):
+        lines = [line if line.startswith("\n") else f" {line}" for line in lines]
     return Rollouts(
         replace(ScriptedEngine.from_text(lines, renderer.written), forbidden_ids=renderer.forbidden_ids),
         InProcessSandbox(),
