@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -200,3 +202,17 @@ def test_a_limit_counts_cpu_time_of_its_own_thread_and_leaves_nothing_behind() -
         limited(lambda: spin(60.0), 0.1)
     for thread in several:
         thread.join()
+
+
+def test_a_limit_that_was_not_reached_leaves_profilers_and_debuggers_working() -> None:
+    """A function that is entered under a profile function checks for events until there are none: forever, once."""
+    program = (
+        "import sys\n"
+        "from repl_rl.machine.time_limit import limited\n"
+        "limited(lambda: 1, 5.0)\n"
+        "def called(): return 42\n"
+        "sys.setprofile(lambda *event: None)\n"
+        "print(called())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout == "42\n", run.stderr
