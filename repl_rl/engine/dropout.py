@@ -8,12 +8,34 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from repl_rl.errors import ConfigError
+
 _RANDOM = ("drop", "jitter")
 """What names of such shares have in them: attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ..."""
 
+_ALWAYS_RANDOM = {"phimoe": "it draws experts at random in training, which no setting of its config.json turns off"}
+"""Kinds of models that cannot be trained beside a sampler -> why."""
+
+
+def refuse_random(config: PretrainedConfig) -> None:
+    """Refuse a model that draws at random in training, whatever its configuration says.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    for found in _configs(config):
+        if (kind := found.model_type) in _ALWAYS_RANDOM:
+            remedy = f"{_ALWAYS_RANDOM[kind]}, so the trainer's policy is not the sampler's; train another model"
+            raise ConfigError("model_type", kind, remedy)
+
 
 def disable_dropout(model: PreTrainedModel) -> None:
-    """Set every share of `model` that is drawn at random in training to 0, in its modules and its configuration."""
+    """Set every share of `model` that is drawn at random in training to 0, in its modules and its configuration.
+
+    Raises:
+        ConfigError: as `refuse_random`.
+    """
+    refuse_random(model.config)
     configs: dict[int, PretrainedConfig] = {}
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):

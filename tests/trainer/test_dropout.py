@@ -1,15 +1,22 @@
 """Dropout: what a model draws at random in training is off, so that trainer and sampler are one policy."""
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from repl_rl.cli import main
 from repl_rl.coldstart.finetune import finetune, labelled
 from repl_rl.coldstart.selection import FinetuneConfig
+from repl_rl.engine import Transformers
 from repl_rl.engine.dropout import disable_dropout
+from repl_rl.errors import ConfigError
+from repl_rl.machine.assets import asset
 from repl_rl.trainer import TrainerConfig, fit
+from repl_rl.trainer.refusal import refuse_model
 from tests.test_finetune import RECOVERED, RENDERER, RIGHT
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -38,12 +45,17 @@ SHARES = {
 }
 
 
-def noisy(kind: str, attention: str) -> PreTrainedModel:
+def quiet(kind: str) -> PreTrainedModel:
+    """A model that nothing in its configuration lets draw at random."""
+    return noisy(kind, "eager", ("attention_dropout", "router_jitter_noise", "input_jitter_noise"), 0.0)
+
+
+def noisy(kind: str, attention: str, shares: Sequence[str] = (), share: float = 0.4) -> PreTrainedModel:
     torch.manual_seed(0)
     known = AutoConfig.for_model(kind)
     computed = [name for name in SIZES if isinstance(getattr(type(known), name, None), property)]
     sizes = {name: size for name, size in SIZES.items() if hasattr(known, name) and name not in computed}
-    config = AutoConfig.for_model(kind, **sizes, **dict.fromkeys(SHARES[kind], 0.4))
+    config = AutoConfig.for_model(kind, **sizes, **dict.fromkeys(shares or SHARES[kind], share))
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
@@ -94,3 +106,23 @@ def test_a_cold_start_has_none_either(tmp_path: Path) -> None:
         model.save_pretrained(base)
         losses.append(finetune(base, RENDERER, examples, tmp_path / f"out{share}", FinetuneConfig(steps=2)))
     assert losses[0] == losses[1]
+
+
+def test_a_model_that_always_draws_in_training_is_refused_before_anything_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = quiet("phimoe")
+    expected = logits(model.eval())
+    model.train()
+    assert not torch.equal(logits(model), expected), "another model would be refused in vain"
+    with pytest.raises(ConfigError, match="model_type is 'phimoe'; it draws experts at random in training"):
+        disable_dropout(model)
+    folder, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(asset("policies/quickstart"), folder)
+    model.save_pretrained(folder)
+    with pytest.raises(ConfigError, match="it draws experts at random"):
+        refuse_model(folder, Transformers(), TrainerConfig(), frozenset)
+    for verb in (f"train --out {out}", f"sft --samples 1 --out {out / 'policy'}"):
+        assert main([*verb.split(), "--model", str(folder), "--engine", "transformers"]) == 2
+        assert "it draws experts at random in training" in capsys.readouterr().err
+    assert not out.exists()
