@@ -19,7 +19,6 @@ from typing import Annotated, Self
 
 from repl_rl.engine import ENGINES, Dtype, EngineKind, KvOnSync, Opening
 from repl_rl.engine.lasting import lasting
-from repl_rl.errors import ConfigError
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
 from repl_rl.rollout.chat_template import instant, reads_clock
@@ -416,27 +415,6 @@ def refuse_strangers(said: Mapping[str, object], where: str) -> None:
             refuse_source(f"{name} in {where}", str(value))
         elif name == "prompt":
             refuse_file(f"{name} in {where}", str(value))
-
-
-def unasked(said: Mapping[str, object]) -> list[str]:
-    """Names of the settings of a run that a stranger may not decide: `train --config` obeys them all the same.
-
-    They name code to import, a file to read as a prompt, or consoles that are not isolated on this machine.
-    """
-    found = []
-    for key, value in flatten(said):
-        try:
-            refuse_strangers({key: value}, "")
-            if key.startswith("trainer."):
-                refuse_code(key, str(value))
-        except ConfigError:
-            found.append(key)
-    chosen = {key: value for key, value in said.items() if key in {"sandbox", *SANDBOXES.tables()}}
-    try:
-        SANDBOXES.chosen(read(World, chosen, "").sandbox).refuse_unasked("")
-    except ConfigError:
-        found.append("sandbox")
-    return found
 
 
 def _warn_of_limits(limits: Limits, where: str) -> None:

@@ -13,20 +13,21 @@ from repl_rl.errors import ConfigError
 _RANDOM = ("drop", "jitter")
 """What names of such shares have in them: attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ..."""
 
-_ALWAYS_RANDOM = {"phimoe": "it draws experts at random in training, which no setting of its config.json turns off"}
-"""Kinds of models that cannot be trained beside a sampler -> why."""
+_ROUTING = {"phimoe": "router_jitter_noise"}
+"""Kinds of models -> a share that their routers read in sampling too, and draw experts at random by in training."""
 
 
 def refuse_random(config: PretrainedConfig) -> None:
-    """Refuse a model that draws at random in training, whatever its configuration says.
+    """Refuse a model that draws at random in training, and computes otherwise in sampling without that share.
 
     Raises:
         ConfigError: it is one.
     """
     for found in _configs(config):
-        if (kind := found.model_type) in _ALWAYS_RANDOM:
-            remedy = f"{_ALWAYS_RANDOM[kind]}, so the trainer's policy is not the sampler's; train another model"
-            raise ConfigError("model_type", kind, remedy)
+        share = _ROUTING.get(found.model_type, "")
+        if share and (value := getattr(found, share, 0.0)):
+            told = f"{found.model_type} draws experts at random in training by it, and samples by it too"
+            raise ConfigError(share, value, f"{told}, so trainer and sampler are two policies; train another model")
 
 
 def disable_dropout(model: PreTrainedModel) -> None:

@@ -1,7 +1,6 @@
 """Dropout: what a model draws at random in training is off, so that trainer and sampler are one policy."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,21 +40,18 @@ SHARES = {
     "mixtral": ("attention_dropout", "router_jitter_noise"),
     "starcoder2": ("attention_dropout", "residual_dropout", "embedding_dropout"),
     "gpt_bigcode": ("attn_pdrop", "resid_pdrop", "embd_pdrop"),
+    "phimoe": ("attention_dropout", "input_jitter_noise"),
     "biogpt": ("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout", "layerdrop"),
 }
 
 
-def quiet(kind: str) -> PreTrainedModel:
-    """A model that nothing in its configuration lets draw at random."""
-    return noisy(kind, "eager", ("attention_dropout", "router_jitter_noise", "input_jitter_noise"), 0.0)
-
-
-def noisy(kind: str, attention: str, shares: Sequence[str] = (), share: float = 0.4) -> PreTrainedModel:
+def noisy(kind: str, attention: str) -> PreTrainedModel:
     torch.manual_seed(0)
     known = AutoConfig.for_model(kind)
     computed = [name for name in SIZES if isinstance(getattr(type(known), name, None), property)]
     sizes = {name: size for name, size in SIZES.items() if hasattr(known, name) and name not in computed}
-    config = AutoConfig.for_model(kind, **sizes, **dict.fromkeys(shares or SHARES[kind], share))
+    routing = {"router_jitter_noise": 0.0} if kind == "phimoe" else {}
+    config = AutoConfig.for_model(kind, **sizes, **routing, **dict.fromkeys(SHARES[kind], 0.4))
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
@@ -108,21 +104,28 @@ def test_a_cold_start_has_none_either(tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-def test_a_model_that_always_draws_in_training_is_refused_before_anything_opens(
+def test_a_model_that_routes_at_random_in_training_is_refused_before_anything_opens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = quiet("phimoe")
-    expected = logits(model.eval())
-    model.train()
-    assert not torch.equal(logits(model), expected), "another model would be refused in vain"
-    with pytest.raises(ConfigError, match="model_type is 'phimoe'; it draws experts at random in training"):
+    model = noisy("phimoe", "eager")
+    disable_dropout(model)
+    model.eval()
+    without = logits(model)
+    for module in (model, *model.modules()):
+        if hasattr(module, "router_jitter_noise"):
+            module.router_jitter_noise = 0.4
+    assert not torch.equal(logits(model), without), "the share could be set to 0"
+    sampled = logits(model)
+    assert not torch.equal(logits(model.train()), sampled), "it could be left"
+    model.config.router_jitter_noise = 0.4
+    with pytest.raises(ConfigError, match=r"router_jitter_noise is 0\.4; phimoe draws experts at random"):
         disable_dropout(model)
     folder, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(asset("policies/quickstart"), folder)
     model.save_pretrained(folder)
-    with pytest.raises(ConfigError, match="it draws experts at random"):
+    with pytest.raises(ConfigError, match="draws experts at random"):
         refuse_model(folder, Transformers(), TrainerConfig(), frozenset)
     for verb in (f"train --out {out}", f"sft --samples 1 --out {out / 'policy'}"):
         assert main([*verb.split(), "--model", str(folder), "--engine", "transformers"]) == 2
-        assert "it draws experts at random in training" in capsys.readouterr().err
+        assert "draws experts at random in training" in capsys.readouterr().err
     assert not out.exists()
