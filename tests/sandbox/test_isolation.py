@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from repl_rl.record.line import LineStatus
 from repl_rl.sandbox import Limits, open_sandbox
 from repl_rl.sandbox.base import PushResult
