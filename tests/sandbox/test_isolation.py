@@ -108,7 +108,8 @@ HIDE = """
 import os, signal, time
 def hide():
     os.setsid(); signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
+    for n in range(10**9):
+        open('n', 'w').write(str(n))
         pid = os.fork()
         while pid == 0 and time.process_time() < SECONDS: pass
         if pid == 0: os._exit(0)
@@ -122,16 +123,19 @@ os.fork() or hide()
 def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: float) -> None:
     """The system counts in steps of 0.01 s, and keeps nothing of what ended where SIGCHLD is ignored."""
 
-    async def main() -> PushResult:
-        limits = Limits(cpu_s=1)
+    async def main() -> tuple[PushResult, float]:
+        limits, used_s = Limits(cpu_s=1), 0.0
         async with open_sandbox("local", limits=limits, warm=0) as sandbox, sandbox.session() as session:
             for line in HIDE.replace("SECONDS", str(seconds)).split("\n")[1:]:
                 result = await session.push(line)
             while not session.ended:
-                result = await session.push("time.sleep(0.5)")
-        return result
+                result = await session.push("time.sleep(0.2); print(open('n').read() or 0)")
+                used_s = seconds * int(result.text) if result.text.strip().isdigit() else used_s
+        return result, used_s
 
-    assert asyncio.run(main()).status is LineStatus.TIMEOUT
+    result, used_s = asyncio.run(main())
+    assert result.status is LineStatus.TIMEOUT
+    assert used_s < 2
 
 
 def test_every_limit_ends_in_its_own_status() -> None:
