@@ -200,16 +200,9 @@ class World:
         return instant(self.date) if self.date else datetime.now()
 
     def dated(self, recorded: Path | None = None) -> Self:
-        """This world with its `date` said, where the policy's chat template reads the clock.
-
-        Args:
-            recorded: config.toml of what goes on, whose date it is; None, or no such file: the date is that of now.
-        """
-        if self.date or not reads_clock(self.model_folder):
-            return self
-        if recorded is not None and recorded.is_file():
-            return replace(self, date=str(load(recorded).get("date", "")))
-        return replace(self, date=datetime.now().isoformat(timespec="seconds"))
+        """This world with its `date` said, where the policy's chat template reads the clock. See `date_of`."""
+        date = date_of(self.date, self.model_folder, recorded)
+        return self if date == self.date else replace(self, date=date)
 
     def renderer(self) -> Renderer:
         """The owner of the policy's tokenizer, with the prompt template tried.
@@ -368,6 +361,21 @@ def _settings(run: Path) -> tuple[Path | None, Mapping[str, object]]:
     folder = folder_of(run)
     said: Mapping[str, object] = {**ADDED, **modern(load(folder / "config.toml"))} if folder else {}
     return folder, {key: value for key, value in said.items() if key not in OF_A_RUN and key != "trust"}
+
+
+def date_of(date: str, model: Path, recorded: Path | None) -> str:
+    """The date and time that the chat template of a model writes; "": it writes none.
+
+    Args:
+        date: the one that was chosen; "": none was.
+        model: the folder of the model.
+        recorded: config.toml of what goes on, whose date it is; None, or no such file: the date is that of now.
+    """
+    if date or not reads_clock(model):
+        return date
+    if recorded is not None and recorded.is_file():
+        return str(load(recorded).get("date", ""))
+    return datetime.now().isoformat(timespec="seconds")
 
 
 def _read_world(

@@ -141,6 +141,7 @@ PATCHES = {
     "stdin": "what a terminal types",
     "stdout": "what a terminal shows",
     "find_spec": "a package that is installed cannot be missing otherwise",
+    "exchange": "a file system that exchanges no names is not at hand",
     "columns": "which rows an update is made of is in no record of it",
     "_greedy": "vLLM cannot be made to lie",
     "APPLY_S": "a chat template without end is given five seconds of CPU time, which a test would sit out",

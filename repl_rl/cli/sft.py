@@ -80,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
     if config.fresh:
         return _begin(config, console)
     refuse_incomplete(config.model_folder)
+    refuse_untrainable(config.model_folder)
     config = config.dated(place_of(config.out) / SETTINGS)
     renderer = config.renderer()
     settings = dump(replace(config, model=config.policy.reference))
@@ -101,6 +102,18 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(place)
     console.print(f"fine-tuned policy {config.out}")
     return 0
+
+
+def refuse_untrainable(model: Path) -> None:
+    """Refuse a model whose weights cannot be learned as they are sampled from, before anything is played.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    from repl_rl.engine.dropout import refuse_random  # torch: slow to import
+    from repl_rl.engine.names import read_config
+
+    refuse_random(read_config(model))
 
 
 def _begin(config: SftConfig, console: Console) -> int:

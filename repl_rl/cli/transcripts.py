@@ -6,14 +6,14 @@ import logging
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from rich.table import Table
 
-from repl_rl.cli.begun import SETTINGS, Portions, begun, finish, kept
+from repl_rl.cli.begun import SETTINGS, Portions, begun, finish, kept, place_of
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
@@ -24,6 +24,7 @@ from repl_rl.machine.files import whole_file
 from repl_rl.machine.outputs import Output
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.chat_template import instant
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.runs.store import append
@@ -35,7 +36,7 @@ from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.seams import Seam
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import families_of
-from repl_rl.world import QUICKSTART, World
+from repl_rl.world import QUICKSTART, World, date_of
 
 _TOLD_EVERY = 250
 _PORTIONS = ".portions"
@@ -81,6 +82,8 @@ class TranscriptsConfig:
     """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
     bos: bool = True
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one."""
+    date: str = ""
+    """Date and time that the model's chat template writes, as `train` takes it. "": those at which the work begins."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -105,6 +108,8 @@ class TranscriptsConfig:
         for source in self.from_tasks:
             families_of(source)
         check_fields(self)
+        if self.date:
+            instant(self.date)
         object.__setattr__(self, "prompt", template(self.prompt))
 
 
@@ -112,7 +117,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     config = parse(TranscriptsConfig, "transcripts", argv)
     folder = World(model=config.model).model_folder
-    renderer = Renderer.from_folder(folder, config.overshoot, config.chat, bos=config.bos)
+    config = replace(config, date=date_of(config.date, folder, place_of(config.out) / SETTINGS))
+    now = instant(config.date) if config.date else None
+    renderer = Renderer.from_folder(folder, config.overshoot, config.chat, bos=config.bos, now=now)
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     renderer.prompt("", config.prompt)
     if config.chat and not renderer.chat.applied:
