@@ -114,7 +114,11 @@ def decoded(folder: Path, ids: Sequence[int]) -> list[torch.Tensor]:
     computed, found = 0, []
     for end in range(WINDOW, len(ids)):
         rows = [Fed(slots[0], list(ids[:end]), computed, 0.0, None), Fed(slots[1], list(ids[: end - 7]), 0, 0.0, None)]
-        found.append(decoder._logprobs(rows)[0] if end % 2 else decoder._logprobs(rows[:1])[0])
+        feeds = [decoder.feed(row) for row in (rows if end % 2 else rows[:1])]
+        if decoder.arena.padded:
+            found.append(decoder.logprobs(feeds)[0])
+        else:
+            found += [decoder.logprobs([feeds[n] for n in part])[0] for part in decoder.parts(feeds) if 0 in part]
         computed = end
     return [row.clone() for row in found]
 
