@@ -214,6 +214,8 @@ ZOO: tuple[Family, ...] = (
         {
             "layer_types": ["conv", "full_attention"],
             "block_auto_adjust_ff_dim": False,
+            "block_dim": 64,
+            "block_ff_dim": 128,
             "conv_dim": 64,
             "conv_dim_out": 64,
         },

@@ -51,7 +51,6 @@ class Arena:
         self._slots = torch.zeros(0, dtype=torch.long)
         self._positions = torch.zeros(0, dtype=torch.long)
         self._span = 0
-        self._rows: Sequence[int] = ()
         self._seen: Sequence[int] = ()
 
     def take(self) -> int:
@@ -80,12 +79,12 @@ class Arena:
             right; what padding writes lies past the row's length and is overwritten by the row's next ids.
         """
         longest = max(lengths)
-        self._rows, self._seen = slots, [start + length for start, length in zip(starts, lengths, strict=True)]
-        if not self.padded:
-            assert min(lengths) == longest, "padding would enter recurrent states"
-            self._states.load(slots, starts)
         first = torch.tensor(starts, device=self._device).unsqueeze(1)
         self._slots = torch.tensor(slots, device=self._device)
+        if not self.padded:
+            assert min(lengths) == longest, "padding would enter recurrent states"
+            self._seen = [start + longest for start in starts]
+            self._states.load(self._slots, starts)
         self._positions = first + torch.arange(longest, device=self._device)
         self._span = max(starts) + longest
         if self._span > self._position_count:
@@ -95,7 +94,7 @@ class Arena:
     def settle(self) -> None:
         """Keep what the forward that `aim` began has made of recurrent states."""
         if not self.padded:
-            self._states.store(self._rows, self._seen, self._slot_count)
+            self._states.store(self._slots, self._seen, self._slot_count)
 
     def _masks(self) -> Masks:
         seen, now = torch.arange(self._span, device=self._device), self._positions.unsqueeze(-1)

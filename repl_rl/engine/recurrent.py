@@ -82,14 +82,14 @@ class RecurrentStates:
             position.copies = {key: store[slot].clone() for key, store in self._stores.items()}
         return computed
 
-    def load(self, slots: Sequence[int], starts: Sequence[int]) -> None:
+    def load(self, slots: Tensor, starts: Sequence[int]) -> None:
         """Fill `layers` with the states of `slots`, which have seen `starts` ids: all of them some, or none of them."""
         self.layers = [LinearAttentionLayer(count) for count in self._counts]
         if not any(starts):
             return
-        assert all(starts), "rows that begin and rows that go on have states of different shape"
+        assert all(starts), "rows that begin and rows that go on share a forward"
         for (number, part, state), store in self._stores.items():
-            layer, rows = self.layers[number], store[list(slots)]
+            layer, rows = self.layers[number], store[slots]
             getattr(layer, part)[state] = rows
             if part == "conv_states":
                 layer.conv_kernel_size[state] = rows.size(-1)
@@ -97,8 +97,8 @@ class RecurrentStates:
             else:
                 layer.is_recurrent_states_initialized[state] = True
 
-    def store(self, slots: Sequence[int], seen: Sequence[int], slot_count: int) -> None:
-        """Take the states of `slots` from `layers` after a forward; they have seen `seen` ids now."""
+    def store(self, slots: Tensor, seen: Sequence[int], slot_count: int) -> None:
+        """Take the states of `slots`, of `slot_count` in all, from `layers`; they have seen `seen` ids now."""
         for key, rows in self._filled():
             store = self._stores.get(key)
             if store is None or len(store) < slot_count:
@@ -106,8 +106,8 @@ class RecurrentStates:
                 if store is not None:
                     grown[: len(store)] = store
                 store = self._stores[key] = grown
-            store[list(slots)] = rows.detach()
-        for slot, count in zip(slots, seen, strict=True):
+            store[slots] = rows.detach()
+        for slot, count in zip(slots.tolist(), seen, strict=True):
             if slot in self._positions:  # else its session was closed meanwhile
                 self._positions[slot].seen = count
 

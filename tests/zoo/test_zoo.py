@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, play, rows_of, trained
-from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO
+from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO, Family
 from repl_rl.cli import main
 from repl_rl.engine.decoder import Decoder, refuse_undecodable
 from repl_rl.engine.decoder import Row as Fed
@@ -62,15 +62,23 @@ def test_every_refusal_is_one_line_that_takes_less_than_a_second(engine: str, ma
         assert bool(reason) == (told(family.name, engine)[0] == "refused"), reason
 
 
+UNKEPT = Family(
+    "MiniMax",
+    "minimax",
+    {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "num_experts_per_tok": 2},
+)
+"""It has a cache of its own beside transformers'."""
+
+
 def test_the_command_refuses_before_an_engine_starts_and_before_a_run_folder_is_there(
-    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = str(made("Qwen3.5, text"))
+    model = str(UNKEPT.write(tmp_path / "model"))
     code = main(["train", "--model", model, "--engine", "transformers", "--out", str(tmp_path), "--name", "run"])
     told = capsys.readouterr().err.splitlines()
     assert code == 2
     assert [line for line in told if line.startswith("repl-rl: error: ")] == told[-1:]
-    assert "Qwen3_5ForCausalLM" in told[-1]
+    assert "MiniMaxForCausalLM" in told[-1]
     assert "--engine vllm" in told[-1]
     assert not (tmp_path / "run").exists()
 
