@@ -108,8 +108,9 @@ class RecurrentStates:
                 store = self._stores[key] = grown
             store[slots] = rows.detach()
         for slot, count in zip(slots.tolist(), seen, strict=True):
-            if slot in self._positions:  # else its session was closed meanwhile
-                self._positions[slot].seen = count
+            position = self._positions.get(slot)
+            if position is not None:  # else its session was closed meanwhile
+                position.seen = count
 
     def _filled(self) -> Iterator[tuple[Key, Tensor]]:
         for number, layer in enumerate(self.layers):
