@@ -4,13 +4,15 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, play, rows_of, trained
+from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, merged, play, rows_of, trained
+from benchmarks.models import main as publish_again
 from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO, Family
 from repl_rl.cli import main
 from repl_rl.engine.decoder import Decoder, refuse_undecodable
@@ -134,6 +136,17 @@ def decoded(folder: Path, ids: Sequence[int]) -> list[torch.Tensor]:
 def test_the_page_is_made_of_the_figures() -> None:
     assert PAGE.text == block(json.loads(FIGURES.read_text()))
     assert not re.search(r"\d+ families|\d s\b", PAGE.around)
+
+
+def test_families_that_are_tried_again_take_their_rows_places_and_leave_the_others() -> None:
+    before = rows_of(json.loads(FIGURES.read_text()))
+    again = [replace(ROWS["LFM2", engine], gap=0.5) for engine in ENGINE_NAMES]
+    after = merged(before, again)
+    assert [(row.family, row.engine) for row in after] == [(row.family, row.engine) for row in before]
+    assert [row for row in after if row.family == "LFM2"] == again
+    assert {row for row in after if row.family != "LFM2"} == {row for row in before if row.family != "LFM2"}
+    with pytest.raises(SystemExit, match="Lfm9"):
+        publish_again(["--only", "Lfm9"])
 
 
 def test_every_family_of_the_zoo_stands_in_the_table_and_none_failed() -> None:
