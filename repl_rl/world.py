@@ -20,6 +20,7 @@ from typing import Annotated, Self
 from repl_rl.engine import ENGINES, Dtype, EngineKind, KvOnSync, Opening
 from repl_rl.engine.lasting import lasting
 from repl_rl.origin import BUNDLED, Origin, resolve
+from repl_rl.origin.bundled import is_bundled_kind
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
 from repl_rl.rollout.chat_template import instant, reads_clock
 from repl_rl.rollout.console import Console
@@ -199,6 +200,11 @@ class World:
     def model_folder(self) -> Path:
         """Where the policy lies. Raises as `policy` does."""
         return self.policy.folder
+
+    @property
+    def is_bundled_kind(self) -> bool:
+        """Whether the policy is the bundled one, or one of its shape and vocabulary. Raises as `policy` does."""
+        return is_bundled_kind(self.model_folder)
 
     @cached_property
     def now(self) -> datetime:

@@ -153,7 +153,7 @@ def test_the_bundled_policy_has_the_defaults_of_the_settings_on_every_machine(
     assert trained([], gpus) == resolved(TrainConfig())
     assert {name: resolved(TrainConfig()).get(name) for name in BUNDLED} == BUNDLED
     assert set(BUNDLED) == set(PRETRAINED) == set(following(TrainConfig))
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().out == ""
 
 
 def test_a_file_wins_over_defaults_and_a_flag_over_the_file(models: Mapping[str, Path], tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_preset_wins_over_defaults(models: Mapping[str, Path], capsys: pytest.
     found = trained(["--model", str(models["chat"]), "--preset", "pretrained"], NEW)
     preset = parse(TrainConfig, "train", ["--preset", "pretrained"], presets=asset("presets"))
     assert {**found, "model": World.model} == resolved(preset)
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().out == ""
 
 
 def test_a_run_that_goes_on_has_what_it_recorded_whatever_the_machine_is_now(
@@ -181,7 +181,7 @@ def test_a_run_that_goes_on_has_what_it_recorded_whatever_the_machine_is_now(
     (tmp_path / "config.toml").write_text(dump(old))
     flags = ["--model", str(models["chat"]), "--resume"]
     assert trained(flags, NEW, tmp_path / "config.toml") == resolved(old) | {"resume": True}
-    assert "which goes on: prompt bare, " in capsys.readouterr().err
+    assert "which goes on: prompt bare, " in capsys.readouterr().out
     assert trained(flags, NEW, tmp_path / "none.toml")["trainer.learning_rate"] == 1e-6
 
 
@@ -193,7 +193,7 @@ def test_a_recorded_config_holds_for_another_model_and_what_that_changes_is_said
     given = ["--config", str(file), "--model", str(models["chat"]), "--rollout.max-lines", "5"]
     found = trained(given)
     assert (found["trainer.learning_rate"], found["rollout.max_lines"], found["prompt"]) == (5e-4, 5, "bare")
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("settings of ")]
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("settings of ")]
     assert len(told) == 1
     assert told[0].startswith(f"settings of {file}, which says model builtin:quickstart, hold for {models['chat']}: ")
     assert "trainer.learning_rate 0.0005 (default 1e-6)" in told[0]
@@ -204,7 +204,7 @@ def test_the_line_at_the_start_names_the_defaults_and_their_source(
     models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(["--model", str(models["chat"]), "--trainer.lora-rank", "4", "--rollout.max-lines", "9"], NEW)
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().out == (
         f"defaults for a pretrained model ({models['chat']}): prompt chat, context_tokens {OWN_CONTEXT}, "
         "rollout.max_line_tokens 256, rollout.max_observation_tokens 512, trainer.micro_batch 8, "
         "trainer.learning_rate 1e-5, trainer.warmup_steps 10, trainer.dtype bfloat16, trainer.checkpointing on; "
@@ -242,9 +242,9 @@ def test_every_verb_that_opens_a_policy_has_them(verb: str, models: Mapping[str,
 def test_demonstrations_and_the_check_of_a_sampler_have_the_prompt_of_the_model(models: Mapping[str, Path]) -> None:
     model = str(models["chat"])
     made = parsed(TranscriptsConfig, "transcripts", ["--from-tasks", "builtin:quickstart", "--model", model])
-    config = follow(made, models["chat"], model)
+    config = follow(made, World(model=model))
     assert (config.prompt, config.max_tokens) == ("chat", OWN_CONTEXT)
-    assert follow(parsed(CheckConfig, "sampler check", ["--model", model]), models["chat"], model).prompt == "chat"
+    assert follow(parsed(CheckConfig, "sampler check", ["--model", model]), World(model=model)).prompt == "chat"
 
 
 def test_a_policy_is_of_the_bundled_kind_by_its_shape_and_vocabulary(
@@ -300,7 +300,7 @@ def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_
     model = write_model(tmp_path / "model", chat=True, context=OWN_CONTEXT)
     command = ["train", "--model", str(model), "--tasks", str(tasks), "--out", str(tmp_path / "runs"), "--name", "mine"]
     assert main([*command, *SMALL]) == 0
-    assert capsys.readouterr().err.count("defaults for a pretrained model") == 1
+    assert capsys.readouterr().out.count("defaults for a pretrained model") == 1
     run = tmp_path / "runs" / "mine"
     found = dict(flatten(tomllib.loads((run / "config.toml").read_text())))
     expected = {**PRETRAINED, "trainer.micro_batch": 4}

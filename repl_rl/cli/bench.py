@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from repl_rl.cli.defaults import Update, follow_model
+from repl_rl.cli.defaults import Update, follow_model, say_apart
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.plan import SPREAD
@@ -218,7 +218,7 @@ def main(argv: Sequence[str]) -> int:
     elif what == "echo":
         asked = parsed(EchoBenchConfig, "bench echo", rest, presets=asset("presets"))
         trainer = _writable(asked.config).trainer
-        config = follow_model(asked, update=Update(trainer.lora_rank > 0, trainer.rows()))
+        config = follow_model(asked, update=Update(trainer.lora_rank > 0, trainer.rows()), tell=say_apart)
         figures = _bench_echo(config)
     elif what == "faults":
         config = _writable(parse(FaultsBenchConfig, "bench faults", rest))

@@ -11,7 +11,7 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
-from repl_rl.cli.defaults import follow_model
+from repl_rl.cli.defaults import follow_model, say_apart
 from repl_rl.cli.serve.telling import Ran, Teller
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
@@ -173,7 +173,7 @@ class There:
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    config = follow_model(parsed(ChatConfig, "chat", argv))
+    config = follow_model(parsed(ChatConfig, "chat", argv), tell=say_apart)
     console = terminal()
     with _partner(config) as partner:
         while question := _question(console):

@@ -6,7 +6,7 @@ the preset; the file; flags.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import TypeVar
 from repl_rl.engine.options import longest_context
 from repl_rl.machine.gpus import Gpus, OwnGpus
 from repl_rl.machine.launched import rank
-from repl_rl.origin.bundled import is_bundled_kind
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.settings.arguments import Parsed
 from repl_rl.settings.pretrained import Facts, Pretrained, following, spelled
@@ -40,8 +39,22 @@ NOTHING = Update()
 """Of a verb that trains nothing."""
 
 
+def say(line: str) -> None:
+    """Print a line for the person who started the verb."""
+    print(line, flush=True)
+
+
+def say_apart(line: str) -> None:
+    """Print it where standard output is for something else."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def follow_model(
-    asked: Parsed[W], recorded: Path | None = None, update: Update = NOTHING, gpus: Gpus | None = None
+    asked: Parsed[W],
+    recorded: Path | None = None,
+    update: Update = NOTHING,
+    gpus: Gpus | None = None,
+    tell: Callable[[str], None] = say,
 ) -> W:
     """The settings with the defaults of their model. The model is looked for, downloaded or made once.
 
@@ -50,25 +63,27 @@ def follow_model(
         recorded: config.toml of what goes on, whose values unsaid settings have; None, or no such file: it begins.
         update: what is trained.
         gpus: the GPU that this process trains on; None: that of this machine.
+        tell: given a line about the defaults, where there are other than those of the settings.
 
     Raises:
         ConfigError: the model cannot be had, its tokenizer cannot be read, or the defaults do not fit what is said.
     """
-    found = follow(asked, asked.config.model_folder, asked.config.model, recorded, update, gpus)
-    return found.with_policy_of(asked.config)
+    return follow(asked, asked.config, recorded, update, gpus, tell).with_policy_of(asked.config)
 
 
 def follow(
     asked: Parsed[T],
-    folder: Path,
-    model: str,
+    world: World,
     recorded: Path | None = None,
     update: Update = NOTHING,
     gpus: Gpus | None = None,
+    tell: Callable[[str], None] = say,
 ) -> T:
-    """`follow_model` for settings that are no world, whose policy is `model` and lies in `folder`."""
-    if is_bundled_kind(folder):
+    """`follow_model` for settings that are no world; their policy is that of `world`."""
+    if world.is_bundled_kind:
         return asked.config
+    folder, model = world.model_folder, world.model
+    told = tell if rank() == 0 else lambda line: None
     own = gpus or OwnGpus()
     # What to do with text after a newline does not matter here, so no vocabulary is refused.
     template = cache(lambda: Renderer.from_folder(folder, "carry").chat.there)
@@ -79,11 +94,15 @@ def follow(
     if recorded is not None and recorded.is_file():
         there = dict(flatten(load(recorded)))
         values = {name: there[name] for name in unsaid if name in there}
-        _tell(f"settings of {recorded}, which goes on", values)
+        source = f"settings of {recorded}, which goes on"
     else:
         values = _values(unsaid, facts)
-        _tell(f"defaults for a pretrained model ({model})", values)
-    _tell_of_other(asked, model, defaults, facts)
+        source = f"defaults for a pretrained model ({model})"
+    if values:
+        listed = ", ".join(f"{name} {spelled(value)}" for name, value in values.items())
+        told(f"{source}: {listed}; flags and files win")
+    for line in _of_other_models(asked, model, defaults, facts):
+        told(line)
     return asked.over(values)
 
 
@@ -101,23 +120,15 @@ def _values(defaults: Mapping[str, Pretrained], facts: Facts) -> dict[str, objec
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _tell(source: str, values: Mapping[str, object]) -> None:
-    if values and rank() == 0:
-        told = ", ".join(f"{name} {spelled(value)}" for name, value in values.items())
-        print(f"{source}: {told}; flags and files win", file=sys.stderr, flush=True)
-
-
-def _tell_of_other(asked: Parsed[T], model: str, defaults: Mapping[str, Pretrained], facts: Facts) -> None:
-    """Say which settings of a file that was written for another model hold for this one."""
+def _of_other_models(asked: Parsed[T], model: str, defaults: Mapping[str, Pretrained], facts: Facts) -> Iterator[str]:
+    """A line for each file that was written for another model, with those of its settings that hold for this one."""
     for file, said in asked.files:
         other = said.get("model")
         if other is None or other == model:
             continue
         theirs = {name: default for name, default in defaults.items() if name in said and name not in asked.flags}
-        differing = _differing(said, _values(theirs, facts))
-        if differing and rank() == 0:
-            told = f"settings of {file}, which says model {other}, hold for {model}: {', '.join(differing)}"
-            print(told, file=sys.stderr, flush=True)
+        if differing := _differing(said, _values(theirs, facts)):
+            yield f"settings of {file}, which says model {other}, hold for {model}: {', '.join(differing)}"
 
 
 def _differing(said: Mapping[str, object], values: Mapping[str, object]) -> Sequence[str]:

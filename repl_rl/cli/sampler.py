@@ -59,11 +59,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(name: str, asked: Parsed[CheckConfig]) -> int:
     sampler = load_sampler(name)
-    config, model = asked.config, asked.config.model
-    folder = World(model=model).model_folder if model is not None else None
-    if folder is not None and model is not None:
-        config = follow(asked, folder, model)
-    renderer = Renderer.from_folder(folder, config.overshoot, config.chat) if folder is not None else None
+    config, renderer = asked.config, None
+    if config.model is not None:
+        world = World(model=config.model)
+        config = follow(asked, world)
+        renderer = Renderer.from_folder(world.model_folder, config.overshoot, config.chat)
     rows = check(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")
     for row in rows:

@@ -114,8 +114,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     asked = parsed(TranscriptsConfig, "transcripts", argv)
     out, model = asked.config.out, asked.config.model
-    folder = World(model=model).model_folder
-    config = follow(asked, folder, model, None if asked.config.overwrite else place_of(out) / SETTINGS)
+    world = World(model=model)
+    folder = world.model_folder
+    config = follow(asked, world, None if asked.config.overwrite else place_of(out) / SETTINGS)
     renderer = Renderer.from_folder(folder, config.overshoot, config.chat, bos=config.bos)
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     renderer.prompt("", config.prompt)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from repl_rl.cli.defaults import follow_model
+from repl_rl.cli.defaults import follow_model, say_apart
 from repl_rl.cli.onward import SERVING, missing
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.thread import LoopThread
@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     from repl_rl.cli.serve.keys import VARIABLE, read_keys
     from repl_rl.cli.serve.running import Serving, is_loopback, listening
 
-    config = follow_model(asked)
+    config = follow_model(asked, tell=say_apart)
     world, keys = config.world, read_keys(config.keys)
     open_many()
     found = listening(config.host, config.port)
