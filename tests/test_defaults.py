@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.defaults import PAGE, block
 from repl_rl.cli import main
 from repl_rl.cli.bench import EchoBenchConfig
 from repl_rl.cli.chat import ChatConfig
@@ -196,7 +197,7 @@ def test_a_recorded_config_holds_for_another_model_and_what_that_changes_is_said
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("settings of ")]
     assert len(told) == 1
     assert told[0].startswith(f"settings of {file}, which says model builtin:quickstart, hold for {models['chat']}: ")
-    assert "trainer.learning_rate 0.0005 (default 1e-6)" in told[0]
+    assert "trainer.learning_rate 5e-4 (default 1e-6)" in told[0]
     assert "max_lines" not in told[0]
 
 
@@ -277,11 +278,15 @@ def test_the_help_says_both_defaults(command: str) -> None:
         assert " Default of the bundled policy: " in about
 
 
+def test_the_page_has_every_default_that_follows_the_model() -> None:
+    assert PAGE.text == block()
+
+
 def test_the_help_of_train_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     told = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "Default of the bundled policy: 0.0005; of any other model: 1e-6, with lora_rank 1e-5." in told
+    assert "Default of the bundled policy: 5e-4; of any other model: 1e-6, with lora_rank 1e-5." in told
     assert "Default of the bundled policy: bare; of any other model: chat where its tokenizer has a chat" in told
 
 
@@ -328,5 +333,6 @@ def test_what_does_not_fit_another_model_is_refused_and_nothing_is_written(
 ) -> None:
     given = ["--model", str(models["chat"]), "--out", str(tmp_path), "--name", "run"]
     assert main(["train", *given, *SMALL, *flags]) == 2
-    assert told in capsys.readouterr().err.splitlines()[-1]
+    (error,) = capsys.readouterr().err.splitlines()
+    assert told in error
     assert not (tmp_path / "run").exists()

@@ -89,9 +89,12 @@ def following(kind: type, prefix: str = "") -> Mapping[str, Pretrained]:
 
 
 def spelled(value: object) -> str:
-    """A default as people write it: 1e-6, not 1e-06."""
+    """A default as people write it: 5e-4, not 0.0005."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
+    if isinstance(value, float) and 0 < abs(value) < 0.01:
+        mantissa, exponent = f"{value:e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return str(value)
