@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from benchmarks.defaults import PAGE, block
@@ -23,6 +24,7 @@ from repl_rl.cli.train import TrainConfig
 from repl_rl.cli.transcripts import TranscriptsConfig
 from repl_rl.coldstart.fresh import make_tokenizer, random_policy, write_fresh_policy
 from repl_rl.machine.assets import asset
+from repl_rl.machine.gpus import OwnGpus
 from repl_rl.origin.bundled import is_bundled_kind
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.settings.arguments import Parsed, parse, parsed
@@ -233,7 +235,9 @@ VERBS: Mapping[str, tuple[type[World], str, Mapping[str, object]]] = {
 def test_every_verb_that_opens_a_policy_has_them(verb: str, models: Mapping[str, Path]) -> None:
     kind, flags, expected = VERBS[verb]
     asked: Parsed[World] = parsed(kind, verb, ["--model", str(models["chat"]), *flags.split()])
-    found = resolved(follow_model(asked, update=Update(rows=32), gpus=NEW))
+    config = follow_model(asked, update=Update(rows=32), gpus=NEW)
+    assert config.policy is asked.config.policy  # a model of the hub is asked for once
+    found = resolved(config)
     assert set(following(kind)) == set(expected)
     assert {name: found.get(name) for name in expected} == expected
     usual: Parsed[World] = parsed(kind, verb, flags.split())
@@ -246,6 +250,11 @@ def test_demonstrations_and_the_check_of_a_sampler_have_the_prompt_of_the_model(
     config = follow(made, World(model=model))
     assert (config.prompt, config.max_tokens) == ("chat", OWN_CONTEXT)
     assert follow(parsed(CheckConfig, "sampler check", ["--model", model]), World(model=model)).prompt == "chat"
+
+
+def test_a_machine_says_whether_it_has_a_gpu() -> None:
+    assert OwnGpus().there() == torch.cuda.is_available()
+    assert OwnGpus().bfloat16() == (torch.cuda.is_available() and torch.cuda.is_bf16_supported(False))
 
 
 def test_a_policy_is_of_the_bundled_kind_by_its_shape_and_vocabulary(
