@@ -20,6 +20,7 @@ from typing import Annotated, Self
 from repl_rl.engine import ENGINES, Dtype, EngineKind, KvOnSync, Opening
 from repl_rl.engine.lasting import lasting
 from repl_rl.origin import BUNDLED, Origin, resolve
+from repl_rl.origin.bundled import is_bundled_kind
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
 from repl_rl.rollout.chat_template import instant, reads_clock
 from repl_rl.rollout.console import Console
@@ -37,6 +38,7 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.legacy import ADDED, modern
 from repl_rl.settings.named import refuse_code
 from repl_rl.settings.optioned import Optioned
+from repl_rl.settings.pretrained import CONTEXT, PROMPT
 from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.toml import UNRECORDED, flatten, load
 from repl_rl.tasks import Split, Task, judged_by, load_tasks, refuse_source
@@ -83,7 +85,7 @@ class World:
     host_functions: str = ""
     """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between;
     options in parentheses, such as "llm_query(train=True),my_tools:search(calls=8)"."""
-    prompt: str = "bare"
+    prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file; config.toml has the file's text."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
@@ -96,7 +98,7 @@ class World:
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
-    context_tokens: Annotated[int | None, AtLeast(2)] = None
+    context_tokens: Annotated[int | None, AtLeast(2), CONTEXT] = None
     """Longest sequence that is sampled in, tokens, prompt included, >= 2. None: what the model's config.json says."""
     dtype: Dtype = "auto"
     """Number format of sampling weights, keys and values; auto: bfloat16 on a GPU, float32 beside a float32 trainer."""
@@ -189,10 +191,20 @@ class World:
         """
         return resolve(self.model, self.models, lambda line: print(line, file=sys.stderr, flush=True))
 
+    def with_policy_of(self, other: "World") -> Self:
+        """This world, with the policy that `other` has found: of the same `model`, which is not looked for again."""
+        vars(self)["policy"] = other.policy
+        return self
+
     @property
     def model_folder(self) -> Path:
         """Where the policy lies. Raises as `policy` does."""
         return self.policy.folder
+
+    @property
+    def is_bundled_kind(self) -> bool:
+        """Whether the policy is the bundled one, or one of its shape and vocabulary. Raises as `policy` does."""
+        return is_bundled_kind(self.model_folder)
 
     @cached_property
     def now(self) -> datetime:

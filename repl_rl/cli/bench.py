@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
+from repl_rl.cli.defaults import Update, follow_model, say_apart
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.plan import SPREAD
@@ -28,7 +29,7 @@ from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.runs.folder import RUN
 from repl_rl.runs.store import read, step_file
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.arguments import parse, parsed
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,13 @@ def main(argv: Sequence[str]) -> int:
         config = _writable(parse(CreditBenchConfig, "bench credit", rest, asset(REGIMES), "regime"), what)
         figures = _bench_credit(config)
     elif what == "echo":
+<<<<<<< HEAD
         config = _writable(parse(EchoBenchConfig, "bench echo", rest, presets=asset("presets")), what)
+=======
+        asked = parsed(EchoBenchConfig, "bench echo", rest, presets=asset("presets"))
+        trainer = _writable(asked.config).trainer
+        config = follow_model(asked, update=Update(trainer.lora_rank > 0, trainer.rows()), tell=say_apart)
+>>>>>>> defaults
         figures = _bench_echo(config)
     elif what == "faults":
         config = _writable(parse(FaultsBenchConfig, "bench faults", rest), what)

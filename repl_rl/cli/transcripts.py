@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from rich.table import Table
 
 from repl_rl.cli.begun import SETTINGS, Portions, begun, finish, kept, place_of
+from repl_rl.cli.defaults import follow
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
@@ -30,8 +31,9 @@ from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.runs.store import append
 from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.arguments import parsed
 from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.pretrained import CONTEXT, PROMPT
 from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.seams import Seam
 from repl_rl.settings.toml import dump
@@ -75,7 +77,7 @@ class TranscriptsConfig:
     """New folder to write: trajectories/ (a file a package), transcripts.json (counts and reasons), config.toml."""
     overwrite: bool = False
     """Replace older transcripts that this verb made there; anything else is refused."""
-    prompt: str = "bare"
+    prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a
     text file."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class TranscriptsConfig:
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
-    max_tokens: Annotated[int, AtLeast(64)] = 1024
+    max_tokens: Annotated[int, AtLeast(64), CONTEXT] = 1024
     """Longest trajectory, prompt included, tokens, >= 64; what is longer is cut between two statements."""
     max_lines: Annotated[int, AtLeast(1)] = 32
     """Most lines of one doctest's trajectory, >= 1."""
@@ -115,9 +117,13 @@ class TranscriptsConfig:
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    config = parse(TranscriptsConfig, "transcripts", argv)
-    folder = World(model=config.model).model_folder
-    config = replace(config, date=date_of(config.date, folder, place_of(config.out) / SETTINGS))
+    asked = parsed(TranscriptsConfig, "transcripts", argv)
+    out, model = asked.config.out, asked.config.model
+    world = World(model=model)
+    folder = world.model_folder
+    recorded = place_of(out) / SETTINGS
+    config = follow(asked, world, None if asked.config.overwrite else recorded)
+    config = replace(config, date=date_of(config.date, folder, recorded))
     now = instant(config.date) if config.date else None
     renderer = Renderer.from_folder(folder, config.overshoot, config.chat, bos=config.bos, now=now)
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
