@@ -25,10 +25,11 @@ test-quick:
 	scripts/setup test
 	.venv/bin/python -m pytest @tests/quick.txt -m "not heavy and not soak" -n auto --maxprocesses 4 --dist loadfile
 
+# SHARD=0/3 runs the first third of them.
 test-heavy:
 	scripts/setup test
-	scripts/suite "heavy and not alone" -n 2 --dist loadfile
-	scripts/suite alone
+	scripts/suite "heavy and not alone" -n 2 --dist loadfile $(if $(SHARD),--shard $(SHARD))
+	scripts/suite alone $(if $(SHARD),--shard $(SHARD))
 
 test-soak:
 	scripts/setup test

@@ -1,7 +1,8 @@
-"""The harness inspect_ai against `repl-rl serve`, beside `repl-rl eval` on the same problems, for docs/serve.md.
+r"""The harness inspect_ai against `repl-rl serve`, beside `repl-rl eval` on the same problems, for docs/serve.md.
 
     python -m benchmarks.harness bundled 50                     held-out tasks of the bundled families
-    python -m benchmarks.harness GSM8K 50 test.jsonl -- --model FOLDER --prompt few_shot
+    python -m benchmarks.harness GSM8K 50 test.jsonl -- --model FOLDER --prompt few_shot --rollout.max-lines 8 \
+        --rollout.max-line-tokens 48 --rollout.max-observation-tokens 128
 
 The file has `question` and `answer`, as GSM8K has them. What stands after `--` goes to `serve` and `eval` alike. The
 task of the harness is the one of the page. Each call replaces the row of its name.

@@ -1,7 +1,8 @@
 """Train every family of the zoo on every engine, and write docs/models.md from what came of it.
 
     python -m benchmarks.models                     all of it, each engine in a process of its own
-    python -m benchmarks.models transformers NAME   one engine, all families or those named
+    python -m benchmarks.models --only NAME ...     those families on each engine; the other rows stay
+    python -m benchmarks.models transformers NAME   one engine, all families or those named, rows on standard output
 
 A row is either trained (two steps, so that a weight sync lies between them) and its saved policy loaded again, or
 refused. Every cell of the table comes from docs/models.json, which this command writes.
@@ -119,9 +120,9 @@ def play_all(engine: str, names: Sequence[str]) -> list[Row]:
     return rows
 
 
-def play_apart(engine: str) -> tuple[list[Row], int]:
+def play_apart(engine: str, names: Sequence[str] = ()) -> tuple[list[Row], int]:
     """Rows of one engine, played in a process of its own, and how many tracebacks it wrote."""
-    command = [sys.executable, "-m", "benchmarks.models", engine]
+    command = [sys.executable, "-m", "benchmarks.models", engine, *names]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=dict(os.environ))
     rows = [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
     return rows, done.stdout.count(TRACEBACK) + done.stderr.count(TRACEBACK)
@@ -163,12 +164,32 @@ def publish(rows: Sequence[Row], tracebacks: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """See the top of this file."""
-    if arguments:
+    """See the top of this file.
+
+    Raises:
+        SystemExit: there is no such family.
+    """
+    names: Sequence[str] = ()
+    if arguments and arguments[0] == "--only":
+        names = arguments[1:]
+        if not names or (unknown := set(names) - {family.name for family in ZOO}):
+            raise SystemExit(f"--only is {sorted(unknown) if names else 'empty'}; name families of the zoo")
+    elif arguments:
         play_all(arguments[0], arguments[1:])
         return
-    played = [play_apart(engine) for engine in ENGINE_NAMES]
-    publish([row for rows, _ in played for row in rows], sum(count for _, count in played))
+    played = [play_apart(engine, names) for engine in ENGINE_NAMES]
+    rows, tracebacks = [row for rows, _ in played for row in rows], sum(count for _, count in played)
+    if names:
+        before = json.loads(FIGURES.read_text())
+        rows, tracebacks = merged(rows_of(before), rows), tracebacks + before["tracebacks"]
+    publish(rows, tracebacks)
+
+
+def merged(before: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
+    """The rows `before` with the `fresh` ones in their place, engine by engine in the order of the zoo."""
+    by = {(row.family, row.engine): row for row in (*before, *fresh)}
+    places = [(family.name, engine) for engine in ENGINE_NAMES for family in ZOO]
+    return [by[place] for place in places if place in by]
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ REASONS = {
     "transformers": "vLLM's upper bound; attention, masks and trainer hooks that are replaced are no stable interface",
     "huggingface_hub": "another major version may change what is called",
     "trl": "its advantages and its loss are overridden in methods that are no stable interface",
+    "math-verify": "judge `math` replaces its reader",
+    "latex2sympy2_extended": "judge `math` calls its parser, which is no stable interface",
     "jupyter_client": "consoles speak its protocol message by message",
     "ipykernel": "the console's kernel replaces parts of it, and prints what it prints",
     "vllm": "streaming-input sessions, sleep and weight sync are no stable interface",

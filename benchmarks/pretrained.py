@@ -49,7 +49,7 @@ def block(folder: Path) -> str:
         f"{by_family(summary)}\n"
         f"A rollout of the model as it comes, and one of the last step (`▸` marks what the policy wrote itself):\n\n"
         f"```\n{(folder / 'before.txt').read_text()}```\n\n```\n{(folder / 'after.txt').read_text()}```\n\n"
-        f"The settings of the run that are not the defaults:\n\n```toml\n{settings(config)}```\n"
+        f"The settings of the run that are not the bundled policy's:\n\n```toml\n{settings(config)}```\n"
     )
 
 

@@ -208,5 +208,41 @@ ZOO: tuple[Family, ...] = (
         "mamba2",
         {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16, "expand": 2},
     ),
+    Family(
+        "LFM2",
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "block_dim": 64,
+            "block_ff_dim": 128,
+            "conv_dim": 64,
+            "conv_dim_out": 64,
+        },
+    ),
+    Family(
+        "Nemotron-H",
+        "nemotron_h",
+        {
+            "hybrid_override_pattern": "M*-",
+            "num_hidden_layers": 3,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 1,
+            "chunk_size": 16,
+        },
+    ),
+    Family(
+        "Jamba",
+        "jamba",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 2,
+            "mamba_d_state": 8,
+            "use_mamba_kernels": False,
+        },
+    ),
 )
 """Every family, in the order of the table."""

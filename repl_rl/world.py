@@ -20,6 +20,7 @@ from typing import Annotated, Self
 from repl_rl.engine import ENGINES, Dtype, EngineKind, KvOnSync, Opening
 from repl_rl.engine.lasting import lasting
 from repl_rl.origin import BUNDLED, Origin, resolve
+from repl_rl.origin.bundled import is_bundled_kind
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
 from repl_rl.rollout.chat_template import instant, reads_clock
 from repl_rl.rollout.console import Console
@@ -38,6 +39,7 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.legacy import ADDED, modern
 from repl_rl.settings.named import refuse_code
 from repl_rl.settings.optioned import Optioned
+from repl_rl.settings.pretrained import CONTEXT, PROMPT
 from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.toml import UNRECORDED, flatten, load
 from repl_rl.tasks import Split, Task, judged_by, load_tasks, refuse_source
@@ -84,7 +86,7 @@ class World:
     host_functions: str = ""
     """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between;
     options in parentheses, such as "llm_query(train=True),my_tools:search(calls=8)"."""
-    prompt: str = "bare"
+    prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file; config.toml has the file's text."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
@@ -101,7 +103,7 @@ class World:
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
-    context_tokens: Annotated[int | None, AtLeast(2)] = None
+    context_tokens: Annotated[int | None, AtLeast(2), CONTEXT] = None
     """Longest sequence that is sampled in, tokens, prompt included, >= 2. None: what the model's config.json says."""
     dtype: Dtype = "auto"
     """Number format of sampling weights, keys and values; auto: bfloat16 on a GPU, float32 beside a float32 trainer."""
@@ -194,10 +196,20 @@ class World:
         """
         return resolve(self.model, self.models, lambda line: print(line, file=sys.stderr, flush=True))
 
+    def with_policy_of(self, other: "World") -> Self:
+        """This world, with the policy that `other` has found: of the same `model`, which is not looked for again."""
+        vars(self)["policy"] = other.policy
+        return self
+
     @property
     def model_folder(self) -> Path:
         """Where the policy lies. Raises as `policy` does."""
         return self.policy.folder
+
+    @property
+    def is_bundled_kind(self) -> bool:
+        """Whether the policy is the bundled one, or one of its shape and vocabulary. Raises as `policy` does."""
+        return is_bundled_kind(self.model_folder)
 
     @cached_property
     def now(self) -> datetime:
@@ -205,31 +217,10 @@ class World:
         return instant(self.date) if self.date else datetime.now()
 
     def resolved(self, recorded: Path | None = None) -> Self:
-        """This world with what its policy decides said: `prompt_space`, and `date` where its template reads the clock.
-
-        Args:
-            recorded: config.toml of what goes on, which has decided; None, or no such file: nothing has.
-        """
-        known = {**ADDED, **load(recorded)} if recorded is not None and recorded.is_file() else None
-        date, space = self.date, self.prompt_space
-        if not date and reads_clock(self.model_folder):
-            date = str(known["date"]) if known else datetime.now().isoformat(timespec="seconds")
-        if space == "auto":
-            trained = self._trained_space()
-            said = known["prompt_space"] if known else trained
-            space = "sampled" if said == "sampled" else "observed" if said == "observed" else self._decided_space()
+        """This world with what its policy decides said: `date` and `prompt_space`. See `date_of`, `prompt_space_of`."""
+        date = date_of(self.date, self.model_folder, recorded)
+        space = prompt_space_of(self.prompt_space, self.model_folder, recorded)
         return self if (date, space) == (self.date, self.prompt_space) else replace(self, date=date, prompt_space=space)
-
-    def _trained_space(self) -> object:
-        """What the run was trained with whose folder the policy lies in; None: it lies in no run's folder."""
-        folder = self.model_folder
-        runs = (place for place in (folder.parent, folder.parent.parent) if (place / "metrics.jsonl").is_file())
-        run = next((place for place in runs if (place / "config.toml").is_file()), None)
-        return {**ADDED, **load(run / "config.toml")}["prompt_space"] if run is not None else None
-
-    def _decided_space(self) -> PromptSpace:
-        renderer = Renderer.from_folder(self.model_folder, "carry", bos=self.bos)
-        return "sampled" if renderer.samples_space else "observed"
 
     def renderer(self) -> Renderer:
         """The owner of the policy's tokenizer, with the prompt template tried.
@@ -390,6 +381,39 @@ def _settings(run: Path) -> tuple[Path | None, Mapping[str, object]]:
     folder = folder_of(run)
     said: Mapping[str, object] = {**ADDED, **modern(load(folder / "config.toml"))} if folder else {}
     return folder, {key: value for key, value in said.items() if key not in OF_A_RUN and key != "trust"}
+
+
+def date_of(date: str, model: Path, recorded: Path | None) -> str:
+    """The date and time that the chat template of a model writes; "": it writes none.
+
+    Args:
+        date: the one that was chosen; "": none was.
+        model: the folder of the model.
+        recorded: config.toml of what goes on, whose date it is; None, or no such file: the date is that of now.
+    """
+    if date or not reads_clock(model):
+        return date
+    if recorded is not None and recorded.is_file():
+        return str(load(recorded).get("date", ""))
+    return datetime.now().isoformat(timespec="seconds")
+
+
+def prompt_space_of(chosen: PromptSpace, model: Path, recorded: Path | None) -> PromptSpace:
+    """Who writes the space after a prompt: `chosen`, or for "auto" what was recorded, or what the vocabulary asks for.
+
+    Args:
+        chosen: what the settings say.
+        model: the folder of the model. One within a run's folder has been trained as that run's settings say.
+        recorded: config.toml of what goes on; None, or no such file: nothing does.
+    """
+    if chosen != "auto":
+        return chosen
+    runs = [place for place in (model.parent, model.parent.parent) if (place / "metrics.jsonl").is_file()]
+    files = (recorded, *(run / "config.toml" for run in runs))
+    known = next((file for file in files if file is not None and file.is_file()), None)
+    if known is not None and (said := {**ADDED, **load(known)}["prompt_space"]) in ("observed", "sampled"):
+        return "sampled" if said == "sampled" else "observed"
+    return "sampled" if Renderer.from_folder(model, "carry").samples_space else "observed"
 
 
 def _read_world(

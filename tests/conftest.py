@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -23,6 +24,29 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 # A shell in the background has Ctrl-C ignored, nohup has SIGHUP ignored, and the programs of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="K/N", help="run the K-th (0 to N - 1) of N parts of the files")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one part: of files, by their names, and of the rows of the table of pairs, by their numbers."""
+    if not (wanted := config.getoption("--shard")):
+        return
+    part, parts = map(int, wanted.split("/"))
+    if not 0 <= part < parts:
+        raise pytest.UsageError(f"--shard {wanted}: K is 0 to N - 1")
+
+    def place(item: pytest.Item) -> int:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        row = parameters.get("row")
+        return row if isinstance(row, int) else crc32(item.nodeid.partition("::")[0].encode())
+
+    left_out = [item for item in items if place(item) % parts != part]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if place(item) % parts == part]
+
 
 # Machines are noisy: a slow example is no failure.
 settings.register_profile("patient", deadline=None)

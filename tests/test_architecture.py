@@ -45,7 +45,7 @@ def test_no_two_rooms_import_each_other_even_at_a_distance() -> None:
 
 def test_the_plan_stays_small() -> None:
     assert len(FLOOR) <= 22
-    assert sum(len(others - {mine}) for mine, others in graph().items()) <= 110
+    assert sum(len(others - {mine}) for mine, others in graph().items()) <= 111
 
 
 def code_lines(text: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -141,6 +141,7 @@ PATCHES = {
     "stdin": "what a terminal types",
     "stdout": "what a terminal shows",
     "find_spec": "a package that is installed cannot be missing otherwise",
+    "exchange": "a file system that exchanges no names is not at hand",
     "columns": "which rows an update is made of is in no record of it",
     "_greedy": "vLLM cannot be made to lie",
     "APPLY_S": "a chat template without end is given five seconds of CPU time, which a test would sit out",

@@ -2,20 +2,24 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
+from repl_rl.machine.alone import mark
 from repl_rl.machine.assets import asset
 from repl_rl.machine.time_limit import limited
 from repl_rl.rollout import chat_template
 from repl_rl.rollout.renderer import Renderer
+from repl_rl.runs.store import read
 from repl_rl.samplers.chat import ChatFormat, conversation
 from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump, load
@@ -147,6 +151,38 @@ def test_a_training_has_one_prompt_for_a_task_and_its_date_in_its_settings(tmp_p
     assert shown in World.recorded(tmp_path / "dated").renderer().asked("", "Q").text
 
 
+def test_interrupted_transcripts_go_on_with_the_time_at_which_they_began(tmp_path: Path) -> None:
+    folder = model_with(CLOCK, tmp_path / "model")
+    flags = [
+        "transcripts",
+        "--from-tasks",
+        "builtin:count",
+        "--count",
+        "2",
+        "--sandbox",
+        "inprocess",
+        "--prompt",
+        "chat",
+    ]
+    flags += ["--model", str(folder), "--out"]
+    assert main([*flags, str(tmp_path / "first"), "--date", "2001-02-03T04:05:06"]) == 0
+    place = tmp_path / ".second.begun"  # as an interruption before the first portion leaves it
+    place.mkdir()
+    mark(place, "transcripts")
+    (tmp_path / "first" / "config.toml").rename(place / "config.toml")
+    (place / ".portions").mkdir()
+    assert main([*flags, str(tmp_path / "second")]) == 0
+    for out in ("first", "second"):
+        prompts = [t.prompt.text for t in read(tmp_path / out / "trajectories")]
+        assert len(prompts) == 2
+        assert [text[:27] for text in prompts] == 2 * ["03 Feb 2001 04:05:06.000000"]
+    assert load(tmp_path / "second" / "config.toml")["date"] == "2001-02-03T04:05:06"
+    assert main([*flags, str(tmp_path / "third")]) == 0
+    kept = str(load(tmp_path / "third" / "config.toml")["date"])
+    assert abs(datetime.now() - datetime.fromisoformat(kept)) < timedelta(hours=1)
+    assert main([*flags, str(tmp_path / "fourth"), "--date", "today"]) == 2
+
+
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + TURNS
 
 
@@ -200,3 +236,17 @@ def test_a_limit_counts_cpu_time_of_its_own_thread_and_leaves_nothing_behind() -
         limited(lambda: spin(60.0), 0.1)
     for thread in several:
         thread.join()
+
+
+def test_a_limit_that_was_not_reached_leaves_profilers_and_debuggers_working() -> None:
+    """A function that is entered under a profile function checks for events until there are none: forever, once."""
+    program = (
+        "import sys\n"
+        "from repl_rl.machine.time_limit import limited\n"
+        "limited(lambda: 1, 5.0)\n"
+        "def called(): return 42\n"
+        "sys.setprofile(lambda *event: None)\n"
+        "print(called())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout == "42\n", run.stderr

@@ -16,7 +16,9 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from repl_rl.cli import VERBS, main
+from repl_rl.coldstart.fresh import make_tokenizer, random_policy
 from repl_rl.machine.assets import asset
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import Store
 from repl_rl.settings.arguments import parse
 from tests.documents import PAGES, blocks, commands
@@ -49,8 +51,8 @@ SMALL = {
     "train": "--overwrite --engine transformers --trainer.steps 1 --trainer.prompts-per-step 2 --trainer.group-size 4 "
     "--trainer.dtype float32 --trainer.micro-batch 4 --train-tasks 8 --eval-tasks 4 --rollout.max-lines 3 "
     "--rollout.max-line-tokens 24",
-    "eval": "--engine transformers --count 4 --rollout.max-lines 3",
-    "rollout": "--engine transformers --count 1 --rollout.max-lines 3",
+    "eval": "--engine transformers --count 4 --rollout.max-lines 3 --rollout.max-line-tokens 24",
+    "rollout": "--engine transformers --count 1 --rollout.max-lines 3 --rollout.max-line-tokens 24",
     "transcripts": "--overwrite --count 40",
     "export": "--overwrite",
     "kernel": "--prefix kernels",
@@ -155,8 +157,11 @@ def _write_dataset(folder: Path, **parts: Sequence[dict[str, str]]) -> None:
 
 
 def _write_chat_model(folder: Path) -> None:
-    """The bundled policy as a model with a chat template."""
-    shutil.copytree(asset("policies/quickstart"), folder)
+    """A tiny model that is not the bundled policy's kind, with a chat template."""
+    make_tokenizer(folder)
+    renderer = Renderer.from_folder(folder)
+    ids = len(renderer.tokenizer), renderer.pad_id, renderer.end_id
+    random_policy(*ids, hidden=64, layers=2, context_tokens=4096).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}assistant: "

@@ -43,9 +43,9 @@ def test_the_tasks_and_the_settings_of_the_page_are_accepted(tmp_path: Path, mon
     assert [task.judge for task in load_tasks("problems.jsonl")] == ["exact", "numeric"]
     Path("mine.toml").write_text(blocks("toml")[0])
     config = parse(TrainConfig, "train", ["--config", "mine.toml"])
-    assert (config.model, config.rollout.max_lines, config.trainer.save_every) == ("qwen", 32, 20)
-    for chosen in (config.trainer, replace(config.trainer, dtype="float32")):
-        assert chosen.grpo_args(tmp_path).per_device_train_batch_size == 8
+    assert (config.model, config.rollout.max_lines, config.trainer.save_every) == ("qwen", 16, 20)
+    for chosen in (config.trainer, replace(config.trainer, dtype="bfloat16")):
+        assert chosen.grpo_args(tmp_path).save_steps == 20
 
 
 def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,34 @@ def test_a_run_is_gone_on_with_where_it_lies_now_by_as_many_processes_as_began_i
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ('sampler = "my_samplers:patient"', "sampler"),
+        ('group_judge = "mine:judge"\nhost_functions = "mine:search"', "group_judge, host_functions"),
+        ('tasks = "verifiers:mine"\nprompt = "/etc/passwd"', "tasks, prompt"),
+        ('sandbox = "unsafe"', "sandbox"),
+        ('sandbox = "docker"\n[docker]\nimage = "another"', "sandbox"),
+        ('[trainer]\nline_rewards = ["mine:reward=0.1"]', "trainer.line_rewards"),
+        ('[trainer]\nestimator = "mine:estimate"', "trainer.estimator"),
+        ('[trainer]\n"odd\\u001b[2J" = "mine:x"', "trainer.odd"),
+        ('sandbox = "docker"\ntasks = "builtin:count"\nmodel = "gguf:x"\n[trainer]\nestimator = "outcome"', ""),
+    ],
+)
+def test_going_on_with_what_may_be_a_strangers_run_says_what_it_obeys(
+    desk: Path, settings: str, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = settings if "[trainer]" in settings else f"{settings}\n[trainer]"
+    begun("mine").joinpath("config.toml").write_text(f'name = "mine"\nout = "runs"\n{trained}\nsteps = 9\n')
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    (line,) = [line for line in shown.splitlines() if "--resume" in line]
+    _, _, told = line.partition("go on where it stopped")
+    assert told.startswith(f"; for a run of your own alone: it obeys the run's {names}" if names else "")
+    assert bool(told) is bool(names)
+
+
 def test_a_server_is_told_of_the_runs_engine_and_sandbox_where_they_are_not_the_usual_ones(
     desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

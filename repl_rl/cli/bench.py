@@ -6,17 +6,18 @@ server bears.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
+from repl_rl.cli.defaults import Update, follow_model, say_apart
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.plan import SPREAD
 from repl_rl.lab.credit.settings import REGIMES, Settings
 from repl_rl.lab.echo import EchoConfig, run_echo
-from repl_rl.lab.faults import FaultsConfig, run_faults
+from repl_rl.lab.faults import FaultsConfig, is_log, log_file, run_faults
 from repl_rl.lab.fleet import FleetConfig, run_fleet
 from repl_rl.lab.load import LoadConfig, run_load
 from repl_rl.lab.prefixes import StoredStep, bench_prefixes, bench_step
@@ -28,7 +29,7 @@ from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.runs.folder import RUN
 from repl_rl.runs.store import read, step_file
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.arguments import parse, parsed
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,20 @@ class ServeBenchConfig(LoadConfig, BenchConfig):
     """What does a server bear? Conversations that ask without a pause, clients that go away, and a crowd."""
 
 
-WHAT = ("sandbox", "update", "rollout", "credit", "echo", "faults", "fleet", "serve")
-"""What can be measured."""
+FIGURES: Mapping[str, Set[str]] = {
+    "sandbox": {"ratios", "checkout", "lines", "memory_mib"},
+    "update": {"time_ratio", "loss_time_ratio", "memory_ratio", "token_ratio"},
+    "rollout": {"bundled", "many", "plan", "load_average"},
+    "credit": {"settings", "target", "window", "same_as", "rows"},
+    "echo": {"settings", "target", "window", "weights", "rows"},
+    "faults": {"seed", "steps", "faults"},
+    "fleet": {"cpus", "lines", "group", "fleets"},
+    "serve": {"turns_of_a_conversation", "conversations", "turns", "first_s"},
+}
+"""What can be measured, and names by which figures of it are recognised."""
+_ROWS = ("update",)
+"""Those whose figures are a list of rows, each with the names."""
+WHAT = tuple(FIGURES)
 
 
 def _bench_credit(config: CreditBenchConfig) -> object:
@@ -170,6 +183,7 @@ def _bench_faults(config: FaultsBenchConfig) -> object:
     for name in config.faults or STRIKES:  # each run takes the place of an older one of its name
         RUN.refuse_owned(config.out / name)
         RUN.refuse_other(config.out / name)
+        refuse_other_file("log of a run", log_file(config.out, name), is_log)
     return run_faults(config, lambda line: print(line, file=sys.stderr, flush=True), read)
 
 
@@ -181,21 +195,23 @@ def _bench_serve(config: ServeBenchConfig) -> object:
     return run_load(config, lambda line: print(line, file=sys.stderr, flush=True))
 
 
-def _writable(config: Config) -> Config:
-    """Refuse now what could not be written after a measurement of many minutes."""
+def _writable(config: Config, what: str) -> Config:
+    """Refuse now what could not be written after a measurement of many minutes, or is not to be replaced."""
     if config.json is not None and not config.json.absolute().parent.is_dir():
         raise ConfigError("json", str(config.json), "there is no such folder; give a file in one that exists")
     if config.json is not None:
-        refuse_other_file("json", config.json, _are_figures)
+        refuse_other_file("json", config.json, lambda file: are_figures(what, file))
     return config
 
 
-def _are_figures(file: Path) -> bool:
-    """True for a file that may be of a benchmark: each writes an object or a list, and is read by no other verb."""
+def are_figures(what: str, file: Path) -> bool:
+    """True for a file of figures that the benchmark `what` wrote, of this release or another."""
     try:
-        return isinstance(json.loads(file.read_text(encoding="utf-8")), dict | list)
+        said = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
+    rows = said if what in _ROWS and isinstance(said, list) else [said]
+    return bool(rows) and all(isinstance(row, dict) and row.keys() >= FIGURES[what] for row in rows)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -203,28 +219,34 @@ def main(argv: Sequence[str]) -> int:
     what, rest = (argv[0], argv[1:]) if argv else ("", argv)
     config: BenchConfig
     if what == "sandbox":
-        config = _writable(parse(SandboxBenchConfig, "bench sandbox", rest))
+        config = _writable(parse(SandboxBenchConfig, "bench sandbox", rest), what)
         figures: object = bench_sandbox(docker=config.docker)
     elif what == "update":
-        config = _writable(parse(UpdateBenchConfig, "bench update", rest))
+        config = _writable(parse(UpdateBenchConfig, "bench update", rest), what)
         figures = _bench_update(config)
     elif what == "rollout":
-        config = _writable(parse(RolloutBenchConfig, "bench rollout", rest))
+        config = _writable(parse(RolloutBenchConfig, "bench rollout", rest), what)
         figures = _bench_rollout(config)
     elif what == "credit":
-        config = _writable(parse(CreditBenchConfig, "bench credit", rest, asset(REGIMES), "regime"))
+        config = _writable(parse(CreditBenchConfig, "bench credit", rest, asset(REGIMES), "regime"), what)
         figures = _bench_credit(config)
     elif what == "echo":
-        config = _writable(parse(EchoBenchConfig, "bench echo", rest, presets=asset("presets")))
+<<<<<<< HEAD
+        config = _writable(parse(EchoBenchConfig, "bench echo", rest, presets=asset("presets")), what)
+=======
+        asked = parsed(EchoBenchConfig, "bench echo", rest, presets=asset("presets"))
+        trainer = _writable(asked.config).trainer
+        config = follow_model(asked, update=Update(trainer.lora_rank > 0, trainer.rows()), tell=say_apart)
+>>>>>>> defaults
         figures = _bench_echo(config)
     elif what == "faults":
-        config = _writable(parse(FaultsBenchConfig, "bench faults", rest))
+        config = _writable(parse(FaultsBenchConfig, "bench faults", rest), what)
         figures = _bench_faults(config)
     elif what == "fleet":
-        config = _writable(parse(FleetBenchConfig, "bench fleet", rest))
+        config = _writable(parse(FleetBenchConfig, "bench fleet", rest), what)
         figures = _bench_fleet(config)
     elif what == "serve":
-        config = _writable(parse(ServeBenchConfig, "bench serve", rest))
+        config = _writable(parse(ServeBenchConfig, "bench serve", rest), what)
         figures = _bench_serve(config)
     elif what in ("-h", "--help"):
         print(f"usage: repl-rl bench {'|'.join(WHAT)} [options]    (--help after either lists them)")

@@ -2,17 +2,18 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tyro.conf import Positional
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.files import whole_file
+from repl_rl.machine.folders import restore
 from repl_rl.machine.outputs import followed, refuse_inputs, refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.runs.store import Store, append, is_step_file
-from repl_rl.runs.store.table import PARQUET, is_table, open_table, refuse_other_table, write_table
+from repl_rl.runs.store.table import PARQUET, TABLE, is_table, open_table, refuse_other_table, write_table
 from repl_rl.settings.arguments import parse
 
 _OURS = ".jsonl.gz"
@@ -47,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
         told = f"a table becomes a file of trajectories; let it end in {_OURS}"
         other = f"trajectories become a table; end it in {PARQUET}, or name a folder"
         raise ConfigError("out", str(config.out), told if back else other)
+    if restore(config.out, TABLE):
+        config = replace(config)  # which refuses a table that is there
     out = followed("out", config.out)
     if back:
         refuse_other_file("out", out, is_step_file)

@@ -19,6 +19,8 @@ SERVING = ("fastapi", "uvicorn", "prometheus_client")
 """What `repl-rl serve` needs beside the package's own requirements."""
 USUAL = {"engine": "vllm", "sandbox": "local"}
 """What a command takes where nothing is said; a run's own is said where it is another."""
+_MOST_SHOWN = 200
+"""Characters of names of settings."""
 _FINAL = ("gateway", "nodes")
 """Sandboxes whose consoles take no line after an answer, so that no server can use them."""
 
@@ -75,7 +77,7 @@ def missing(packages: Sequence[str]) -> list[str]:
 
 
 def again(run: Listed) -> Step:
-    """What goes on with a run that stopped."""
+    """What goes on with a run that stopped, and which of its settings that obeys which a stranger may not decide."""
     settings, launcher = run.settings, "repl-rl"
     if (processes := run.figure("processes") or 1) > 1:
         launcher = f"torchrun --nproc-per-node {processes:.0f} -m repl_rl.cli"
@@ -84,7 +86,37 @@ def again(run: Listed) -> Step:
         command += " --no-overwrite"
     if Path(str(settings.get("out")), str(settings.get("name"))).resolve() != run.path.resolve():  # it was moved
         command += f" --out {shlex.quote(str(run.path.parent))} --name {shlex.quote(run.path.name)}"
-    return Step(command, "go on where it stopped")
+    obeyed = printable(", ".join(_strangers(settings)))[:_MOST_SHOWN]
+    warning = f"; for a run of your own alone: it obeys the run's {obeyed}" if obeyed else ""
+    return Step(command, f"go on where it stopped{warning}")
+
+
+def _strangers(settings: Mapping[str, object]) -> list[str]:
+    """Names of the settings of a run that a stranger may not decide: `train --config` obeys them all the same.
+
+    They name code to import, a file to read as a prompt, or consoles that are not isolated on this machine.
+    """
+    # imported here: seconds, which a verb that ends without a run need not take
+    from repl_rl.sandbox import SANDBOXES
+    from repl_rl.settings.arguments import read
+    from repl_rl.settings.named import refuse_code
+    from repl_rl.settings.toml import flatten
+    from repl_rl.world import World, refuse_strangers
+
+    found = []
+    for key, value in flatten(settings):
+        try:
+            refuse_strangers({key: value}, "")
+            if key.startswith("trainer."):
+                refuse_code(key, str(value))
+        except ConfigError:
+            found.append(key)
+    chosen = {key: value for key, value in settings.items() if key in {"sandbox", *SANDBOXES.tables()}}
+    try:
+        SANDBOXES.chosen(read(World, chosen, "").sandbox).refuse_unasked("")
+    except ConfigError:
+        found.append("sandbox")
+    return found
 
 
 def welcome() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from rich.table import Table
 
+from repl_rl.cli.defaults import follow
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.prompt_space import PromptSpace
@@ -13,8 +14,9 @@ from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.conformance import TIMEOUT_S, check
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.arguments import Parsed, parse, parsed
 from repl_rl.settings.bounds import Above, check_fields
+from repl_rl.settings.pretrained import PROMPT
 from repl_rl.settings.scalars import Scalar
 from repl_rl.world import World
 
@@ -30,7 +32,7 @@ class CheckConfig:
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
-    prompt: str = "bare"
+    prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
     """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
@@ -55,17 +57,18 @@ def main(argv: Sequence[str]) -> int:
     if not rest or rest[0].startswith("-"):
         parse(CheckConfig, "sampler check NAME", rest)
         raise ConfigError("sampler", None, "name a shipped sampler, or module:name, after check")
-    return _check(rest[0], parse(CheckConfig, "sampler check NAME", rest[1:]))
+    return _check(rest[0], parsed(CheckConfig, "sampler check NAME", rest[1:]))
 
 
-def _check(name: str, config: CheckConfig) -> int:
+def _check(name: str, asked: Parsed[CheckConfig]) -> int:
     sampler = load_sampler(name)
-    folder = World(model=config.model).model_folder if config.model is not None else None
-    renderer = (
-        Renderer.from_folder(folder, config.overshoot, config.chat, prompt_space=config.prompt_space)
-        if folder is not None
-        else None
-    )
+    config, renderer = asked.config, None
+    if config.model is not None:
+        world = World(model=config.model)
+        config = follow(asked, world)
+        renderer = Renderer.from_folder(
+            world.model_folder, config.overshoot, config.chat, prompt_space=config.prompt_space
+        )
     rows = check(sampler, renderer, config.prompt, config.timeout_s)
     table = Table("promise", "kept", "detail", title=f"sampler {name}")
     for row in rows:

@@ -12,6 +12,7 @@ from typing import Annotated
 from rich.console import Console
 
 from repl_rl.cli.begun import SETTINGS, begun, finish, place_of
+from repl_rl.cli.defaults import Update, follow_model
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.selection import POLICY, FinetuneConfig, Selection, select
 from repl_rl.engine.checkpoint import refuse_incomplete
@@ -26,7 +27,7 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read, write_step
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.arguments import parsed
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split, Task
@@ -75,12 +76,24 @@ class SftConfig(World):
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    config = parse(SftConfig, "sft", argv)
+    asked = parsed(SftConfig, "sft", argv)
+    config = asked.config
     console = terminal()
     if config.fresh:
         return _begin(config, console)
     refuse_incomplete(config.model_folder)
+<<<<<<< HEAD
     config = config.resolved(place_of(config.out) / SETTINGS)
+=======
+<<<<<<< HEAD
+    refuse_untrainable(config.model_folder)
+    config = config.dated(place_of(config.out) / SETTINGS)
+=======
+    kept = place_of(config.out) / SETTINGS
+    config = follow_model(asked, None if config.overwrite else kept, Update(rows=config.learning.batch_size))
+    config = config.dated(kept)
+>>>>>>> defaults
+>>>>>>> main
     renderer = config.renderer()
     settings = dump(replace(config, model=config.policy.reference))
     if config.overwrite:
@@ -101,6 +114,18 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(place)
     console.print(f"fine-tuned policy {config.out}")
     return 0
+
+
+def refuse_untrainable(model: Path) -> None:
+    """Refuse a model whose weights cannot be learned as they are sampled from, before anything is played.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    from repl_rl.engine.dropout import refuse_random  # torch: slow to import
+    from repl_rl.engine.names import read_config
+
+    refuse_random(read_config(model))
 
 
 def _begin(config: SftConfig, console: Console) -> int:

@@ -6,14 +6,15 @@ import logging
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from rich.table import Table
 
-from repl_rl.cli.begun import SETTINGS, Portions, begun, finish, kept
+from repl_rl.cli.begun import SETTINGS, Portions, begun, finish, kept, place_of
+from repl_rl.cli.defaults import follow
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
@@ -24,19 +25,21 @@ from repl_rl.machine.files import whole_file
 from repl_rl.machine.outputs import Output
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.rollout.chat_template import instant
 from repl_rl.rollout.prompt_space import PromptSpace
 from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.runs.store import append
 from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.arguments import parsed
 from repl_rl.settings.bounds import AtLeast, check_fields
+from repl_rl.settings.pretrained import CONTEXT, PROMPT
 from repl_rl.settings.scalars import Scalar
 from repl_rl.settings.seams import Seam
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import families_of
-from repl_rl.world import QUICKSTART, World
+from repl_rl.world import QUICKSTART, World, date_of, prompt_space_of
 
 _TOLD_EVERY = 250
 _PORTIONS = ".portions"
@@ -75,7 +78,7 @@ class TranscriptsConfig:
     """New folder to write: trajectories/ (a file a package), transcripts.json (counts and reasons), config.toml."""
     overwrite: bool = False
     """Replace older transcripts that this verb made there; anything else is refused."""
-    prompt: str = "bare"
+    prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a
     text file."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
@@ -84,10 +87,12 @@ class TranscriptsConfig:
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one."""
     prompt_space: PromptSpace = "auto"
     """Who writes the space after a prompt, as `train` takes it: auto, observed, sampled."""
+    date: str = ""
+    """Date and time that the model's chat template writes, as `train` takes it. "": those at which the work begins."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
-    max_tokens: Annotated[int, AtLeast(64)] = 1024
+    max_tokens: Annotated[int, AtLeast(64), CONTEXT] = 1024
     """Longest trajectory, prompt included, tokens, >= 64; what is longer is cut between two statements."""
     max_lines: Annotated[int, AtLeast(1)] = 32
     """Most lines of one doctest's trajectory, >= 1."""
@@ -108,15 +113,25 @@ class TranscriptsConfig:
         for source in self.from_tasks:
             families_of(source)
         check_fields(self)
+        if self.date:
+            instant(self.date)
         object.__setattr__(self, "prompt", template(self.prompt))
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    config = parse(TranscriptsConfig, "transcripts", argv)
-    folder = World(model=config.model).model_folder
+    asked = parsed(TranscriptsConfig, "transcripts", argv)
+    out, model = asked.config.out, asked.config.model
+    world = World(model=model)
+    folder = world.model_folder
+    recorded = place_of(out) / SETTINGS
+    config = follow(asked, world, None if asked.config.overwrite else recorded)
+    date = date_of(config.date, folder, recorded)
+    space = prompt_space_of(config.prompt_space, folder, recorded)
+    config = replace(config, date=date, prompt_space=space)
+    now = instant(config.date) if config.date else None
     renderer = Renderer.from_folder(
-        folder, config.overshoot, config.chat, bos=config.bos, prompt_space=config.prompt_space
+        folder, config.overshoot, config.chat, bos=config.bos, prompt_space=config.prompt_space, now=now
     )
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
     renderer.prompt("", config.prompt)

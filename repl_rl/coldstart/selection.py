@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.outputs import Output
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.settings.pretrained import DTYPE, Pretrained
 
 _OWN_TOKEN = b'"submit_final_answer"'
 
@@ -37,21 +38,26 @@ POLICY = Output(
 
 @dataclass(frozen=True, slots=True)
 class FinetuneConfig:
-    """How long and how fast to learn."""
+    """How long and how fast to learn.
+
+    The defaults are the bundled policy's. Those of any other model: the learning rate is TRL's for fine-tuning, number
+    format and micro-batches are those of its training. A model of 0.1 B parameters bears ten times that rate for a few
+    steps (docs/pretrained.md).
+    """
 
     steps: int = 200
     """Optimizer steps, >= 1."""
     batch_size: int = 32
     """Trajectories a step, >= 1."""
-    micro_batch: int = 0
+    micro_batch: Annotated[int, Pretrained.part(8)] = 0
     """Trajectories that pass through the model together, >= 0; 0: the whole batch."""
-    learning_rate: float = 5e-4
+    learning_rate: Annotated[float, Pretrained.of(2e-5)] = 5e-4
     """Peak of a cosine schedule that falls to a tenth of it, > 0."""
     warmup_steps: int = 10
     """Steps over which the learning rate rises, >= 0."""
     observation_weight: float = 0.0
     """Weight, >= 0, of a second loss, on what the console prints: its mean over those tokens, nats; 0: none."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
     """Number format of the computation. Weights and optimizer are float32: bfloat16 has no room for small steps."""
 
     def __post_init__(self) -> None:

@@ -64,7 +64,7 @@ def open_engine(
             are not those of its renderer.
         growth_tokens: ids that a session can gain after its prompt (>= 1), `RolloutLimits.most_tokens`: it bounds the
             first guess of how many sessions fit into the cache. None: unknown.
-        kv_on_sync: what becomes of keys and values of open sessions when weights change.
+        kv_on_sync: what becomes of keys, values and states of open sessions when weights change.
 
     Raises:
         ConfigError: unknown kind; and as `EngineKind.open`.

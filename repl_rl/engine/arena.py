@@ -1,4 +1,7 @@
-"""Keys and values of many sessions in two tensors a layer, as a cache that a transformers model can write to."""
+"""Keys and values of many sessions in two tensors per layer, as a cache that a transformers model can write to.
+
+Convolution and recurrent states, of models that have them, are in `recurrent`.
+"""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -6,20 +9,27 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import LinearAttentionLayer
 
+from repl_rl.engine.recurrent import RUNNING, RecurrentStates
 from repl_rl.errors import ConfigError
 
 GRAIN = 64
 """The arena grows by this many positions, so that it is seldom copied."""
 FULL, WINDOWED = "full_attention", "sliding_attention"
-_REMEDY = "the transformers engine keeps keys and values alone; use --engine vllm"
+STATELESS = frozenset({"mlp", "moe"})
+"""Kinds of layers that keep nothing."""
+_ONE_BY_ONE = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
+"""Models whose scan begins anew where several ids follow a state (transformers 5.19, `mamba_selective_scan`)."""
+_REMEDY = "the transformers engine keeps keys, values, convolution and recurrent states alone; use --engine vllm"
 
 Masks = Tensor | Mapping[str, Tensor]
 """One mask for every layer, or one for each kind of layer."""
 
 
 class Arena:
-    """Slots x positions of keys and values. Each forward names its rows' slots and positions with `aim`.
+    """Slots x positions of keys and values. Each forward names its rows' slots and positions with `aim`, and ends with
+    `settle`.
 
     Positions past a row's own length hold rubbish; the attention mask that `aim` returns hides them, and where layers
     look back through a window, what lies before it.
@@ -30,12 +40,18 @@ class Arena:
         self.free: list[int] = []
         self._dtype, self._device = dtype, device
         self._kinds = set(getattr(text, "layer_types", None) or ())
+        self._states = RecurrentStates(config)
+        self.padded = not self._states.some
+        """Whether rows with different numbers of new ids may share a forward, the shorter ones padded."""
+        self.one_by_one = text.model_type in _ONE_BY_ONE
+        """Whether ids that follow a state must be fed one by one."""
         self._window: int | None = getattr(text, "sliding_window", None)
         self._slot_count = self._position_count = 0
         self._stores: dict[tuple[int, int], Tensor] = {}
         self._slots = torch.zeros(0, dtype=torch.long)
         self._positions = torch.zeros(0, dtype=torch.long)
         self._span = 0
+        self._seen: Sequence[int] = ()
 
     def take(self) -> int:
         """A slot that nobody holds."""
@@ -47,7 +63,13 @@ class Arena:
 
     def give(self, slot: int) -> None:
         """Hand a slot back."""
+        self._states.drop(slot)
         self.free.append(slot)
+
+    def resume(self, slot: int, computed: int, mark: int) -> int:
+        """Return after how many ids a session goes on whose first `computed` ids were fed and that may go back to
+        `mark`: after `computed`, or after none where a recurrent state has seen others."""
+        return computed if self.padded else self._states.resume(slot, computed, mark)
 
     def aim(self, slots: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Masks]:
         """Say where the next forward writes: row b writes `lengths[b]` ids from position `starts[b]` of `slots[b]`.
@@ -59,11 +81,20 @@ class Arena:
         longest = max(lengths)
         first = torch.tensor(starts, device=self._device).unsqueeze(1)
         self._slots = torch.tensor(slots, device=self._device)
+        if not self.padded:
+            assert min(lengths) == longest, "padding would enter recurrent states"
+            self._seen = [start + longest for start in starts]
+            self._states.load(self._slots, starts)
         self._positions = first + torch.arange(longest, device=self._device)
         self._span = max(starts) + longest
         if self._span > self._position_count:
             self._position_count = (self._span + GRAIN - 1) // GRAIN * GRAIN
         return self._positions, self._masks()
+
+    def settle(self) -> None:
+        """Keep what the forward that `aim` began has made of recurrent states."""
+        if not self.padded:
+            self._states.store(self._slots, self._seen, self._slot_count)
 
     def _masks(self) -> Masks:
         seen, now = torch.arange(self._span, device=self._device), self._positions.unsqueeze(-1)
@@ -102,25 +133,55 @@ class Arena:
         self._stores[layer, which] = store
         return store
 
+    @property
+    def layers(self) -> Sequence[LinearAttentionLayer]:
+        """Convolution and recurrent states of the rows at hand, as models read and write them."""
+        return self._states.layers
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """True where the rows at hand have states from before, in this layer; None asks the last one that has any."""
+        had = self.layers[self._states.last if layer_idx is None else layer_idx].has_previous_state
+        return all(had.values()) if state_idx is None else bool(had[state_idx])
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, **kwargs: int) -> Tensor:
+        """As transformers' `Cache.update_conv_state`."""
+        updated: Tensor = self.layers[layer_idx].update_conv_state(conv_states, **kwargs)
+        return updated
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, **kwargs: int) -> Tensor:
+        """As transformers' `Cache.update_recurrent_state`."""
+        updated: Tensor = self.layers[layer_idx].update_recurrent_state(recurrent_states, **kwargs)
+        return updated
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows differ in length; positions are always given, so nothing may be derived from this."""
         return 0
 
 
 def refuse_unkept(kind: type[PreTrainedModel], config: PretrainedConfig) -> None:
-    """Refuse a model whose past is more than the keys and values of each layer.
+    """Refuse a model whose past is more than keys, values, convolution and recurrent states per layer.
 
     Raises:
-        ConfigError: it keeps a running state, shares keys and values between layers, or attends in another way.
+        ConfigError: it keeps a state elsewhere, shares keys and values between layers, or attends in another way.
     """
     text = config.get_text_config()
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - {FULL, WINDOWED})
-    if kind._is_stateful or others:
-        what = ", ".join(others) or "a running state"
+    kinds = set(getattr(text, "layer_types", None) or ())
+    others = sorted(kinds - {FULL, WINDOWED} - RUNNING - STATELESS)
+    # MiniMax has layers of linear attention, is not stateful in transformers' sense, and brings a cache of its own.
+    elsewhere = not kinds & RUNNING if kind._is_stateful else "linear_attention" in kinds
+    if others or elsewhere:
+        what = ", ".join(others) or "a running state outside of transformers' cache"
         raise ConfigError(f"model {kind.__name__} with layers", what, _REMEDY)
     shared = getattr(text, "num_kv_shared_layers", 0)
     if shared:
         raise ConfigError("num_kv_shared_layers", shared, _REMEDY)
     decoder = inspect.signature(kind.forward).parameters
+    if takes_states_alone(kind):
+        return
     if "position_ids" not in decoder or "past_key_values" not in decoder:
         raise ConfigError("model", kind.__name__, f"its positions cannot be given; {_REMEDY}")
+
+
+def takes_states_alone(kind: type[PreTrainedModel]) -> bool:
+    """True where no layer attends: the model is given its states as `cache_params`, and no positions and no mask."""
+    return "cache_params" in inspect.signature(kind.forward).parameters

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from repl_rl.engine.arena import Arena, refuse_unkept
+from repl_rl.engine.arena import Arena, refuse_unkept, takes_states_alone
 from repl_rl.engine.checkpoint import checkpoint_files
 from repl_rl.engine.forbidden import forbid
 from repl_rl.engine.logits import Logits, attention
@@ -28,10 +28,22 @@ class Row:
     ids: list[int]
     """Every id of the session. The decoder only reads it."""
     computed: int
-    """How many of `ids` have keys and values in the arena; fewer than all."""
+    """How many of `ids` have been fed, so that the arena has their keys, values and states; fewer than all."""
     temperature: float
     generator: torch.Generator | None
     """Of this session alone; None draws from the engine's own stream."""
+    mark: int = 0
+    """`computed` when its call began, to which `undo` may go back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The ids that the next forward gets of a row. A copy: the session may go on with the row meanwhile."""
+
+    slot: int
+    start: int
+    """How many ids lie before them."""
+    ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ class Draw:
 
 
 class Decoder:
-    """A causal language model with an arena of keys and values."""
+    """A causal language model with an arena of keys, values and recurrent states."""
 
     def __init__(
         self,
@@ -63,6 +75,7 @@ class Decoder:
         self._forbidden_ids = forbidden_ids
         forbid(self.model, forbidden_ids)
         self._logits = Logits.of(self.model.config)
+        self._states_alone = takes_states_alone(type(self.model))
         self.arena = Arena(self.model.config, chosen, self.device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
@@ -75,16 +88,29 @@ class Decoder:
         """Feed each row what is not computed yet and draw one id for each, in order.
 
         Rows with one id to feed and rows with several go through the model separately, so that one long prompt
-        does not pad everybody.
+        does not pad everybody. Of a model with recurrent states, which padding would enter, only rows with equal
+        numbers of ids to feed go together.
         """
         draws: dict[int, Draw] = {}
-        short = [index for index, row in enumerate(rows) if len(row.ids) - row.computed == 1]
-        long = [index for index, row in enumerate(rows) if len(row.ids) - row.computed > 1]
-        for part in (short, long):
-            if part:
-                chosen = [rows[index] for index in part]
-                draws.update(zip(part, self._draw(chosen, self._logprobs(chosen)), strict=True))
+        feeds = [self.feed(row) for row in rows]
+        for part in self.parts(feeds):
+            logprobs = self.logprobs([feeds[index] for index in part])
+            draws.update(zip(part, self._draw([rows[index] for index in part], logprobs), strict=True))
         return [draws[index] for index in range(len(rows))]
+
+    def feed(self, row: Row) -> Feed:
+        """What is not computed yet of a row."""
+        start = self.arena.resume(row.slot, row.computed, row.mark)
+        return Feed(row.slot, start, row.ids[start:])
+
+    def parts(self, feeds: Sequence[Feed]) -> list[list[int]]:
+        """The numbers of those that go through the model together, the ones with a single id first."""
+        parts: dict[tuple[int, bool], list[int]] = {}
+        for index, feed in enumerate(feeds):
+            count = len(feed.ids)
+            key = (min(count, 2), False) if self.arena.padded else (count, feed.start == 0)
+            parts.setdefault(key, []).append(index)
+        return [parts[key] for key in sorted(parts)]
 
     def load(self, folder: Path) -> None:
         """Replace the weights by those of the checkpoint in `folder`.
@@ -101,22 +127,28 @@ class Decoder:
         forbid(fresh, self._forbidden_ids)
         self.model = fresh
 
-    def _logprobs(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Log probabilities (B, V) of the id after each row."""
-        fed = [row.ids[row.computed :] for row in rows]
-        lengths = [len(ids) for ids in fed]
-        longest = max(lengths)
-        positions, mask = self.arena.aim([row.slot for row in rows], [row.computed for row in rows], lengths)
-        padded = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in fed]
-        hidden = self.model.base_model(
-            input_ids=torch.tensor(padded, device=self.device),
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.arena,
-            use_cache=True,
-        ).last_hidden_state
-        last = hidden[torch.arange(len(rows), device=self.device), torch.tensor(lengths, device=self.device) - 1]
+    def logprobs(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """Log probabilities (B, V) of the id after each of them, which one of `parts` names."""
+        if self.arena.one_by_one and feeds[0].start:
+            for number in range(len(feeds[0].ids)):
+                last = self._forward([Feed(f.slot, f.start + number, f.ids[number : number + 1]) for f in feeds])
+        else:
+            last = self._forward(feeds)
         return torch.log_softmax(self._logits(self.model.get_output_embeddings()(last)).float(), dim=-1)
+
+    def _forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        """The last hidden state (B, H) of each of them."""
+        lengths = [len(feed.ids) for feed in feeds]
+        longest = max(lengths)
+        positions, mask = self.arena.aim([feed.slot for feed in feeds], [feed.start for feed in feeds], lengths)
+        padded = [[*feed.ids, *[feed.ids[-1]] * (longest - len(feed.ids))] for feed in feeds]
+        told = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.arena}
+        if self._states_alone:
+            told = {"cache_params": self.arena}
+        ids = torch.tensor(padded, device=self.device)
+        hidden: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=True, **told).last_hidden_state
+        self.arena.settle()
+        return hidden[torch.arange(len(feeds), device=self.device), torch.tensor(lengths, device=self.device) - 1]
 
     def _draw(self, rows: Sequence[Row], logprobs: torch.Tensor) -> list[Draw]:
         # argmax(p / e) with e exponential draws from p; greedy rows are left as they are

@@ -8,12 +8,35 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from repl_rl.errors import ConfigError
+
 _RANDOM = ("drop", "jitter")
 """What names of such shares have in them: attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ..."""
 
+_ROUTING = {"phimoe": "router_jitter_noise"}
+"""Kinds of models -> a share that their routers read in sampling too, and draw experts at random by in training."""
+
+
+def refuse_random(config: PretrainedConfig) -> None:
+    """Refuse a model that draws at random in training, and computes otherwise in sampling without that share.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    for found in _configs(config):
+        share = _ROUTING.get(found.model_type, "")
+        if share and (value := getattr(found, share, 0.0)):
+            told = f"{found.model_type} draws experts at random in training by it, and samples by it too"
+            raise ConfigError(share, value, f"{told}, so trainer and sampler are two policies; train another model")
+
 
 def disable_dropout(model: PreTrainedModel) -> None:
-    """Set every share of `model` that is drawn at random in training to 0, in its modules and its configuration."""
+    """Set every share of `model` that is drawn at random in training to 0, in its modules and its configuration.
+
+    Raises:
+        ConfigError: as `refuse_random`.
+    """
+    refuse_random(model.config)
     configs: dict[int, PretrainedConfig] = {}
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):

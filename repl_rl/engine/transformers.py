@@ -155,7 +155,7 @@ class TransformersSession:
         self._row = row
         self._before = self._start = len(row.ids)
         self._since = 0
-        """The policy step of its oldest keys and values."""
+        """The policy step of its oldest keys, values and states."""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -170,7 +170,7 @@ class TransformersSession:
             return await self._sample(observed, max_tokens, stop_ids, watch)
 
     def forget(self) -> None:
-        """Give up keys and values; the next call computes them again from all ids."""
+        """Give up keys, values and states; the next call computes them again from all ids."""
         self._row.computed = 0
 
     async def _sample(
@@ -182,7 +182,7 @@ class TransformersSession:
             self._since = self._engine.policy_step
         ids = self._row.ids
         most = room(len(ids), observed, max_tokens, self._engine.context_tokens)
-        self._before = len(ids)
+        self._before, self._row.mark = len(ids), self._row.computed
         ids.extend(observed)
         start = self._start = len(ids)
         job = Job(self._row, most, stop_ids, watch, asyncio.get_running_loop().create_future())

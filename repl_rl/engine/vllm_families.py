@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 from repl_rl.engine.checkpoint import INDEX, WHOLE
 from repl_rl.engine.names import causal_class, read_config
 from repl_rl.engine.options import Dtype
+from repl_rl.engine.recurrent import keeps_running_state
 from repl_rl.errors import ConfigError
 
 _REMEDY = "choose another model, or --engine transformers"
@@ -47,12 +48,11 @@ def _refuse_on_cpu(folder: Path, served: str, dtype: Dtype) -> None:
     text = config.get_text_config()
     if hasattr(text, "linear_key_head_dim"):
         if dtype != "bfloat16":
-            remedy = "vLLM computes its linear attention on a CPU in bfloat16 alone; use a GPU, or another model"
+            remedy = "vLLM computes linear attention on a CPU in bfloat16 alone; use a GPU, or --engine transformers"
             raise ConfigError(f"architecture {served} with dtype", dtype, remedy)
-    elif kind._is_stateful:
-        remedy = (
-            "vLLM loses its running state on a CPU when several rollouts are under way; use a GPU, or another model"
-        )
+    elif keeps_running_state(kind, config):
+        remedy = "vLLM loses its running state on a CPU when several rollouts are under way; use a GPU, or "
+        remedy += "--engine transformers"
         raise ConfigError("architecture", served, remedy)
 
 

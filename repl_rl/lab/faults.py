@@ -34,6 +34,8 @@ _ENDED_S = 600.0
 _LEFT_S = 30.0
 """How long what a run has started may outlive it."""
 _LOOK_S = 0.1
+_FIRST = b"What a training that `repl-rl bench faults` struck has printed:\n"
+"""First line of a log, by which it is recognised."""
 _MARK = "REPL_RL_FAULTS"
 """In the environment of a run and of what it starts."""
 
@@ -91,6 +93,20 @@ def run_faults(config: FaultsConfig, tell: Tell, read: Read) -> dict[str, object
     return {"seed": seed, "steps": config.steps, "faults": found}
 
 
+def log_file(out: Path, name: str) -> Path:
+    """The log of the run that the fault `name` strikes."""
+    return out / f"{name}.log"
+
+
+def is_log(file: Path) -> bool:
+    """True for a log of such a run."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(_FIRST)) == _FIRST
+    except OSError:
+        return False
+
+
 def _tried(config: FaultsConfig, name: str, strike: Strike, dice: random.Random, read: Read) -> Found:
     without = (strike.engine or config.engine) == "vllm" and find_spec("vllm") is None
     reason = "vLLM is not installed" if without else strike.missing()
@@ -109,8 +125,9 @@ class SmallRun:
     def __init__(self, config: FaultsConfig, name: str, strike: Strike, read: Read) -> None:
         self._steps, self._strikes, self._strike = config.steps, config.strikes, strike
         self._read = read
-        self._out, self._name = config.out.absolute(), name
+        self._out = config.out.absolute()
         self.folder = self._out / name
+        self._log = log_file(self._out, name)
         engine, sandbox = strike.engine or config.engine, strike.sandbox
         self._command = [
             *(sys.executable, "-P", "-m", "repl_rl.cli", "train", "--name", name, "--out", str(self._out)),
@@ -126,7 +143,7 @@ class SmallRun:
         """Begin it, strike it as often as asked for, see it end, and look at what it left."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._out.mkdir(parents=True, exist_ok=True)
-        (self._out / f"{self._name}.log").write_bytes(b"")
+        self._log.write_bytes(_FIRST)
         self._begin()
         for _ in range(self._strikes):
             wait_s = dice.uniform(0, self._strike.within_s)
@@ -150,7 +167,7 @@ class SmallRun:
 
     def _begin(self) -> None:
         marked = {**os.environ, _MARK: self._mark}
-        with (self._out / f"{self._name}.log").open("ab") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, "--resume"], env=marked, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -187,7 +204,7 @@ class SmallRun:
         return self._rows >= step
 
     def _last_words(self) -> str:
-        said = (self._out / f"{self._name}.log").read_text(errors="replace").strip().splitlines()
+        said = self._log.read_text(errors="replace").strip().splitlines()[1:]
         return next((line for line in reversed(said) if line.startswith("repl-rl:")), said[-1] if said else "nothing")
 
     def _found(self, problem: str) -> Found:

@@ -111,6 +111,12 @@ CHECKS: Sequence[Check] = (
     Check("weights by vLLM's own transfer", "", unbuilt="not built: weights go by file to every engine"),
     *_engines("sampler and trainer, float32", "gap", {"transformers": 60.0, "vllm": 180.0}, dtype="float32"),
     *_engines("sampler and trainer, bfloat16", "gap", {"transformers": 60.0, "vllm": 180.0}, dtype="bfloat16"),
+    Check(
+        "running states, transformers",
+        _own("running_states"),
+        {"engine": "transformers", "models": ["qwen3_5_text", "falcon_h1", "mamba2", "lfm2"]},
+        90.0,
+    ),
     Check("vLLM asleep and awake", _own("sleeping"), {}, 180.0),
     Check(
         "adapters (LoRA)", _own("training"), {"engine": "transformers", "steps": 2, "prompts": 2, "lora_rank": 4}, 120.0
@@ -120,6 +126,7 @@ CHECKS: Sequence[Check] = (
     Check("rows laid end to end (FlashAttention)", _own("packing"), {}, 60.0),
     Check("one model on two GPUs", "", unbuilt="not built: the engine vllm samples on one GPU"),
     Check("20 steps of the quickstart", _own("training"), {"engine": "vllm", "steps": 20}, 240.0),
+    Check("running states, vllm", _own("running_states"), {"engine": "vllm", "models": ["falcon_h1"]}, 180.0),
 )
 """In this order: what says most for least time first."""
 

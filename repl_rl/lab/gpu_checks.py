@@ -21,6 +21,7 @@ from repl_rl.engine.conformance import CHECKS, Bench
 from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.lab.gpu import Figures, NotRun, Place
+from repl_rl.lab.gpu_hybrids import hybrid_policy
 from repl_rl.lab.gpu_played import PROMPTS, STOPS, Played, apart, computed_in, played, scored
 from repl_rl.lab.update import update_cost
 from repl_rl.lab.work import Case
@@ -122,6 +123,24 @@ def gap(place: Place, engine: str, dtype: Dtype) -> Figures:
     worst = max(gaps)
     assert worst <= tolerance, f"a log probability is {worst:.3g} nats off, the tolerance is {tolerance:.3g}"
     return {"gap_max": worst, "gap_mean": statistics.fmean(gaps), "tolerance": tolerance, "tokens": len(gaps)}
+
+
+def running_states(place: Place, engine: str, models: Sequence[str]) -> Figures:
+    """How far sampler and trainer are apart, model by model, where layers keep convolution or recurrent states."""
+    if engine == "vllm" and place.device == "cpu":
+        raise NotRun("vLLM loses running states on a CPU when several rollouts are under way; run it on a GPU")
+    gaps: dict[str, float] = {}
+
+    async def work(folder: Path) -> Sequence[Played]:
+        async with _opened(place, engine, folder) as opened:
+            return await played(opened)
+
+    for name in models:
+        folder = hybrid_policy(place.folder / name, name)
+        gaps[name] = max(apart(_seen(place), folder, asyncio.run(work(folder)), "float32", FORBIDDEN))
+    worst = max(gaps, key=lambda name: gaps[name])
+    assert gaps[worst] <= EXACT, f"{worst}: a log probability is {gaps[worst]:.3g} nats off"
+    return dict(gaps)
 
 
 def sleeping(place: Place) -> Figures:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from repl_rl.machine.folders import private_folder
+from repl_rl.machine.folders import exchange, private_folder
 
 DIGESTS = "sha256.json"
 """In each such folder: the name of every other file in it -> its SHA-256, in hexadecimal digits."""
@@ -31,9 +31,10 @@ def write_durably(final: Path, fill: Callable[[Path], None]) -> None:
         (made / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
         for path in (*made.iterdir(), made):
             sync(path)
-        if final.exists():
-            os.rename(final, torn / "older")
-        os.rename(made, final)
+        if not (final.exists() and exchange(made, final)):
+            if final.exists():
+                os.rename(final, torn / "older")
+            os.rename(made, final)
         sync(final.parent)
 
 

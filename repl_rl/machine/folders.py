@@ -1,5 +1,8 @@
 """Folders of one process, and folders that are there whole or not at all."""
 
+import ctypes
+import errno
+import logging
 import os
 import shutil
 import tempfile
@@ -9,6 +12,11 @@ from pathlib import Path
 
 from repl_rl.machine.alone import alone, mark
 from repl_rl.machine.outputs import Output, followed
+
+log = logging.getLogger(__name__)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a kernel or a file system says that does not know the exchange of two names."""
 
 
 @contextmanager
@@ -43,6 +51,7 @@ def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
         ConfigError: what is there is not of that kind.
     """
     if replaces is not None:
+        restore(final, replaces)
         final = followed(replaces.thing, final)
         replaces.refuse_other(final)
     missing = [parent for parent in final.parents if not parent.exists()]
@@ -56,7 +65,7 @@ def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
             yield made
             if replaces is not None:
                 replaces.refuse_other(final)  # again: it may have changed since
-                take_place(made, final)
+                take_place(made, final, replaces)
                 return
             try:
                 os.rename(made, final)
@@ -70,19 +79,74 @@ def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
         raise
 
 
-def take_place(made: Path, final: Path) -> None:
-    """Rename `made` to `final`; a folder that is there goes only then, and stays where that fails."""
+def take_place(made: Path, final: Path, output: Output) -> None:
+    """Rename `made` to `final`, in place of an older folder of its kind, which is removed afterwards.
+
+    A process that is killed meanwhile leaves the older or the newer one, whole, at `final`. Where the file system
+    exchanges no names, it may leave the older one next to it: `restore` brings that back.
+
+    Raises:
+        ConfigError: the file system exchanges no names, and another process has the older one, or something else lies
+            where that is kept meanwhile.
+        OSError: they cannot be renamed; the older one stays.
+    """
+    if not os.path.lexists(final):
+        os.rename(made, final)
+        return
     with private_folder(final.parent, ".unfinished-") as torn:
-        if not final.exists():
-            os.rename(made, final)
+        if exchange(made, final):
+            os.rename(made, torn / "older")
             return
-        older = torn / "older"
-        os.rename(final, older)
-        try:
-            os.rename(made, final)
-        except OSError:
-            os.rename(older, final)
-            raise
+        kept = _kept(final)
+        output.refuse_other(kept)
+        if os.path.lexists(kept):
+            os.rename(kept, torn / "oldest")
+        with output.claimed(final):  # so that `restore` of another process leaves it
+            os.rename(final, kept)
+            try:
+                os.rename(made, final)
+            except OSError:
+                os.rename(kept, final)
+                raise
+            os.rename(kept, torn / "older")
+
+
+def restore(final: Path, output: Output) -> bool:
+    """Bring back a folder whose replacement was stopped between two renames; True: it was brought back.
+
+    A link stands for the folder that it leads to.
+    """
+    final = Path(os.path.realpath(final))
+    kept = _kept(final)
+    if os.path.lexists(final) or not kept.is_dir() or not output.recognises(kept):
+        return False
+    with suppress(BlockingIOError), alone(kept):  # else it is being replaced right now
+        os.rename(kept, final)
+        log.warning("%s was restored: a command that was to replace it was stopped", final)
+        return True
+    return False
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two paths at once; False: the system or the file system cannot.
+
+    Raises:
+        OSError: it was refused.
+    """
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if function is None:
+        return False
+    if function(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+def _kept(final: Path) -> Path:
+    """Where an older folder is kept while a newer one takes its place without an exchange."""
+    return final.parent / f".{final.name}.older"
 
 
 def _alive(pid: int) -> bool:

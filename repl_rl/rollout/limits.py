@@ -4,17 +4,21 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
+from repl_rl.settings.pretrained import Pretrained
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """Budgets of one rollout. Reaching one ends it with a typed `Stop`."""
+    """Budgets of one rollout. Reaching one ends it with a typed `Stop`.
 
-    max_lines: Annotated[int, AtLeast(1)] = 8
+    The defaults are the bundled policy's. Those of any other model are where docs/howto.md had users of one begin.
+    """
+
+    max_lines: Annotated[int, AtLeast(1), Pretrained.of(32)] = 8
     """Sampled lines (>= 1). What a sampler lets the policy write in one go is a line: a turn, a text up to a call."""
-    max_line_tokens: Annotated[int, AtLeast(1)] = 48
+    max_line_tokens: Annotated[int, AtLeast(1), Pretrained.of(256)] = 48
     """Tokens of one line (>= 1); a longer line is cut and ends the rollout."""
-    max_observation_tokens: Annotated[int, AtLeast(16)] = 128
+    max_observation_tokens: Annotated[int, AtLeast(16), Pretrained.of(512)] = 128
     """Tokens of one observation (>= 16); the middle of a longer one gives way to a visible marker."""
     max_wall_s: Annotated[float, Above(0)] = 120.0
     """Wall clock of a rollout, seconds (> 0)."""

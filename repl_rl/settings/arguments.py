@@ -4,10 +4,11 @@ import difflib
 import inspect
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import tyro
 
@@ -25,7 +26,33 @@ _HELP = ("Argument helptext", "For full helptext")
 """How the parts begin that repeat the help."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parsed(Generic[T]):
+    """Settings, and what was said of them."""
+
+    config: T
+    """The settings; what nobody said has the default of its class."""
+    files: Sequence[tuple[Path, Mapping[str, object]]]
+    """What each file says, the preset first: dotted keys and values. The options of a name are in its parentheses."""
+    flags: frozenset[str]
+    """Dotted names of the settings that flags say."""
+    over: Callable[[Mapping[str, object]], T]
+    """The same settings over other defaults, by dotted name; files and flags win over these. Raises as `parse`."""
+
+    @property
+    def said(self) -> Set[str]:
+        """Dotted names of the settings that files or flags say."""
+        return self.flags.union(*(said for _, said in self.files))
+
+
 def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None, called: str = "preset") -> T:
+    """The settings that `parsed` reads. Takes and raises what it does."""
+    return parsed(kind, verb, argv, presets, called).config
+
+
+def parsed(
+    kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None, called: str = "preset"
+) -> Parsed[T]:
     """Read `kind` from `--preset NAME`, `--config FILE` (TOML; a table is a flag prefix) and flags; the later win.
 
     `presets` is the folder of the presets, NAME.toml each; None: the verb has none. `called` is what the verb calls
@@ -47,13 +74,20 @@ def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = 
     of_files, flags = folded(kind, [_known(list(flatten(load(f))), known, apart, str(f)) for f in files], flags)
     from_files = [pair for pairs in of_files for pair in pairs]
     flags, of_tables = split(theirs, flags)
+    by_flags = set[str]()
     for flag in flags:
         if flag.startswith("--") and flag != "--help":
             # tyro negates a switch by `no-` before its last part.
             name = re.sub(r"(^|\.)no_(?=[^.]*$)", r"\1", flag[2:].partition("=")[0].replace("-", "_"))
             _check("option", name, known)
-    words = _all_words(from_files, theirs, of_tables)
-    return _typed(kind, mirror, [*words, *flags], f"repl-rl {verb}", _about(kind, presets, called), " ".join(argv))
+            by_flags.add(name)
+
+    def over(defaults: Mapping[str, object]) -> T:
+        words = [*_all_words([*defaults.items(), *from_files], theirs, of_tables), *flags]
+        return _typed(kind, mirror, words, f"repl-rl {verb}", _about(kind, presets, called), " ".join(argv))
+
+    said_by = [(file, dict(pairs)) for file, pairs in zip(files, of_files, strict=False)]
+    return Parsed(over({}), said_by, frozenset(by_flags), over)
 
 
 def _known(

@@ -16,6 +16,7 @@ from repl_rl.engine.options import Dtype
 from repl_rl.engine.variables import hush
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
+from repl_rl.settings.pretrained import DTYPE, Pretrained, spelled
 from repl_rl.trainer import choices
 from repl_rl.trainer.apart import corrections, importance, refuse_stale
 from repl_rl.trainer.lora import require_peft
@@ -33,11 +34,19 @@ MAX_GRAD_NORM = 1.0
 """Gradients are scaled down to this norm: TRL's and transformers' default."""
 
 
+_RATE, _RATE_OF_ADAPTERS = 1e-6, 1e-5
+"""Of pretrained models. 1e-6 is where docs/howto.md had users begin, TRL's default, and what verl's examples take.
+Adapters want about ten times that: "LoRA Without Regret" (Schulman et al., 2025), and TRL's runs of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
     """Settings of the update. Rollouts are always sampled at temperature 1.
 
     A step is a batch of rollouts and all that is learned from it: `updates` times `mini_batches` optimizer steps.
+    The defaults are the bundled policy's. On the command line those that say so are others for any other model:
+    micro-batches, number format and checkpointing are those that docs/howto.md named for a GPU, the warm-up is the
+    eighth of a default run, as the measured run of docs/pretrained.md had a sixth.
     """
 
     steps: Annotated[int, AtLeast(1)] = 80
@@ -51,11 +60,18 @@ class TrainerConfig:
     clips."""
     mini_batches: Annotated[int, AtLeast(1)] = 1
     """Parts that the rollouts of a step are drawn into at random, >= 1; each pass makes an optimizer step of each."""
-    micro_batch: Annotated[int, AtLeast(0)] = 0
+    micro_batch: Annotated[int, AtLeast(0), Pretrained.part(8)] = 0
     """Rollouts in one forward pass of one process, a divisor of its share of a mini-batch; 0: all of them at once."""
-    learning_rate: Annotated[float, Above(0)] = 5e-4
+    learning_rate: Annotated[
+        float,
+        Above(0),
+        Pretrained(
+            f"{spelled(_RATE)}, with lora_rank {spelled(_RATE_OF_ADAPTERS)}",
+            lambda facts: _RATE_OF_ADAPTERS if facts.adapters else _RATE,
+        ),
+    ] = 5e-4
     """Peak learning rate, > 0."""
-    warmup_steps: Annotated[int, AtLeast(0)] = 5
+    warmup_steps: Annotated[int, AtLeast(0), Pretrained.of(10)] = 5
     """Steps over which the learning rate rises to its peak, >= 0; `schedule` says how it goes on."""
     optimizer: str = "adamw_torch_fused"
     """Name of transformers for the optimizer, with options: "adamw_torch_fused(beta1=0.9, beta2=0.95, eps=1e-8,
@@ -106,10 +122,10 @@ class TrainerConfig:
     shared_prefixes: Literal["auto", "off"] = "auto"
     """What rollouts begin with alike passes through the model once where that saves enough; "off": each has its own.
     Only with `fast`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
     """Number format that is computed in. What is trained is float32 in any case, as is its optimizer; weights that
     adapters leave as they are have this one."""
-    checkpointing: bool = False
+    checkpointing: Annotated[bool, Pretrained("on, on a GPU", lambda facts: facts.gpu() or None)] = False
     """Compute activations again for the gradient instead of keeping them: less memory, more time."""
     lora_rank: Annotated[int, AtLeast(0)] = 0
     """Rank, >= 1, of low-rank adapters (PEFT) that are trained in place of the weights; 0: none."""
@@ -141,6 +157,10 @@ class TrainerConfig:
     def tolerance(self, sampled_in: Dtype = "auto") -> float:
         """Largest allowed gap of one log probability between this trainer and a sampler in that number format, nats."""
         return importance(self.importance)[1].allowed(self.dtype, sampled_in)
+
+    def rows(self, processes: int = 1) -> int:
+        """Rollouts of an optimizer step in one process, >= 1; `share` refuses those that cannot be shared evenly."""
+        return max(1, self.prompts_per_step * self.group_size // processes // self.mini_batches)
 
     def tasks_needed(self, processes: int = 1) -> int:
         """Different tasks that a step takes at least."""

@@ -23,7 +23,8 @@ def require_peft(rank: int, found: Callable[[str], object] = find_spec) -> None:
 
 
 def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
-    """`model` with adapters of this rank on every linear layer but the output; all else is frozen.
+    """`model` with adapters of this rank on every linear layer but the output and those of `_passed_over`; all else is
+    frozen.
 
     They are drawn from `seed`, change nothing before the first step, and are scaled by 2. What they are saved as names
     their base: the model of the hub with its commit, or else its folder.
@@ -33,7 +34,10 @@ def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+        chosen = LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=_passed_over(model) or None
+        )
+        made = get_peft_model(model, chosen)
     config = made.peft_config["default"]
     folder = Path(model.name_or_path) if model.name_or_path else None
     if folder is not None and folder.is_dir():
@@ -41,6 +45,12 @@ def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
         config.base_model_name_or_path = of_hub.name if of_hub else str(folder.resolve())
         config.revision = of_hub.revision if of_hub else None
     return made
+
+
+def _passed_over(model: PreTrainedModel) -> list[str]:
+    """The output layers of Mamba mixers: fused kernels multiply by their weight alone, so PEFT refuses them."""
+    parts = ("A_log", "D", "conv1d", "out_proj")
+    return [f"{name}.out_proj" for name, mixer in model.named_modules() if all(hasattr(mixer, part) for part in parts)]
 
 
 @torch.no_grad()

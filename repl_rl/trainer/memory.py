@@ -52,6 +52,8 @@ class Shape:
     """Queries and keys are normalised a head (Qwen3)."""
     windows: tuple[int | None, ...] = ()
     """How far each layer looks back, tokens; None: to the start, 0: it keeps no keys. Empty: all to the start."""
+    states: int = 0
+    """Numbers of the convolution and recurrent states of a session, whatever its length."""
 
     def cache(self, tokens: int, itemsize: int) -> int:
         """Bytes of keys and values of a session of `tokens`: two vectors of `keys` a token and layer."""
@@ -264,12 +266,16 @@ def _sampler(case: Case) -> Sequence[Part]:
     if given.engine == "transformers":
         # `Decoder.load` has the file's weights and the new ones beside the old; `Arena` doubles its slots
         slots = 8 * 2 ** max(0, math.ceil(math.log2(given.sessions / 8)))
-        arena = slots * 2 * shape.keys * given.itemsize * shape.layers * (given.context + 63)
+        keyed = sum(window != 0 for window in shape.windows) if shape.windows else shape.layers
+        arena = slots * 2 * shape.keys * given.itemsize * keyed * (given.context + 63)
+        # float32 at most; each session may have a copy, and a step has its rows' twice, gathered and updated
+        states = FLOAT * shape.states * (slots + 3 * given.sessions)
         loading = shape.weights * (FLOAT + given.itemsize)
         one = given.sessions * step + chosen
         return (
             _held("transformers", "weights", weights),
             _held("transformers", "keys and values", arena),
+            *([_held("transformers", "running states", states)] if states else []),
             Part("transformers", "one step", one, one if given.beside else 0, loading),
         )
     work = max(BATCHED, given.sessions) * step + chosen

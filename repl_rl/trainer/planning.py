@@ -1,5 +1,6 @@
 """The memory plan of a run on this process's GPU: what it takes, or why it cannot begin. `memory` has the figures."""
 
+import math
 import os
 import subprocess
 import sys
@@ -180,7 +181,22 @@ def shape_of(model: PreTrainedModel) -> Shape:
         vocab=int(text.vocab_size),
         heads_normed=any(name.endswith("q_norm") for name, _ in model.named_modules()),
         windows=tuple(_windows(text)),
+        states=sum(map(_states, model.modules())),
     )
+
+
+def _states(mixer: torch.nn.Module) -> int:
+    """Numbers of a session's states in a mixer; 0 where it has none."""
+    conv = getattr(mixer, "conv1d", None) or getattr(mixer, "conv", None)
+    if not isinstance(conv, torch.nn.Conv1d):
+        return 0
+    parts: tuple[str, ...] = ()
+    if hasattr(mixer, "head_v_dim"):  # linear attention
+        parts = ("num_v_heads", "head_k_dim", "head_v_dim")
+    elif hasattr(mixer, "ssm_state_size"):  # Mamba
+        parts = ("intermediate_size", "ssm_state_size")
+    recurrent = math.prod(int(getattr(mixer, part)) for part in parts) if parts else 0
+    return conv.in_channels * conv.kernel_size[0] + recurrent
 
 
 def _inner(text: object) -> int:
@@ -201,7 +217,7 @@ def _windows(text: object) -> Iterator[int | None]:
         if kind == "sliding_attention" and window:
             yield int(window)
         else:
-            yield None if "attention" in kind and "linear" not in kind else 0
+            yield None if kind == "hybrid" or ("attention" in kind and "linear" not in kind) else 0
 
 
 def _refuse_occupied(case: Case) -> None:

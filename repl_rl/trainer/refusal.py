@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from repl_rl.engine import ENGINES, EngineKind, Transformers, Vllm
+from repl_rl.engine.dropout import refuse_random
 from repl_rl.engine.forbidden import refuse_unforbiddable
 from repl_rl.engine.logits import Logits
 from repl_rl.engine.names import outline
@@ -88,10 +89,11 @@ def refuse_model(
 
     Raises:
         ConfigError: transformers does not know it, its weights are not whole or would be saved differently, its logits
-            are not understood, the engine does not take new ones, an id cannot be forbidden, or there is no room for
-            its weights on their way.
+            are not understood, it draws at random in training, the engine does not take new ones, an id cannot be
+            forbidden, or there is no room for its weights on their way.
     """
     found = outline(folder)
+    refuse_random(found.model.config)
     engine.check_sync(folder)
     if config.fast:
         Logits.of(found.model.config)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from trl.kernels import ChunkedLogProbFunction
 
 from repl_rl.engine.logits import Logits
+from repl_rl.engine.recurrent import keeps_running_state
 from repl_rl.trainer.paths import Tree, planned
 
 TILE_CPU = 2**20
@@ -107,8 +108,10 @@ def install(model: PreTrainedModel) -> None:
 
 
 def packs(model: PreTrainedModel) -> bool:
-    """True when the model's attention tells rows laid end to end apart by their positions, at no cost."""
-    return "flash" in str(model.config.get_text_config()._attn_implementation)
+    """True when the model tells rows laid end to end apart by their positions, at no cost: its attention does, and it
+    has no state that would run from a row into the next."""
+    by_position = "flash" in str(model.config.get_text_config()._attn_implementation)
+    return by_position and not keeps_running_state(type(model), model.config)
 
 
 def _score(
@@ -123,7 +126,8 @@ def _score(
         rows = model.base_model(input_ids=input_ids, **told).last_hidden_state
         chosen, targets = rows[0, tree.before[sampled[0]]], input_ids[sampled]
     else:
-        # Padded on the right: under a causal mask padding reaches no real token and needs no mask of its own.
+        # Padded on the right: under a causal mask padding reaches no real token and needs no mask of its own. Nor does
+        # it reach a state that a real token reads: convolutions and scans run from left to right.
         rows = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False).last_hidden_state
         # Nor does a row predict the next one's first token where they lie end to end: that one was not sampled.
         chosen, targets = rows[:, :-1][sampled[:, 1:]], input_ids[:, 1:][sampled[:, 1:]]

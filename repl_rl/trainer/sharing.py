@@ -141,12 +141,12 @@ class Sharing:
 def unfit(model: PreTrainedModel) -> str | None:
     """What of a model is known not to go with trees; None: nothing."""
     text = model.config.get_text_config()
-    how = str(text._attn_implementation)
-    if how not in ("sdpa", NAME):
-        return f"its attention is {how}, and trees take sdpa"
     strange = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYERS)
     if strange:
         return f"it has layers of {', '.join(strange)}"
+    how = str(text._attn_implementation)
+    if how not in ("sdpa", NAME):
+        return f"its attention is {how}, and trees take sdpa"
     if not model._can_set_attn_implementation():
         return "its attention cannot be replaced"
     for module in model.modules():

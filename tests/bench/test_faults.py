@@ -8,7 +8,7 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.lab.faults import FaultsConfig, run_faults
+from repl_rl.lab.faults import FaultsConfig, is_log, log_file, run_faults
 from repl_rl.lab.strikes import STRIKES, tear
 from repl_rl.runs.store import read
 
@@ -52,6 +52,7 @@ def test_a_small_training_survives(fault: str, tmp_path: Path) -> None:
     told: list[str] = []
     run_faults(FaultsConfig(tmp_path, (fault,), steps=STEPS), told.append, read)
     assert told[1].startswith(f"{fault}: survived: "), told
+    assert is_log(log_file(tmp_path, fault))
 
 
 @pytest.mark.soak

@@ -112,7 +112,18 @@ def test_a_step_that_vllm_cannot_take_here_is_one_line(
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
     for file in asset("policies/quickstart").glob("*token*"):
         shutil.copy(file, tmp_path / "model")
-    given = ["--model", str(tmp_path / "model"), "--count", "1", "--concurrency", "2", "--vllm.drive", drive]
+    given = [
+        "--model",
+        str(tmp_path / "model"),
+        "--prompt",
+        "bare",
+        "--count",
+        "1",
+        "--concurrency",
+        "2",
+        "--vllm.drive",
+        drive,
+    ]
     capfd.readouterr()
     assert main(["rollout", *given]) == 2
     said = capfd.readouterr()

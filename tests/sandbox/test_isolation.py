@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from repl_rl.record.line import LineStatus
 from repl_rl.sandbox import Limits, open_sandbox
 from repl_rl.sandbox.base import PushResult
@@ -106,9 +108,10 @@ HIDE = """
 import os, signal, time
 def hide():
     os.setsid(); signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
+    for n in range(10**9):
+        open('n', 'w').write(str(n))
         pid = os.fork()
-        while pid == 0 and time.process_time() < 0.1: pass
+        while pid == 0 and time.process_time() < SECONDS: pass
         if pid == 0: os._exit(0)
         while os.path.exists(f'/proc/{pid}'): time.sleep(0.001)
 
@@ -116,17 +119,23 @@ os.fork() or hide()
 """
 
 
-def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too() -> None:
-    async def main() -> PushResult:
-        limits = Limits(cpu_s=1)
+@pytest.mark.parametrize("seconds", [0.1, 0.005])
+def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: float) -> None:
+    """The system counts in steps of 0.01 s, and keeps nothing of what ended where SIGCHLD is ignored."""
+
+    async def main() -> tuple[PushResult, float]:
+        limits, used_s = Limits(cpu_s=1), 0.0
         async with open_sandbox("local", limits=limits, warm=0) as sandbox, sandbox.session() as session:
-            for line in HIDE.split("\n")[1:]:
+            for line in HIDE.replace("SECONDS", str(seconds)).split("\n")[1:]:
                 result = await session.push(line)
             while not session.ended:
-                result = await session.push("time.sleep(0.5)")
-        return result
+                result = await session.push("time.sleep(0.2); print(open('n').read() or 0)")
+                used_s = seconds * int(result.text) if result.text.strip().isdigit() else used_s
+        return result, used_s
 
-    assert asyncio.run(main()).status is LineStatus.TIMEOUT
+    result, used_s = asyncio.run(main())
+    assert result.status is LineStatus.TIMEOUT
+    assert used_s < 2
 
 
 def test_every_limit_ends_in_its_own_status() -> None:

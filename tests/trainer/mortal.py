@@ -30,6 +30,9 @@ SMALL = (
     *("--name", "run", "--sandbox", "local", "--concurrency", "1", "--train-tasks", "24", "--eval-tasks", "2"),
     *("--trainer.steps", str(STEPS), "--trainer.prompts-per-step", "2", "--trainer.group-size", "2"),
     *("--rollout.max-lines", "2", "--rollout.max-line-tokens", "8", "--states", "within(seconds=0, share=1.0)"),
+    # Learning that shows in the weights, whatever the defaults of a model are.
+    *("--prompt", "bare", "--rollout.max-observation-tokens", "128", "--trainer.micro-batch", "0"),
+    *("--trainer.learning-rate", "5e-4", "--trainer.warmup-steps", "5"),
     # Which line a clock cuts short depends on the machine's other work.
     *("--limits.line-timeout-s", "300", "--rollout.max-wall-s", "3000"),
 )

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
@@ -39,6 +38,7 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read
 from repl_rl.settings.arguments import parse
 from repl_rl.trainer.states import different, newest
+from tests.doom import Doom
 from tests.trainer.mortal import over
 from tests.trainer.test_ahead_resumed import AGED, CLOCKED, ageless
 from tests.trainer.test_resume import same
@@ -267,31 +267,6 @@ def prepare(out: Path) -> None:
     (out / "prompt.txt").write_text(OWN)
     asked = [{"id": f"held {n}", "question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(2)]
     (out / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-
-
-WRITING = frozenset({"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move"})
-
-
-class Doom:
-    """Counts what this process writes, and kills it just before it does so for the nth time, or a little after."""
-
-    def __init__(self, kill_at: int | None, after_s: float) -> None:
-        self.count = 0
-        self._kill_at, self._after_s = kill_at, after_s
-
-    def hook(self, event: str, arguments: tuple[object, ...]) -> None:
-        """For `sys.addaudithook`."""
-        if event == "open":
-            flags = arguments[2]
-            if not (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
-                return
-        elif event not in WRITING:
-            return
-        self.count += 1
-        if self.count == self._kill_at and self._after_s:
-            threading.Timer(self._after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        elif self.count == self._kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(arguments: Words, log: Path, kill_at: int | None = None, after_s: float = 0.0) -> int:

@@ -1,15 +1,21 @@
 """Dropout: what a model draws at random in training is off, so that trainer and sampler are one policy."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from repl_rl.cli import main
 from repl_rl.coldstart.finetune import finetune, labelled
 from repl_rl.coldstart.selection import FinetuneConfig
+from repl_rl.engine import Transformers
 from repl_rl.engine.dropout import disable_dropout
+from repl_rl.errors import ConfigError
+from repl_rl.machine.assets import asset
 from repl_rl.trainer import TrainerConfig, fit
+from repl_rl.trainer.refusal import refuse_model
 from tests.test_finetune import RECOVERED, RENDERER, RIGHT
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
@@ -34,6 +40,7 @@ SHARES = {
     "mixtral": ("attention_dropout", "router_jitter_noise"),
     "starcoder2": ("attention_dropout", "residual_dropout", "embedding_dropout"),
     "gpt_bigcode": ("attn_pdrop", "resid_pdrop", "embd_pdrop"),
+    "phimoe": ("attention_dropout", "input_jitter_noise"),
     "biogpt": ("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout", "layerdrop"),
 }
 
@@ -43,7 +50,8 @@ def noisy(kind: str, attention: str) -> PreTrainedModel:
     known = AutoConfig.for_model(kind)
     computed = [name for name in SIZES if isinstance(getattr(type(known), name, None), property)]
     sizes = {name: size for name, size in SIZES.items() if hasattr(known, name) and name not in computed}
-    config = AutoConfig.for_model(kind, **sizes, **dict.fromkeys(SHARES[kind], 0.4))
+    routing = {"router_jitter_noise": 0.0} if kind == "phimoe" else {}
+    config = AutoConfig.for_model(kind, **sizes, **routing, **dict.fromkeys(SHARES[kind], 0.4))
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
@@ -94,3 +102,30 @@ def test_a_cold_start_has_none_either(tmp_path: Path) -> None:
         model.save_pretrained(base)
         losses.append(finetune(base, RENDERER, examples, tmp_path / f"out{share}", FinetuneConfig(steps=2)))
     assert losses[0] == losses[1]
+
+
+def test_a_model_that_routes_at_random_in_training_is_refused_before_anything_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = noisy("phimoe", "eager")
+    disable_dropout(model)
+    model.eval()
+    without = logits(model)
+    for module in (model, *model.modules()):
+        if hasattr(module, "router_jitter_noise"):
+            module.router_jitter_noise = 0.4
+    assert not torch.equal(logits(model), without), "the share could be set to 0"
+    sampled = logits(model)
+    assert not torch.equal(logits(model.train()), sampled), "it could be left"
+    model.config.router_jitter_noise = 0.4
+    with pytest.raises(ConfigError, match=r"router_jitter_noise is 0\.4; phimoe draws experts at random"):
+        disable_dropout(model)
+    folder, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(asset("policies/quickstart"), folder)
+    model.save_pretrained(folder)
+    with pytest.raises(ConfigError, match="draws experts at random"):
+        refuse_model(folder, Transformers(), TrainerConfig(), frozenset)
+    for verb in (f"train --out {out}", f"sft --samples 1 --out {out / 'policy'}"):
+        assert main([*verb.split(), "--model", str(folder), "--engine", "transformers"]) == 2
+        assert "draws experts at random in training" in capsys.readouterr().err
+    assert not out.exists()

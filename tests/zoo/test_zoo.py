@@ -4,14 +4,16 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, play, rows_of, trained
-from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO
+from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, merged, play, rows_of, trained
+from benchmarks.models import main as publish_again
+from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO, Family
 from repl_rl.cli import main
 from repl_rl.engine.decoder import Decoder, refuse_undecodable
 from repl_rl.engine.decoder import Row as Fed
@@ -62,15 +64,23 @@ def test_every_refusal_is_one_line_that_takes_less_than_a_second(engine: str, ma
         assert bool(reason) == (told(family.name, engine)[0] == "refused"), reason
 
 
+UNKEPT = Family(
+    "MiniMax",
+    "minimax",
+    {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "num_experts_per_tok": 2},
+)
+"""It has a cache of its own beside transformers'."""
+
+
 def test_the_command_refuses_before_an_engine_starts_and_before_a_run_folder_is_there(
-    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = str(made("Qwen3.5, text"))
+    model = str(UNKEPT.write(tmp_path / "model"))
     code = main(["train", "--model", model, "--engine", "transformers", "--out", str(tmp_path), "--name", "run"])
     told = capsys.readouterr().err.splitlines()
     assert code == 2
     assert [line for line in told if line.startswith("repl-rl: error: ")] == told[-1:]
-    assert "Qwen3_5ForCausalLM" in told[-1]
+    assert "MiniMaxForCausalLM" in told[-1]
     assert "--engine vllm" in told[-1]
     assert not (tmp_path / "run").exists()
 
@@ -114,7 +124,11 @@ def decoded(folder: Path, ids: Sequence[int]) -> list[torch.Tensor]:
     computed, found = 0, []
     for end in range(WINDOW, len(ids)):
         rows = [Fed(slots[0], list(ids[:end]), computed, 0.0, None), Fed(slots[1], list(ids[: end - 7]), 0, 0.0, None)]
-        found.append(decoder._logprobs(rows)[0] if end % 2 else decoder._logprobs(rows[:1])[0])
+        feeds = [decoder.feed(row) for row in (rows if end % 2 else rows[:1])]
+        if decoder.arena.padded:
+            found.append(decoder.logprobs(feeds)[0])
+        else:
+            found += [decoder.logprobs([feeds[n] for n in part])[0] for part in decoder.parts(feeds) if 0 in part]
         computed = end
     return [row.clone() for row in found]
 
@@ -122,6 +136,17 @@ def decoded(folder: Path, ids: Sequence[int]) -> list[torch.Tensor]:
 def test_the_page_is_made_of_the_figures() -> None:
     assert PAGE.text == block(json.loads(FIGURES.read_text()))
     assert not re.search(r"\d+ families|\d s\b", PAGE.around)
+
+
+def test_families_that_are_tried_again_take_their_rows_places_and_leave_the_others() -> None:
+    before = rows_of(json.loads(FIGURES.read_text()))
+    again = [replace(ROWS["LFM2", engine], gap=0.5) for engine in ENGINE_NAMES]
+    after = merged(before, again)
+    assert [(row.family, row.engine) for row in after] == [(row.family, row.engine) for row in before]
+    assert [row for row in after if row.family == "LFM2"] == again
+    assert {row for row in after if row.family != "LFM2"} == {row for row in before if row.family != "LFM2"}
+    with pytest.raises(SystemExit, match="Lfm9"):
+        publish_again(["--only", "Lfm9"])
 
 
 def test_every_family_of_the_zoo_stands_in_the_table_and_none_failed() -> None:

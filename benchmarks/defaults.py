@@ -1,0 +1,44 @@
+"""Write the table of defaults that follow the model into docs/pretrained.md.
+
+python -m benchmarks.defaults
+
+Every value comes from the settings themselves: the default of the field, and the one in its annotation.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+
+from benchmarks.pages import ROOT, Block
+from repl_rl.cli.sft import SftConfig
+from repl_rl.cli.train import TrainConfig
+from repl_rl.cli.transcripts import TranscriptsConfig
+from repl_rl.settings.pretrained import Pretrained, following, spelled
+from repl_rl.world import World
+
+PAGE = Block(ROOT / "docs" / "pretrained.md", "defaults")
+
+
+def block() -> str:
+    """The generated block."""
+    text = "| setting | the bundled policy | any other model |\n|---|---|---|\n"
+    return text + "".join(f"| {name} | {spelled(usual)} | {other.told} |\n" for name, usual, other in rows())
+
+
+def rows() -> Iterator[tuple[str, object, Pretrained]]:
+    """Each setting once, with the defaults of the bundled policy and of any other model."""
+    told = set[str]()
+    for config in (TrainConfig(), SftConfig(samples=1), TranscriptsConfig(from_tasks=("builtin:quickstart",))):
+        for name, other in following(type(config)).items():
+            if name not in told:
+                alone = "." not in name and not isinstance(config, World)
+                yield f"{name} of transcripts" if alone else name, _value(config, name), other
+            told.add(name)
+
+
+def _value(config: object, name: str) -> object:
+    """The value of a setting, by its dotted name."""
+    return reduce(getattr, name.split("."), config)
+
+
+if __name__ == "__main__":
+    PAGE.write(block())

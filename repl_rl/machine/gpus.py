@@ -1,0 +1,45 @@
+"""The GPU that this process trains on: whether there is one, and whether it computes in bfloat16."""
+
+import subprocess
+import sys
+from functools import cache
+from typing import Protocol
+
+from repl_rl.machine.launched import own_gpu
+
+_ASK = "import sys, torch; torch.cuda.set_device(int(sys.argv[1])); print(torch.cuda.is_bf16_supported(False))"
+
+
+class Gpus(Protocol):
+    """What there is."""
+
+    def there(self) -> bool:
+        """Whether this process has a GPU."""
+
+    def bfloat16(self) -> bool:
+        """Whether it computes in bfloat16."""
+
+
+class OwnGpus:
+    """Those of this machine."""
+
+    def there(self) -> bool:
+        """See `Gpus.there`."""
+        return _visible() > 0
+
+    def bfloat16(self) -> bool:
+        """See `Gpus.bfloat16`. Another process asks: in this one CUDA would be at work from then on."""
+        return _visible() > 0 and _computes_bfloat16(own_gpu(_visible()))
+
+
+@cache
+def _visible() -> int:
+    import torch  # seconds, which verbs that ask nothing of a GPU need not take
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+@cache
+def _computes_bfloat16(number: int) -> bool:
+    asked = subprocess.run([sys.executable, "-P", "-c", _ASK, str(number)], capture_output=True, text=True, check=False)
+    return asked.returncode == 0 and asked.stdout.strip() == "True"

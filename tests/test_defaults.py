@@ -1,0 +1,347 @@
+"""Defaults follow the model: the bundled policy's kind has its own, any other model those of a pretrained one."""
+
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.defaults import PAGE, block
+from repl_rl.cli import main
+from repl_rl.cli.bench import EchoBenchConfig
+from repl_rl.cli.chat import ChatConfig
+from repl_rl.cli.defaults import Update, follow, follow_model
+from repl_rl.cli.eval import EvalConfig
+from repl_rl.cli.rollout import RolloutConfig
+from repl_rl.cli.sampler import CheckConfig
+from repl_rl.cli.serve import ServeConfig
+from repl_rl.cli.sft import SftConfig
+from repl_rl.cli.train import TrainConfig
+from repl_rl.cli.transcripts import TranscriptsConfig
+from repl_rl.coldstart.fresh import make_tokenizer, random_policy, write_fresh_policy
+from repl_rl.machine.assets import asset
+from repl_rl.machine.gpus import OwnGpus
+from repl_rl.origin.bundled import is_bundled_kind
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.settings.arguments import Parsed, parse, parsed
+from repl_rl.settings.pretrained import following
+from repl_rl.settings.toml import dump, flatten
+from repl_rl.world import World
+from website.settings import commands, settings
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}assistant: "
+OWN_CONTEXT = 2048
+
+
+class Gpu:
+    """The GPU of another machine."""
+
+    def __init__(self, there: bool, bfloat16: bool) -> None:
+        self._there, self._bfloat16 = there, bfloat16
+
+    def there(self) -> bool:
+        return self._there
+
+    def bfloat16(self) -> bool:
+        return self._bfloat16
+
+
+NONE, OLD, NEW = Gpu(False, False), Gpu(True, False), Gpu(True, True)
+
+
+def write_model(folder: Path, chat: bool, context: int = OWN_CONTEXT, hidden: int = 64) -> Path:
+    """A model that is not of the bundled policy's kind: it is smaller."""
+    make_tokenizer(folder)
+    renderer = Renderer.from_folder(folder)
+    model = random_policy(
+        len(renderer.tokenizer), renderer.pad_id, renderer.end_id, hidden, layers=2, context_tokens=context
+    )
+    model.save_pretrained(folder)
+    if chat:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = CHAT
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    place = tmp_path_factory.mktemp("models")
+    return {
+        "chat": write_model(place / "chat", chat=True),
+        "base": write_model(place / "base", chat=False),
+        "long": write_model(place / "long", chat=False, context=1 << 17),
+    }
+
+
+def resolved(config: object) -> dict[str, object]:
+    """What config.toml would record."""
+    return dict(flatten(tomllib.loads(dump(config))))
+
+
+def trained(flags: Sequence[str], gpus: Gpu = NONE, recorded: Path | None = None) -> dict[str, object]:
+    """The recorded settings of `repl-rl train` with these flags."""
+    asked = parsed(TrainConfig, "train", flags, presets=asset("presets"))
+    update = Update(asked.config.trainer.lora_rank > 0, asked.config.trainer.rows())
+    return resolved(follow_model(asked, recorded, update, gpus))
+
+
+BUNDLED: Mapping[str, object] = {
+    "prompt": "bare",
+    "context_tokens": None,
+    "rollout.max_lines": 8,
+    "rollout.max_line_tokens": 48,
+    "rollout.max_observation_tokens": 128,
+    "trainer.micro_batch": 0,
+    "trainer.learning_rate": 5e-4,
+    "trainer.warmup_steps": 5,
+    "trainer.dtype": "float32",
+    "trainer.checkpointing": False,
+}
+PRETRAINED: Mapping[str, object] = {
+    "prompt": "chat",
+    "context_tokens": OWN_CONTEXT,
+    "rollout.max_lines": 32,
+    "rollout.max_line_tokens": 256,
+    "rollout.max_observation_tokens": 512,
+    "trainer.micro_batch": 8,
+    "trainer.learning_rate": 1e-6,
+    "trainer.warmup_steps": 10,
+    "trainer.dtype": "float32",
+    "trainer.checkpointing": False,
+}
+ON_GPU = {"trainer.dtype": "bfloat16", "trainer.checkpointing": True}
+ROWS: Mapping[str, tuple[str, str, Gpu, Mapping[str, object]]] = {
+    "another model with a chat template": ("chat", "", NONE, PRETRAINED),
+    "another without": ("base", "", NONE, {**PRETRAINED, "prompt": "base"}),
+    "a long context is bounded": ("long", "", NONE, {**PRETRAINED, "prompt": "base", "context_tokens": 8192}),
+    "adapters": ("chat", "--trainer.lora-rank 4", NONE, {**PRETRAINED, "trainer.learning_rate": 1e-5}),
+    "a GPU": ("chat", "", NEW, {**PRETRAINED, **ON_GPU}),
+    "a GPU without bfloat16": ("chat", "", OLD, {**PRETRAINED, "trainer.checkpointing": True}),
+    "adapters on a GPU": (
+        *("chat", "--trainer.lora-rank 4", NEW),
+        {**PRETRAINED, **ON_GPU, "trainer.learning_rate": 1e-5},
+    ),
+    "a step that 8 does not divide": (
+        *("chat", "--trainer.prompts-per-step 3 --trainer.group-size 4", NONE),
+        {**PRETRAINED, "trainer.micro_batch": 6},
+    ),
+    "a flag": ("chat", "--trainer.learning-rate 3e-5", NONE, {**PRETRAINED, "trainer.learning_rate": 3e-5}),
+    "a flag that says the bundled policy's": (
+        *("chat", "--trainer.learning-rate=5e-4 --rollout.max-lines 8 --prompt bare", NONE),
+        {**PRETRAINED, "trainer.learning_rate": 5e-4, "rollout.max_lines": 8, "prompt": "bare"},
+    ),
+    "a switch": (
+        *("chat", "--trainer.no-checkpointing --trainer.dtype float32", NEW),
+        PRETRAINED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_settings_that_nobody_says_follow_the_model(row: str, models: Mapping[str, Path]) -> None:
+    model, flags, gpus, expected = ROWS[row]
+    found = trained(["--model", str(models[model]), *flags.split()], gpus)
+    assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("gpus", [NONE, NEW])
+def test_the_bundled_policy_has_the_defaults_of_the_settings_on_every_machine(
+    gpus: Gpu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trained([], gpus) == resolved(TrainConfig())
+    assert {name: resolved(TrainConfig()).get(name) for name in BUNDLED} == BUNDLED
+    assert set(BUNDLED) == set(PRETRAINED) == set(following(TrainConfig))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_wins_over_defaults_and_a_flag_over_the_file(models: Mapping[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("prompt = 'bare'\n[trainer]\nlearning_rate = 2e-6\nwarmup_steps = 3\ncheckpointing = false\n")
+    flags = ["--model", str(models["chat"]), "--config", str(file), "--trainer.warmup-steps", "4"]
+    found = trained(flags, NEW)
+    expected = {**PRETRAINED, "prompt": "bare", "trainer.learning_rate": 2e-6, "trainer.warmup_steps": 4}
+    assert {name: found.get(name) for name in PRETRAINED} == {**expected, "trainer.dtype": "bfloat16"}
+
+
+def test_a_preset_wins_over_defaults(models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """What docs/pretrained.md measured stays what it was, on a GPU too."""
+    found = trained(["--model", str(models["chat"]), "--preset", "pretrained"], NEW)
+    preset = parse(TrainConfig, "train", ["--preset", "pretrained"], presets=asset("presets"))
+    assert {**found, "model": World.model} == resolved(preset)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_goes_on_has_what_it_recorded_whatever_the_machine_is_now(
+    models: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of a version that gave every model the bundled policy's defaults, too."""
+    old = parse(TrainConfig, "train", ["--model", str(models["chat"])])
+    (tmp_path / "config.toml").write_text(dump(old))
+    flags = ["--model", str(models["chat"]), "--resume"]
+    assert trained(flags, NEW, tmp_path / "config.toml") == resolved(old) | {"resume": True}
+    assert "which goes on: prompt bare, " in capsys.readouterr().out
+    assert trained(flags, NEW, tmp_path / "none.toml")["trainer.learning_rate"] == 1e-6
+
+
+def test_a_recorded_config_holds_for_another_model_and_what_that_changes_is_said(
+    models: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(dump(TrainConfig()))
+    given = ["--config", str(file), "--model", str(models["chat"]), "--rollout.max-lines", "5"]
+    found = trained(given)
+    assert (found["trainer.learning_rate"], found["rollout.max_lines"], found["prompt"]) == (5e-4, 5, "bare")
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("settings of ")]
+    assert len(told) == 1
+    assert told[0].startswith(f"settings of {file}, which says model builtin:quickstart, hold for {models['chat']}: ")
+    assert "trainer.learning_rate 5e-4 (default 1e-6)" in told[0]
+    assert "max_lines" not in told[0]
+
+
+def test_the_line_at_the_start_names_the_defaults_and_their_source(
+    models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(["--model", str(models["chat"]), "--trainer.lora-rank", "4", "--rollout.max-lines", "9"], NEW)
+    assert capsys.readouterr().out == (
+        f"defaults for a pretrained model ({models['chat']}): prompt chat, context_tokens {OWN_CONTEXT}, "
+        "rollout.max_line_tokens 256, rollout.max_observation_tokens 512, trainer.micro_batch 8, "
+        "trainer.learning_rate 1e-5, trainer.warmup_steps 10, trainer.dtype bfloat16, trainer.checkpointing on; "
+        "flags and files win\n"
+    )
+
+
+PLAYED = {
+    "prompt": "chat",
+    "context_tokens": OWN_CONTEXT,
+    **{name: value for name, value in PRETRAINED.items() if name.startswith("rollout.")},
+}
+SFT = {"learning.learning_rate": 2e-5, "learning.micro_batch": 8, "learning.dtype": "bfloat16"}
+VERBS: Mapping[str, tuple[type[World], str, Mapping[str, object]]] = {
+    "sft": (SftConfig, "--samples 1", {**PLAYED, **SFT}),
+    "eval": (EvalConfig, "", PLAYED),
+    "rollout": (RolloutConfig, "", PLAYED),
+    "chat": (ChatConfig, "", PLAYED),
+    "serve": (ServeConfig, "", PLAYED),
+    "bench echo": (EchoBenchConfig, "", {**PRETRAINED, **ON_GPU}),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_that_opens_a_policy_has_them(verb: str, models: Mapping[str, Path]) -> None:
+    kind, flags, expected = VERBS[verb]
+    asked: Parsed[World] = parsed(kind, verb, ["--model", str(models["chat"]), *flags.split()])
+    config = follow_model(asked, update=Update(rows=32), gpus=NEW)
+    assert config.policy is asked.config.policy  # a model of the hub is asked for once
+    found = resolved(config)
+    assert set(following(kind)) == set(expected)
+    assert {name: found.get(name) for name in expected} == expected
+    usual: Parsed[World] = parsed(kind, verb, flags.split())
+    assert follow_model(usual, gpus=NEW) == usual.config
+
+
+def test_demonstrations_and_the_check_of_a_sampler_have_the_prompt_of_the_model(models: Mapping[str, Path]) -> None:
+    model = str(models["chat"])
+    made = parsed(TranscriptsConfig, "transcripts", ["--from-tasks", "builtin:quickstart", "--model", model])
+    config = follow(made, World(model=model))
+    assert (config.prompt, config.max_tokens) == ("chat", OWN_CONTEXT)
+    assert follow(parsed(CheckConfig, "sampler check", ["--model", model]), World(model=model)).prompt == "chat"
+
+
+def test_a_machine_says_whether_it_has_a_gpu() -> None:
+    assert OwnGpus().there() == torch.cuda.is_available()
+    assert OwnGpus().bfloat16() == (torch.cuda.is_available() and torch.cuda.is_bf16_supported(False))
+
+
+def test_a_policy_is_of_the_bundled_kind_by_its_shape_and_vocabulary(
+    models: Mapping[str, Path], tmp_path: Path
+) -> None:
+    bundled = asset("policies/quickstart")
+    write_fresh_policy(tmp_path / "fresh", seed=3)
+    saved = shutil.copytree(bundled, tmp_path / "saved")
+    AutoTokenizer.from_pretrained(bundled).save_pretrained(saved)  # as a trainer saves it
+    assert all(map(is_bundled_kind, (bundled, tmp_path / "fresh", saved)))
+    renamed = shutil.copytree(bundled, tmp_path / "renamed")
+    text = (renamed / "tokenizer.json").read_text()
+    (renamed / "tokenizer.json").write_text(text.replace('"submit_final_answer"', '"submit"'))
+    wide = json.loads((bundled / "config.json").read_text()) | {"hidden_size": 256}
+    (shutil.copytree(bundled, tmp_path / "wide") / "config.json").write_text(json.dumps(wide))
+    (shutil.copytree(bundled, tmp_path / "broken") / "config.json").write_text("[")
+    (tmp_path / "empty").mkdir()
+    others = [tmp_path / name for name in ("renamed", "wide", "broken", "empty")]
+    assert not any(map(is_bundled_kind, (*others, *models.values())))
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "eval", "serve", "chat", "rollout", "transcripts", "bench echo"])
+def test_the_help_says_both_defaults(command: str) -> None:
+    kind = commands()[command]
+    told = {each.word: each for table in settings(kind).values() for each in table}
+    assert following(kind)
+    for name, default in following(kind).items():
+        about = told["--" + name.replace("_", "-")].about
+        assert about.endswith(f"; of any other model: {default.told}.")
+        assert " Default of the bundled policy: " in about
+
+
+def test_the_page_has_every_default_that_follows_the_model() -> None:
+    assert PAGE.text == block()
+
+
+def test_the_help_of_train_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Default of the bundled policy: 5e-4; of any other model: 1e-6, with lora_rank 1e-5." in told
+    assert "Default of the bundled policy: bare; of any other model: chat where its tokenizer has a chat" in told
+
+
+SMALL = (
+    *("--engine", "transformers", "--sandbox", "unsafe", "--train-tasks", "8", "--eval-tasks", "2"),
+    *("--trainer.steps", "2", "--trainer.prompts-per-step", "2", "--trainer.group-size", "2", "--concurrency", "4"),
+)
+
+
+def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    rows = [{"id": str(n), "question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = write_model(tmp_path / "model", chat=True, context=OWN_CONTEXT)
+    command = ["train", "--model", str(model), "--tasks", str(tasks), "--out", str(tmp_path / "runs"), "--name", "mine"]
+    assert main([*command, *SMALL]) == 0
+    assert capsys.readouterr().out.count("defaults for a pretrained model") == 1
+    run = tmp_path / "runs" / "mine"
+    found = dict(flatten(tomllib.loads((run / "config.toml").read_text())))
+    expected = {**PRETRAINED, "trainer.micro_batch": 4}
+    assert {name: found.get(name) for name in expected} == expected
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    assert main([*command, *SMALL, "--resume", "--trainer.steps", "3"]) == 0
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--context-tokens", "4096"), "context_tokens is 4096"),
+        (("--prompt", "base", "--chat.enable_thinking", "false"), "chat.enable_thinking"),
+        (("--trainer.micro-batch", "3"), "micro_batch is 3"),
+        (("--trainer.schedule", "constant"), "warm-up"),
+    ],
+)
+def test_what_does_not_fit_another_model_is_refused_and_nothing_is_written(
+    flags: Sequence[str],
+    told: str,
+    models: Mapping[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--model", str(models["chat"]), "--out", str(tmp_path), "--name", "run"]
+    assert main(["train", *given, *SMALL, *flags]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert told in error
+    assert not (tmp_path / "run").exists()
