@@ -231,13 +231,9 @@ def main(argv: Sequence[str]) -> int:
         config = _writable(parse(CreditBenchConfig, "bench credit", rest, asset(REGIMES), "regime"), what)
         figures = _bench_credit(config)
     elif what == "echo":
-<<<<<<< HEAD
-        config = _writable(parse(EchoBenchConfig, "bench echo", rest, presets=asset("presets")), what)
-=======
         asked = parsed(EchoBenchConfig, "bench echo", rest, presets=asset("presets"))
-        trainer = _writable(asked.config).trainer
+        trainer = _writable(asked.config, what).trainer
         config = follow_model(asked, update=Update(trainer.lora_rank > 0, trainer.rows()), tell=say_apart)
->>>>>>> defaults
         figures = _bench_echo(config)
     elif what == "faults":
         config = _writable(parse(FaultsBenchConfig, "bench faults", rest), what)

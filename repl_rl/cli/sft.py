@@ -82,18 +82,10 @@ def main(argv: Sequence[str]) -> int:
     if config.fresh:
         return _begin(config, console)
     refuse_incomplete(config.model_folder)
-<<<<<<< HEAD
-    config = config.resolved(place_of(config.out) / SETTINGS)
-=======
-<<<<<<< HEAD
     refuse_untrainable(config.model_folder)
-    config = config.dated(place_of(config.out) / SETTINGS)
-=======
     kept = place_of(config.out) / SETTINGS
     config = follow_model(asked, None if config.overwrite else kept, Update(rows=config.learning.batch_size))
-    config = config.dated(kept)
->>>>>>> defaults
->>>>>>> main
+    config = config.resolved(kept)
     renderer = config.renderer()
     settings = dump(replace(config, model=config.policy.reference))
     if config.overwrite:
