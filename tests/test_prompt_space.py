@@ -1,6 +1,7 @@
 """The space after a prompt: written by whoever writes it in the texts that a pretrained model has read."""
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks import prompt_space
 from repl_rl.coldstart.demonstrations import CLEAN, Plan
 from repl_rl.coldstart.played import Course, played
 from repl_rl.engine import ScriptedEngine
@@ -274,3 +276,13 @@ def test_a_policy_within_a_run_is_asked_as_it_was_trained(folders: dict[str, Pat
     assert World(model=str(final)).resolved().prompt_space == "observed"
     (tmp_path / "run" / "config.toml").write_text('prompt_space = "sampled"\n')
     assert World(model=str(final)).resolved().prompt_space == "sampled"
+
+
+def test_the_page_has_the_forms_of_these_vocabularies_and_first_tokens_cost_what_they_cost_in_whole_texts() -> None:
+    figures = json.loads(prompt_space.FIGURES.read_text())
+    assert figures["forms"] == prompt_space.forms()
+    assert prompt_space.PAGE.text == prompt_space.block(figures)
+    assert len(figures["forms"]) >= 10
+    for one in figures["costs"].values():
+        assert abs(one["sampled"] - one["whole"]) < 0.05
+        assert one["observed"] - one["sampled"] > 1
