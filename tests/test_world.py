@@ -92,7 +92,9 @@ def test_another_engine_or_sandbox_takes_the_place_of_the_recorded_one_and_the_s
 def test_a_run_of_an_older_version_is_read_and_the_published_one_is_the_world_of_make_train() -> None:
     world = World.recorded(OLDER)
     assert (world.engine, world.sandbox, world.overshoot) == (Vllm(), Local(), "refuse")
-    assert World.recorded(PUBLISHED) == replace(World(), bos=False), "it was made before plain prompts began with BOS"
+    assert World.recorded(PUBLISHED) == replace(World(), bos=False, prompt_space="observed"), (
+        "it was made before plain prompts began with BOS, and the space after a prompt was ever sampled"
+    )
 
 
 def test_what_a_recorded_setting_cannot_be_any_more_is_told_and_left_out(

@@ -5,6 +5,8 @@ import contextlib
 import os
 from dataclasses import replace
 
+import pytest
+
 from repl_rl.sandbox import Limits, Sandbox, open_sandbox
 from tests.sandbox.hostile import ATTACKS, Attack
 
@@ -65,6 +67,8 @@ def test_the_corpus_is_large() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
 
 
+@pytest.mark.heavy
+@pytest.mark.alone
 def test_hostile_lines_end_in_time_with_the_promised_status_and_siblings_do_not_notice() -> None:
     async def main() -> list[str]:
         problems: list[str] = []

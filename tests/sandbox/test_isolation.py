@@ -119,8 +119,8 @@ os.fork() or hide()
 """
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.005])
-def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: float) -> None:
+@pytest.mark.parametrize(("seconds", "most_s"), [(0.1, 4.0), (0.005, 2.0)])
+def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: float, most_s: float) -> None:
     """The system counts in steps of 0.01 s, and keeps nothing of what ended where SIGCHLD is ignored."""
 
     async def main() -> tuple[PushResult, float]:
@@ -135,7 +135,7 @@ def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: flo
 
     result, used_s = asyncio.run(main())
     assert result.status is LineStatus.TIMEOUT
-    assert used_s < 2
+    assert used_s < most_s  # 22.6 and 2.8 s where nothing but the system's own count is added up
 
 
 def test_every_limit_ends_in_its_own_status() -> None:

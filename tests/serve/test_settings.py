@@ -52,6 +52,7 @@ def test_a_run_is_served_with_its_prompt_its_sampler_and_its_limits(run: Path) -
         sampler="repl(give_up_after=3)",
         prompt="few_shot",
         bos=False,
+        prompt_space="observed",
         concurrency=2,
         rollout=RolloutLimits(max_lines=5),
         limits=Limits(memory_mb=700),

@@ -1,5 +1,6 @@
 """The entry: what it reports, what it leaves behind, and what it refuses before it writes anything."""
 
+import ast
 import copy
 import fcntl
 import json
@@ -7,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -241,7 +243,12 @@ def test_no_step_is_taken_with_the_wrong_number_of_advantages(tmp_path: Path) ->
 
 
 def test_every_setting_of_the_trainer_is_documented() -> None:
-    source = Path(fit.__code__.co_filename).with_name("config.py").read_text()
-    for field in fields(TrainerConfig):
-        after = source.split(f"\n    {field.name}: ", 1)[1].split("\n", 2)[1]
-        assert after.strip().startswith('"""'), field.name
+    tree = ast.parse(Path(fit.__code__.co_filename).with_name("config.py").read_text())
+    (config,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainerConfig")
+    documented = {
+        one.target.id
+        for one, after in pairwise(config.body)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    }  # fmt: skip
+    assert documented >= {field.name for field in fields(TrainerConfig)}

@@ -24,7 +24,8 @@ class LimitCheck:
     shows: str = ""
     """What its text must contain."""
     times: int = 1
-    """It is given again, at most so often, until it has `status`: some limits are hit in their own time."""
+    """It is given again, at most so often, until it has `status`, or has ended the session where it is to: some
+    limits are hit in their own time."""
 
 
 _CHAINS = (
@@ -81,7 +82,7 @@ async def run_check(sandbox: Sandbox, check: LimitCheck) -> str:
         result = None
         for line in check.line.split("\n") * check.times:
             result = await session.push(line)
-            if session.ended or (check.times > 1 and result.status is check.status):
+            if session.ended or (check.times > 1 and not check.ended and result.status is check.status):
                 break
         assert result is not None
         problem = _problem(check, result, session.ended)
