@@ -20,7 +20,7 @@ class RolloutLimits:
     """Tokens of one line (>= 1); a longer line is cut and ends the rollout."""
     max_observation_tokens: Annotated[int, AtLeast(16), Pretrained.of(512)] = 128
     """Tokens of one observation (>= 16); the middle of a longer one gives way to a visible marker."""
-    max_wall_s: Annotated[float, Above(0)] = 120.0
+    max_wall_s: Annotated[float, Above(0), Pretrained.of(900.0)] = 120.0
     """Wall clock of a rollout, seconds (> 0)."""
 
     def __post_init__(self) -> None:
