@@ -211,7 +211,8 @@ def test_the_line_at_the_start_names_the_defaults_and_their_source(
     trained(["--model", str(models["chat"]), "--trainer.lora-rank", "4", "--rollout.max-lines", "9"], NEW)
     assert capsys.readouterr().out == (
         f"defaults for a pretrained model ({models['chat']}): prompt chat, context_tokens {OWN_CONTEXT}, "
-        "rollout.max_line_tokens 256, rollout.max_observation_tokens 512, rollout.max_wall_s 900.0, trainer.micro_batch 8, "
+        "rollout.max_line_tokens 256, rollout.max_observation_tokens 512, "
+        "rollout.max_wall_s 900.0, trainer.micro_batch 8, "
         "trainer.learning_rate 1e-5, trainer.warmup_steps 10, trainer.dtype bfloat16, trainer.checkpointing on; "
         "flags and files win\n"
     )
