@@ -76,19 +76,24 @@ _FILES, _FILES_PER_CONSOLE = 128, 8
 """Open files of this process beside its consoles, and per console, both rounded up."""
 
 
-def refuse_few_files(births: Births) -> None:
-    """Refuse a limit of open files that the consoles would reach: ZeroMQ ends the process there, without an exception.
+def allow_files(births: Births) -> None:
+    """Raise this process's limit of open files to what the consoles need, as far as it may be raised.
+
+    At the limit ZeroMQ ends the process, without an exception.
 
     Raises:
-        SandboxUnavailable: the limit is too low.
+        SandboxUnavailable: the hard limit is too low.
     """
     needed = _FILES + _FILES_PER_CONSOLE * (births.warm + births.starting)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
         raise SandboxUnavailable(
-            f"this process may open {soft} files, and {births.warm + births.starting} consoles need {needed}; "
+            f"this process may open {hard} files, and {births.warm + births.starting} consoles need {needed}; "
             f"raise the limit (ulimit -n {needed})"
         )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class SharedServer:
@@ -232,7 +237,7 @@ async def serve(
         SandboxUnavailable: too few open files are allowed, no fork server starts, or the first console cannot be
             isolated as promised.
     """
-    refuse_few_files(births)
+    allow_files(births)
     server = await ForkServer.start(launch)
     source: Source = (ServerEach if server_each else SharedServer)(launch, births.limits, server)
     pool = Pool(source.open, warm=births.warm, starting=births.starting)

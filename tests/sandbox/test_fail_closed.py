@@ -146,22 +146,30 @@ def test_a_limit_of_zero_is_a_config_error(field: str) -> None:
 
 
 FEW = """
-import asyncio, resource
+import asyncio, resource, sys
 from repl_rl.sandbox import open_sandbox
 
 async def main():
     async with open_sandbox("unsafe", warm=2):
         pass
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+soft, hard = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 asyncio.run(main())
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
 def test_too_few_open_files_are_one_error_and_not_an_abort_of_the_socket_library() -> None:
-    done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", FEW, "16", "16"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     expected = (
         "SandboxUnavailable: this process may open 16 files, and 6 consoles need 176; raise the limit (ulimit -n 176)"
     )
     assert done.stderr.splitlines()[-1].endswith(expected), done.stderr
+
+
+def test_a_soft_limit_of_open_files_is_raised_to_what_consoles_need() -> None:
+    """The usual soft limit of a user, 1,024, is too low for the consoles of a training by default."""
+    done = subprocess.run([sys.executable, "-c", FEW, "16", "512"], capture_output=True, text=True, check=False)
+    assert done.stdout == "176 512\n", done.stderr
