@@ -72,6 +72,15 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
+def use_one_thread() -> None:
+    """Let torch compute in one thread; a fork calls it again before it starts threads.
+
+    The first call of torch in a fork replaces the thread pool that it inherits. Where several threads make that call
+    at once, as transformers does to load weights, one of them can find no pool ("Invalid thread pool!").
+    """
+    torch.set_num_threads(1)
+
+
 def begin(arguments: Sequence[str], log: Path) -> int:
     """The program in a process of its own, forked, so that nothing is imported again. Returns its number."""
     pid = os.fork()
@@ -82,6 +91,7 @@ def begin(arguments: Sequence[str], log: Path) -> int:
         with log.open("ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+        use_one_thread()
         code = cli.main(arguments)
         sys.stdout.flush()
     finally:
@@ -121,7 +131,7 @@ def wait_for_row(pid: int, run: Path, number: int) -> None:
 
 
 def main(out: Path, kind: str, kills: int, seed: int) -> None:
-    torch.set_num_threads(1)
+    use_one_thread()
     ENGINES.add(Scribe)
     model = model_folder(out / "model")
     command = ["train", "--model", str(model), *SMALL, *KINDS[kind]]

@@ -39,7 +39,7 @@ from repl_rl.runs.store import read
 from repl_rl.settings.arguments import parse
 from repl_rl.trainer.states import different, newest
 from tests.doom import Doom
-from tests.trainer.mortal import over
+from tests.trainer.mortal import over, use_one_thread
 from tests.trainer.test_ahead_resumed import AGED, CLOCKED, ageless
 from tests.trainer.test_resume import same
 from tests.trainer.test_resume import untimed as value_without_times
@@ -281,6 +281,7 @@ def train(arguments: Words, log: Path, kill_at: int | None = None, after_s: floa
             with log.open("ab") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
+            use_one_thread()
             doom = Doom(kill_at, after_s)
             sys.addaudithook(doom.hook)
             code = cli.main(arguments)
@@ -445,7 +446,7 @@ def unlike(mine: Mapping[str, object], theirs: Mapping[str, object]) -> str:
 
 
 def main(out: Path, numbers: Sequence[int], seed: int) -> None:
-    torch.set_num_threads(1)
+    use_one_thread()
     ENGINES.add(Clerk)
     prepare(out)
     parse(TrainConfig, "train", words(table()[0], out)[1:])  # fills caches of what reads command lines
