@@ -220,7 +220,9 @@ class World:
         """This world with what its policy decides said: `date` and `prompt_space`. See `date_of`, `prompt_space_of`."""
         date = date_of(self.date, self.model_folder, recorded)
         space = prompt_space_of(self.prompt_space, self.model_folder, recorded)
-        return self if (date, space) == (self.date, self.prompt_space) else replace(self, date=date, prompt_space=space)
+        if (date, space) == (self.date, self.prompt_space):
+            return self
+        return replace(self, date=date, prompt_space=space).with_policy_of(self)
 
     def renderer(self) -> Renderer:
         """The owner of the policy's tokenizer, with the prompt template tried.
@@ -228,8 +230,9 @@ class World:
         Raises:
             ConfigError: the vocabulary or the template does not fit.
         """
+        space = recorded_prompt_space(self.prompt_space, self.model_folder)
         renderer = Renderer.from_folder(
-            self.model_folder, self.overshoot, self.chat, bos=self.bos, prompt_space=self.prompt_space, now=self.now
+            self.model_folder, self.overshoot, self.chat, bos=self.bos, prompt_space=space, now=self.now
         )
         renderer.prompt("", self.prompt)
         return renderer
@@ -398,21 +401,28 @@ def date_of(date: str, model: Path, recorded: Path | None) -> str:
     return datetime.now().isoformat(timespec="seconds")
 
 
-def prompt_space_of(chosen: PromptSpace, model: Path, recorded: Path | None) -> PromptSpace:
-    """Who writes the space after a prompt: `chosen`, or for "auto" what was recorded, or what the vocabulary asks for.
+def recorded_prompt_space(chosen: PromptSpace, model: Path, recorded: Path | None = None) -> PromptSpace:
+    """`chosen`, or for "auto" the form that a run recorded; "auto" where none did.
 
     Args:
-        chosen: what the settings say.
-        model: the folder of the model. One within a run's folder has been trained as that run's settings say.
-        recorded: config.toml of what goes on; None, or no such file: nothing does.
+        chosen: the setting.
+        model: the folder of the model. A model in a run's folder was trained as that run's config.toml says.
+        recorded: config.toml of the run that is resumed; None, or no such file: it begins.
     """
     if chosen != "auto":
         return chosen
     runs = [place for place in (model.parent, model.parent.parent) if (place / "metrics.jsonl").is_file()]
     files = (recorded, *(run / "config.toml" for run in runs))
     known = next((file for file in files if file is not None and file.is_file()), None)
-    if known is not None and (said := {**ADDED, **load(known)}["prompt_space"]) in ("observed", "sampled"):
-        return "sampled" if said == "sampled" else "observed"
+    form = {**ADDED, **load(known)}["prompt_space"] if known is not None else "auto"
+    return "sampled" if form == "sampled" else "observed" if form == "observed" else "auto"
+
+
+def prompt_space_of(chosen: PromptSpace, model: Path, recorded: Path | None) -> PromptSpace:
+    """`recorded_prompt_space`, with "auto" decided by the vocabulary."""
+    space = recorded_prompt_space(chosen, model, recorded)
+    if space != "auto":
+        return space
     return "sampled" if Renderer.from_folder(model, "carry").samples_space else "observed"
 
 

@@ -274,6 +274,7 @@ def test_a_policy_within_a_run_is_asked_as_it_was_trained(folders: dict[str, Pat
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     (tmp_path / "run" / "config.toml").write_text("")
     assert World(model=str(final)).resolved().prompt_space == "observed"
+    assert not World(model=str(final)).renderer().samples_space, "also where nothing is resolved: chat, serve, rollout"
     (tmp_path / "run" / "config.toml").write_text('prompt_space = "sampled"\n')
     assert World(model=str(final)).resolved().prompt_space == "sampled"
 

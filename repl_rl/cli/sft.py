@@ -83,9 +83,8 @@ def main(argv: Sequence[str]) -> int:
         return _begin(config, console)
     refuse_incomplete(config.model_folder)
     refuse_untrainable(config.model_folder)
-    kept = place_of(config.out) / SETTINGS
-    config = follow_model(asked, None if config.overwrite else kept, Update(rows=config.learning.batch_size))
-    config = config.resolved(kept)
+    kept = None if config.overwrite else place_of(config.out) / SETTINGS
+    config = follow_model(asked, kept, Update(rows=config.learning.batch_size)).resolved(kept)
     renderer = config.renderer()
     settings = dump(replace(config, model=config.policy.reference))
     if config.overwrite:

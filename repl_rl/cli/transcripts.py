@@ -124,8 +124,8 @@ def main(argv: Sequence[str]) -> int:
     out, model = asked.config.out, asked.config.model
     world = World(model=model)
     folder = world.model_folder
-    recorded = place_of(out) / SETTINGS
-    config = follow(asked, world, None if asked.config.overwrite else recorded)
+    recorded = None if asked.config.overwrite else place_of(out) / SETTINGS
+    config = follow(asked, world, recorded)
     date = date_of(config.date, folder, recorded)
     space = prompt_space_of(config.prompt_space, folder, recorded)
     config = replace(config, date=date, prompt_space=space)

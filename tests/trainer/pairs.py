@@ -157,6 +157,7 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     "context": {"model": (), "short": ("--context-tokens", "900")},
     "validation": {"split": (), "file": ("--validation", "{out}/held_out.jsonl")},
     "preload": {"none": (), "json": ("--preload", "json")},
+    "space": {"observed": (), "sampled": ("--prompt-space", "sampled")},
 }
 REFUSED: Sequence[Mapping[str, Sequence[str]]] = (
     {"groups": ["window"], "ahead": ["0"]},
