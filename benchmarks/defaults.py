@@ -12,7 +12,7 @@ from benchmarks.pages import ROOT, Block
 from repl_rl.cli.sft import SftConfig
 from repl_rl.cli.train import TrainConfig
 from repl_rl.cli.transcripts import TranscriptsConfig
-from repl_rl.settings.pretrained import Pretrained, following, spelled
+from repl_rl.settings.pretrained import Pretrained, following, format_default
 from repl_rl.world import World
 
 PAGE = Block(ROOT / "docs" / "pretrained.md", "defaults")
@@ -21,7 +21,7 @@ PAGE = Block(ROOT / "docs" / "pretrained.md", "defaults")
 def block() -> str:
     """The generated block."""
     text = "| setting | the bundled policy | any other model |\n|---|---|---|\n"
-    return text + "".join(f"| {name} | {spelled(usual)} | {other.told} |\n" for name, usual, other in rows())
+    return text + "".join(f"| {name} | {format_default(usual)} | {other.told} |\n" for name, usual, other in rows())
 
 
 def rows() -> Iterator[tuple[str, object, Pretrained]]:

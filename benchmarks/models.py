@@ -181,11 +181,11 @@ def main(arguments: Sequence[str]) -> None:
     rows, tracebacks = [row for rows, _ in played for row in rows], sum(count for _, count in played)
     if names:
         before = json.loads(FIGURES.read_text())
-        rows, tracebacks = merged(rows_of(before), rows), tracebacks + before["tracebacks"]
+        rows, tracebacks = merge_rows(rows_of(before), rows), tracebacks + before["tracebacks"]
     publish(rows, tracebacks)
 
 
-def merged(before: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
+def merge_rows(before: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
     """The rows `before` with the `fresh` ones in their place, engine by engine in the order of the zoo."""
     by = {(row.family, row.engine): row for row in (*before, *fresh)}
     places = [(family.name, engine) for engine in ENGINE_NAMES for family in ZOO]

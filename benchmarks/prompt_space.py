@@ -4,7 +4,7 @@
     python -m benchmarks.prompt_space MODEL ...    and what first tokens cost these models (folders or GGUF files)
 
 A model reads doctests of the standard library as console sessions: with the space observed, with the space sampled, and
-as whole texts, cut into tokens without a thought of who wrote what. Each line's first token has a log probability in
+as whole texts, tokenised in one piece. Each line's first token has a log probability in
 each of the three.
 """
 
@@ -33,7 +33,7 @@ MOST_IDS = 512
 
 
 def forms() -> dict[str, dict[str, str]]:
-    """What each vocabulary of the tests gets, and the tokens of a prompt and a word."""
+    """Return the form of each vocabulary of the tests, with the tokens of a prompt and a line."""
     found = {}
     for name, write in VOCABULARIES.items():
         with tempfile.TemporaryDirectory() as folder:

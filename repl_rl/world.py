@@ -94,7 +94,7 @@ class World:
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one. Runs
     of versions that wrote none are played as they were."""
     prompt_space: PromptSpace = "auto"
-    """Who writes the space after a prompt (>>> and ...): observed, the console; sampled, the policy, as part of its
+    """The writer of the space after a prompt (>>> and ...): observed, the console; sampled, the policy, as part of its
     line's first token. auto: sampled where the vocabulary joins a word and the space before it, as that of pretrained
     models does; config.toml keeps which."""
     date: str = ""
@@ -208,7 +208,7 @@ class World:
 
     @property
     def is_bundled_kind(self) -> bool:
-        """Whether the policy is the bundled one, or one of its shape and vocabulary. Raises as `policy` does."""
+        """True for the bundled policy, or one of its shape and vocabulary. Raises as `policy` does."""
         return is_bundled_kind(self.model_folder)
 
     @cached_property
@@ -216,7 +216,7 @@ class World:
         """The date and time that chat templates read."""
         return instant(self.date) if self.date else datetime.now()
 
-    def resolved(self, recorded: Path | None = None) -> Self:
+    def resolve_prompt_settings(self, recorded: Path | None = None) -> Self:
         """This world with what its policy decides said: `date` and `prompt_space`. See `date_of`, `prompt_space_of`."""
         date = date_of(self.date, self.model_folder, recorded)
         space = prompt_space_of(self.prompt_space, self.model_folder, recorded)

@@ -106,25 +106,25 @@ def test_a_template_reads_one_time_as_long_as_it_lives() -> None:
 
 def test_a_run_keeps_its_date_and_goes_on_with_it(tmp_path: Path) -> None:
     folder = model_with(CLOCK, tmp_path / "model")
-    begun = World(model=str(folder), prompt="chat").resolved()
+    begun = World(model=str(folder), prompt="chat").resolve_prompt_settings()
     assert datetime.fromisoformat(begun.date) <= datetime.now()
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text(dump(replace(begun, date="2001-02-03T04:05:06")))
     recorded = World.recorded(run)
     assert recorded.renderer().asked("", "Q").text.startswith("03 Feb 2001 04:05:06")
-    resumed = World(model=str(folder), prompt="chat").resolved(run / "config.toml")
+    resumed = World(model=str(folder), prompt="chat").resolve_prompt_settings(run / "config.toml")
     check_same_settings(run, dump(resumed))
     assert resumed == recorded
     said = World(model=str(folder), prompt="chat", date="2020-01-01")
-    assert said.resolved(run / "config.toml").date == said.date
+    assert said.resolve_prompt_settings(run / "config.toml").date == said.date
     with pytest.raises(ConfigError, match="date is '2020-01-01', the run's '2001-02-03T04:05:06'"):
         check_same_settings(run, dump(said))
 
 
 def test_a_run_whose_template_reads_no_clock_has_no_date(tmp_path: Path) -> None:
     usual = World()
-    assert usual.resolved().date == ""
+    assert usual.resolve_prompt_settings().date == ""
     (tmp_path / "config.toml").write_text(dump(usual).replace('date = ""\n', ""))
     check_same_settings(tmp_path, dump(usual))
     with pytest.raises(ConfigError, match="date is 'today'; give one as 2026-11-27"):

@@ -14,7 +14,7 @@ from benchmarks.defaults import PAGE, block
 from repl_rl.cli import main
 from repl_rl.cli.bench import EchoBenchConfig
 from repl_rl.cli.chat import ChatConfig
-from repl_rl.cli.defaults import Update, follow, follow_model
+from repl_rl.cli.defaults import Update, apply_model_defaults, follow
 from repl_rl.cli.eval import EvalConfig
 from repl_rl.cli.rollout import RolloutConfig
 from repl_rl.cli.sampler import CheckConfig
@@ -27,7 +27,7 @@ from repl_rl.machine.assets import asset
 from repl_rl.machine.gpus import OwnGpus
 from repl_rl.origin.bundled import is_bundled_kind
 from repl_rl.rollout.renderer import Renderer
-from repl_rl.settings.arguments import Parsed, parse, parsed
+from repl_rl.settings.arguments import Parsed, parse, parse_with_sources
 from repl_rl.settings.pretrained import following
 from repl_rl.settings.toml import dump, flatten
 from repl_rl.world import World
@@ -79,15 +79,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 def resolved(config: object) -> dict[str, object]:
-    """What config.toml would record."""
+    """Return the settings that config.toml would record."""
     return dict(flatten(tomllib.loads(dump(config))))
 
 
 def trained(flags: Sequence[str], gpus: Gpu = NONE, recorded: Path | None = None) -> dict[str, object]:
     """The recorded settings of `repl-rl train` with these flags."""
-    asked = parsed(TrainConfig, "train", flags, presets=asset("presets"))
+    asked = parse_with_sources(TrainConfig, "train", flags, presets=asset("presets"))
     update = Update(asked.config.trainer.lora_rank > 0, asked.config.trainer.rows())
-    return resolved(follow_model(asked, recorded, update, gpus))
+    return resolved(apply_model_defaults(asked, recorded, update, gpus))
 
 
 BUNDLED: Mapping[str, object] = {
@@ -237,22 +237,27 @@ VERBS: Mapping[str, tuple[type[World], str, Mapping[str, object]]] = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_that_opens_a_policy_has_them(verb: str, models: Mapping[str, Path]) -> None:
     kind, flags, expected = VERBS[verb]
-    asked: Parsed[World] = parsed(kind, verb, ["--model", str(models["chat"]), *flags.split()])
-    config = follow_model(asked, update=Update(rows=32), gpus=NEW)
+    asked: Parsed[World] = parse_with_sources(kind, verb, ["--model", str(models["chat"]), *flags.split()])
+    config = apply_model_defaults(asked, update=Update(rows=32), gpus=NEW)
     assert config.policy is asked.config.policy  # a model of the hub is asked for once
     found = resolved(config)
     assert set(following(kind)) == set(expected)
     assert {name: found.get(name) for name in expected} == expected
-    usual: Parsed[World] = parsed(kind, verb, flags.split())
-    assert follow_model(usual, gpus=NEW) == usual.config
+    usual: Parsed[World] = parse_with_sources(kind, verb, flags.split())
+    assert apply_model_defaults(usual, gpus=NEW) == usual.config
 
 
 def test_demonstrations_and_the_check_of_a_sampler_have_the_prompt_of_the_model(models: Mapping[str, Path]) -> None:
     model = str(models["chat"])
-    made = parsed(TranscriptsConfig, "transcripts", ["--from-tasks", "builtin:quickstart", "--model", model])
+    made = parse_with_sources(
+        TranscriptsConfig, "transcripts", ["--from-tasks", "builtin:quickstart", "--model", model]
+    )
     config = follow(made, World(model=model))
     assert (config.prompt, config.max_tokens) == ("chat", OWN_CONTEXT)
-    assert follow(parsed(CheckConfig, "sampler check", ["--model", model]), World(model=model)).prompt == "chat"
+    assert (
+        follow(parse_with_sources(CheckConfig, "sampler check", ["--model", model]), World(model=model)).prompt
+        == "chat"
+    )
 
 
 def test_a_machine_says_whether_it_has_a_gpu() -> None:

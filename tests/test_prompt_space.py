@@ -40,7 +40,7 @@ FORMS = {
     "phi3-like": "sampled",
     "quickstart": "observed",
 }
-"""Who writes the space, by vocabulary."""
+"""The writer of the space, by vocabulary."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ class Typing:
         if not self._left:
             return (self._renderer.end_id,)
         line = self._left.pop(0)
-        return self._renderer.written(line, self._renderer.given_prompt(ids[-8:]))
+        return self._renderer.written(line, self._renderer.prompt_of_ids(ids[-8:]))
 
 
 def rolled(renderer: Renderer, lines: Sequence[str], sampler: RolloutSampler | None = None) -> Trajectory:
@@ -105,7 +105,7 @@ SESSION = ("x = 6 * 7", "x", "for i in range(2):", "    print(i)", "", "print('a
 
 
 def test_tokens_of_a_session_are_those_of_its_whole_text(renderer: Renderer) -> None:
-    """What a pretrained model has read is whole transcripts, cut into tokens without a thought of who wrote what."""
+    """A pretrained model has read whole transcripts, tokenised as one text."""
     t = rolled(renderer, SESSION)
     whole = renderer.encode(renderer.decode(ids_of(t)))
     natural = {len(renderer.decode(whole[:n])) for n in range(len(whole) + 1)}
@@ -254,15 +254,15 @@ def test_a_run_keeps_what_was_decided_and_an_older_one_is_played_as_it_was(
 ) -> None:
     small = World(model=str(folders["smollm2"]), engine="transformers")
     (folders["smollm2"] / "config.json").write_text("{}")
-    begun = small.resolved()
+    begun = small.resolve_prompt_settings()
     assert begun.prompt_space == "sampled"
     assert 'prompt_space = "sampled"' in dump(begun)
     config = tmp_path / "config.toml"
     config.write_text(dump(begun))
-    assert small.resolved(config).prompt_space == "sampled"
+    assert small.resolve_prompt_settings(config).prompt_space == "sampled"
     config.write_text("")  # of a version that did not know the setting
-    assert small.resolved(config).prompt_space == "observed"
-    assert replace(small, prompt_space="sampled").resolved(config).prompt_space == "sampled"
+    assert small.resolve_prompt_settings(config).prompt_space == "observed"
+    assert replace(small, prompt_space="sampled").resolve_prompt_settings(config).prompt_space == "sampled"
 
 
 def test_a_policy_within_a_run_is_asked_as_it_was_trained(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -270,13 +270,13 @@ def test_a_policy_within_a_run_is_asked_as_it_was_trained(folders: dict[str, Pat
     final.mkdir(parents=True)
     VOCABULARIES["smollm2"](final)
     (final / "config.json").write_text("{}")
-    assert World(model=str(final)).resolved().prompt_space == "sampled"
+    assert World(model=str(final)).resolve_prompt_settings().prompt_space == "sampled"
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     (tmp_path / "run" / "config.toml").write_text("")
-    assert World(model=str(final)).resolved().prompt_space == "observed"
+    assert World(model=str(final)).resolve_prompt_settings().prompt_space == "observed"
     assert not World(model=str(final)).renderer().samples_space, "also where nothing is resolved: chat, serve, rollout"
     (tmp_path / "run" / "config.toml").write_text('prompt_space = "sampled"\n')
-    assert World(model=str(final)).resolved().prompt_space == "sampled"
+    assert World(model=str(final)).resolve_prompt_settings().prompt_space == "sampled"
 
 
 def test_the_page_has_the_forms_of_these_vocabularies_and_first_tokens_cost_what_they_cost_in_whole_texts() -> None:

@@ -28,7 +28,7 @@ OLD, NEW = "seed = 0\n", "seed = 1\n"
 
 @pytest.fixture(params=["exchange", "two renames"])
 def exchanges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the file system exchanges two names."""
+    """True where the file system exchanges two names."""
     if request.param == "two renames":
         monkeypatch.setattr(folders, "exchange", lambda one, other: False)
     return bool(request.param == "exchange")
@@ -49,7 +49,7 @@ def older(final: Path, kind: Output) -> Path:
 
 
 def says(folder: Path, kind: Output) -> str:
-    """What a whole folder says."""
+    """Content of a complete folder."""
     said = (folder / FILES[kind]).read_text()
     if kind is TRANSCRIPTS:
         assert contents(folder) == ["config.toml", "trajectories", "transcripts.json"]

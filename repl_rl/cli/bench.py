@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from repl_rl.cli.defaults import Update, follow_model, say_apart
+from repl_rl.cli.defaults import Update, apply_model_defaults, print_to_stderr
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.plan import SPREAD
@@ -29,7 +29,7 @@ from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.runs.folder import RUN
 from repl_rl.runs.store import read, step_file
-from repl_rl.settings.arguments import parse, parsed
+from repl_rl.settings.arguments import parse, parse_with_sources
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ FIGURES: Mapping[str, Set[str]] = {
     "fleet": {"cpus", "lines", "group", "fleets"},
     "serve": {"turns_of_a_conversation", "conversations", "turns", "first_s"},
 }
-"""What can be measured, and names by which figures of it are recognised."""
+"""Benchmarks, each with keys by which its JSON is recognised."""
 _ROWS = ("update",)
 """Those whose figures are a list of rows, each with the names."""
 WHAT = tuple(FIGURES)
@@ -231,9 +231,9 @@ def main(argv: Sequence[str]) -> int:
         config = _writable(parse(CreditBenchConfig, "bench credit", rest, asset(REGIMES), "regime"), what)
         figures = _bench_credit(config)
     elif what == "echo":
-        asked = parsed(EchoBenchConfig, "bench echo", rest, presets=asset("presets"))
+        asked = parse_with_sources(EchoBenchConfig, "bench echo", rest, presets=asset("presets"))
         trainer = _writable(asked.config, what).trainer
-        config = follow_model(asked, update=Update(trainer.lora_rank > 0, trainer.rows()), tell=say_apart)
+        config = apply_model_defaults(asked, update=Update(trainer.lora_rank > 0, trainer.rows()), tell=print_to_stderr)
         figures = _bench_echo(config)
     elif what == "faults":
         config = _writable(parse(FaultsBenchConfig, "bench faults", rest), what)

@@ -11,7 +11,7 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
-from repl_rl.cli.defaults import follow_model, say_apart
+from repl_rl.cli.defaults import apply_model_defaults, print_to_stderr
 from repl_rl.cli.serve.telling import Ran, Teller
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
@@ -22,7 +22,7 @@ from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.rollout.conversation import Conversation
 from repl_rl.runs.store import guarded, printable
 from repl_rl.samplers.following import prompt_in, refuse_single
-from repl_rl.settings.arguments import parsed
+from repl_rl.settings.arguments import parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
 from repl_rl.world import World
@@ -173,7 +173,7 @@ class There:
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    config = follow_model(parsed(ChatConfig, "chat", argv), tell=say_apart)
+    config = apply_model_defaults(parse_with_sources(ChatConfig, "chat", argv), tell=print_to_stderr)
     console = terminal()
     with _partner(config) as partner:
         while question := _question(console):

@@ -17,7 +17,7 @@ from repl_rl.machine.gpus import Gpus, OwnGpus
 from repl_rl.machine.launched import rank
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.settings.arguments import Parsed
-from repl_rl.settings.pretrained import Facts, Pretrained, following, spelled
+from repl_rl.settings.pretrained import Facts, Pretrained, following, format_default
 from repl_rl.settings.toml import flatten, load
 from repl_rl.world import World
 
@@ -27,7 +27,7 @@ W = TypeVar("W", bound=World)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is trained, as far as defaults depend on it."""
+    """The parts of an update that defaults depend on."""
 
     adapters: bool = False
     """Low-rank adapters, in place of the weights."""
@@ -39,22 +39,22 @@ NOTHING = Update()
 """Of a verb that trains nothing."""
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line for the person who started the verb."""
     print(line, flush=True)
 
 
-def say_apart(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print it where standard output is for something else."""
     print(line, file=sys.stderr, flush=True)
 
 
-def follow_model(
+def apply_model_defaults(
     asked: Parsed[W],
     recorded: Path | None = None,
     update: Update = NOTHING,
     gpus: Gpus | None = None,
-    tell: Callable[[str], None] = say,
+    tell: Callable[[str], None] = print_line,
 ) -> W:
     """The settings with the defaults of their model. The model is looked for, downloaded or made once.
 
@@ -77,9 +77,9 @@ def follow(
     recorded: Path | None = None,
     update: Update = NOTHING,
     gpus: Gpus | None = None,
-    tell: Callable[[str], None] = say,
+    tell: Callable[[str], None] = print_line,
 ) -> T:
-    """`follow_model` for settings that are no world; their policy is that of `world`."""
+    """`apply_model_defaults` for settings that are no world; their policy is that of `world`."""
     if world.is_bundled_kind:
         return asked.config
     folder, model = world.model_folder, world.model
@@ -90,7 +90,7 @@ def follow(
     context = partial(_own_context, folder)
     facts = Facts(template, context, own.there, own.bfloat16, update.adapters, update.rows)
     defaults = following(type(asked.config))
-    unsaid = {name: default for name, default in defaults.items() if name not in asked.said}
+    unsaid = {name: default for name, default in defaults.items() if name not in asked.given_names}
     if recorded is not None and recorded.is_file():
         there = dict(flatten(load(recorded)))
         values = {name: there[name] for name in unsaid if name in there}
@@ -99,7 +99,7 @@ def follow(
         values = _values(unsaid, facts)
         source = f"defaults for a pretrained model ({model})"
     if values:
-        listed = ", ".join(f"{name} {spelled(value)}" for name, value in values.items())
+        listed = ", ".join(f"{name} {format_default(value)}" for name, value in values.items())
         told(f"{source}: {listed}; flags and files win")
     for line in _of_other_models(asked, model, defaults, facts):
         told(line)
@@ -107,7 +107,7 @@ def follow(
 
 
 def _own_context(folder: Path) -> int | None:
-    """What config.json says; None where it says nothing, or cannot be read: the engine refuses that."""
+    """Read the longest sequence from config.json, tokens. None: not stated, or unreadable, which the engine refuses."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return longest_context(config)
@@ -133,7 +133,7 @@ def _of_other_models(asked: Parsed[T], model: str, defaults: Mapping[str, Pretra
 
 def _differing(said: Mapping[str, object], values: Mapping[str, object]) -> Sequence[str]:
     return [
-        f"{name} {spelled(said[name])} (default {spelled(value)})"
+        f"{name} {format_default(said[name])} (default {format_default(value)})"
         for name, value in values.items()
         if said[name] != value
     ]

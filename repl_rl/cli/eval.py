@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from rich.console import Console
 from rich.table import Table
 
-from repl_rl.cli.defaults import follow_model
+from repl_rl.cli.defaults import apply_model_defaults
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import (
@@ -31,7 +31,7 @@ from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.told import CONFIG
-from repl_rl.settings.arguments import parsed
+from repl_rl.settings.arguments import parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Task
@@ -73,9 +73,9 @@ class EvalConfig(World):
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    asked = parsed(EvalConfig, "eval", argv)
+    asked = parse_with_sources(EvalConfig, "eval", argv)
     recorded = asked.config.out / CONFIG if asked.config.out else None
-    config = follow_model(asked, recorded).resolved(recorded)
+    config = apply_model_defaults(asked, recorded).resolve_prompt_settings(recorded)
     console = terminal()
     tasks = config.drawn(config.split, config.count)
     check_judges(tasks)

@@ -77,7 +77,7 @@ def missing(packages: Sequence[str]) -> list[str]:
 
 
 def again(run: Listed) -> Step:
-    """What goes on with a run that stopped, and which of its settings that obeys which a stranger may not decide."""
+    """Return the command that resumes a run, with a note on settings of it that run code or name files."""
     settings, launcher = run.settings, "repl-rl"
     if (processes := run.figure("processes") or 1) > 1:
         launcher = f"torchrun --nproc-per-node {processes:.0f} -m repl_rl.cli"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from rich.text import Text
 
-from repl_rl.cli.defaults import follow_model
+from repl_rl.cli.defaults import apply_model_defaults
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.judges import check_judges
@@ -16,7 +16,7 @@ from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import HostCall, Line, LineEnd, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.store import guarded, printable, step_file, write_step
-from repl_rl.settings.arguments import parsed
+from repl_rl.settings.arguments import parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Split
 from repl_rl.world import World
@@ -43,11 +43,11 @@ class RolloutConfig(World):
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    asked = parsed(RolloutConfig, "rollout", argv)
+    asked = parse_with_sources(RolloutConfig, "rollout", argv)
     config = asked.config
     if config.save is not None and os.path.lexists(there := step_file(config.save, 0)):
         raise ConfigError("save", str(config.save), f"it has rollouts already, {there.name}; name another folder")
-    config = follow_model(asked)
+    config = apply_model_defaults(asked)
     tasks = config.drawn(Split.HELD_OUT, config.count)
     check_judges(tasks)
     config.try_workspaces(tasks)

@@ -14,7 +14,7 @@ from repl_rl.rollout.prompts import template
 from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.conformance import TIMEOUT_S, check
-from repl_rl.settings.arguments import Parsed, parse, parsed
+from repl_rl.settings.arguments import Parsed, parse, parse_with_sources
 from repl_rl.settings.bounds import Above, check_fields
 from repl_rl.settings.pretrained import PROMPT
 from repl_rl.settings.scalars import Scalar
@@ -28,7 +28,7 @@ class CheckConfig:
     model: str | None = None
     """The policy, as `train` takes it, whose tokenizer and chat template write the prompts; none: the bundled one."""
     prompt_space: PromptSpace = "auto"
-    """Who writes the space after a prompt, as `train` takes it: auto, observed, sampled."""
+    """The writer of the space after a prompt, as in `train`: auto, observed, sampled."""
     overshoot: Overshoot = "forbid"
     """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
     that text into the next line, or refuse a vocabulary that has them."""
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     if not rest or rest[0].startswith("-"):
         parse(CheckConfig, "sampler check NAME", rest)
         raise ConfigError("sampler", None, "name a shipped sampler, or module:name, after check")
-    return _check(rest[0], parsed(CheckConfig, "sampler check NAME", rest[1:]))
+    return _check(rest[0], parse_with_sources(CheckConfig, "sampler check NAME", rest[1:]))
 
 
 def _check(name: str, asked: Parsed[CheckConfig]) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated
 from rich.console import Console
 
 from repl_rl.cli.begun import SETTINGS, begun, finish, place_of
-from repl_rl.cli.defaults import Update, follow_model
+from repl_rl.cli.defaults import Update, apply_model_defaults
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.selection import POLICY, FinetuneConfig, Selection, select
 from repl_rl.engine.checkpoint import refuse_incomplete
@@ -27,7 +27,7 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read, write_step
-from repl_rl.settings.arguments import parsed
+from repl_rl.settings.arguments import parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split, Task
@@ -76,7 +76,7 @@ class SftConfig(World):
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    asked = parsed(SftConfig, "sft", argv)
+    asked = parse_with_sources(SftConfig, "sft", argv)
     config = asked.config
     console = terminal()
     if config.fresh:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_incomplete(config.model_folder)
     refuse_untrainable(config.model_folder)
     kept = None if config.overwrite else place_of(config.out) / SETTINGS
-    config = follow_model(asked, kept, Update(rows=config.learning.batch_size)).resolved(kept)
+    config = apply_model_defaults(asked, kept, Update(rows=config.learning.batch_size)).resolve_prompt_settings(kept)
     renderer = config.renderer()
     settings = dump(replace(config, model=config.policy.reference))
     if config.overwrite:

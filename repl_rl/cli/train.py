@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from repl_rl.cli.defaults import Update, follow_model
+from repl_rl.cli.defaults import Update, apply_model_defaults
 from repl_rl.cli.onward import after, tell
 from repl_rl.cli.outcome import opened, show, show_plan
 from repl_rl.cli.processes import explained_by_others, hush, led
@@ -31,7 +31,7 @@ from repl_rl.runs.curves import draw_curves
 from repl_rl.runs.folder import RunFolder
 from repl_rl.runs.told import CONFIG, RUNS, settings_of
 from repl_rl.sandbox import SANDBOXES
-from repl_rl.settings.arguments import parsed
+from repl_rl.settings.arguments import parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.optioned import Optioned
 from repl_rl.settings.same import check_same_settings
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the verb, in as many processes as were started with it. Returns the exit code."""
     hush()
     with led():
-        asked = parsed(TrainConfig, "train", argv, presets=asset("presets"))
+        asked = parse_with_sources(TrainConfig, "train", argv, presets=asset("presets"))
         config = asked.config
         folder = RunFolder(config.out / config.name, config.overwrite, config.resume, main=rank() == 0)
         if config.overwrite:
@@ -124,8 +124,8 @@ def main(argv: Sequence[str]) -> int:
             refuse_inputs("run folder", folder.path, zip(("model", "tasks", "validation"), read, strict=True))
         recorded = folder.path / CONFIG if config.resume else None
         update = Update(config.trainer.lora_rank > 0, config.trainer.rows(processes()))
-        config = follow_model(asked, recorded, update)
-        resolved = config.resolved(recorded)
+        config = apply_model_defaults(asked, recorded, update)
+        resolved = config.resolve_prompt_settings(recorded)
         if resolved.date != config.date and processes() > 1:
             remedy = "the chat template writes it, and processes that train together must agree; give a date"
             raise ConfigError("date", config.date, remedy)

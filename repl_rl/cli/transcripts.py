@@ -32,7 +32,7 @@ from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.runs.store import append
 from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
-from repl_rl.settings.arguments import parsed
+from repl_rl.settings.arguments import parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.pretrained import CONTEXT, PROMPT
 from repl_rl.settings.scalars import Scalar
@@ -86,7 +86,7 @@ class TranscriptsConfig:
     bos: bool = True
     """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one."""
     prompt_space: PromptSpace = "auto"
-    """Who writes the space after a prompt, as `train` takes it: auto, observed, sampled."""
+    """The writer of the space after a prompt, as in `train`: auto, observed, sampled."""
     date: str = ""
     """Date and time that the model's chat template writes, as `train` takes it. "": those at which the work begins."""
     overshoot: Overshoot = "forbid"
@@ -120,7 +120,7 @@ class TranscriptsConfig:
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    asked = parsed(TranscriptsConfig, "transcripts", argv)
+    asked = parse_with_sources(TranscriptsConfig, "transcripts", argv)
     out, model = asked.config.out, asked.config.model
     world = World(model=model)
     folder = world.model_folder

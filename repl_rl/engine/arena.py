@@ -42,9 +42,9 @@ class Arena:
         self._kinds = set(getattr(text, "layer_types", None) or ())
         self._states = RecurrentStates(config)
         self.padded = not self._states.some
-        """Whether rows with different numbers of new ids may share a forward, the shorter ones padded."""
+        """True where rows with different numbers of new ids may share a forward pass, the shorter ones padded."""
         self.one_by_one = text.model_type in _ONE_BY_ONE
-        """Whether ids that follow a state must be fed one by one."""
+        """True where ids after a recurrent state must be fed one by one."""
         self._window: int | None = getattr(text, "sliding_window", None)
         self._slot_count = self._position_count = 0
         self._stores: dict[tuple[int, int], Tensor] = {}

@@ -28,7 +28,7 @@ class Row:
     ids: list[int]
     """Every id of the session. The decoder only reads it."""
     computed: int
-    """How many of `ids` have been fed, so that the arena has their keys, values and states; fewer than all."""
+    """Number of `ids` that have been fed and have keys, values and states in the arena; fewer than all."""
     temperature: float
     generator: torch.Generator | None
     """Of this session alone; None draws from the engine's own stream."""
@@ -42,7 +42,7 @@ class Feed:
 
     slot: int
     start: int
-    """How many ids lie before them."""
+    """Number of ids before them."""
     ids: list[int]
 
 
@@ -99,7 +99,7 @@ class Decoder:
         return [draws[index] for index in range(len(rows))]
 
     def feed(self, row: Row) -> Feed:
-        """What is not computed yet of a row."""
+        """Return the ids of a row that are not computed yet."""
         start = self.arena.resume(row.slot, row.computed, row.mark)
         return Feed(row.slot, start, row.ids[start:])
 

@@ -15,7 +15,7 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KvOnSync = Literal["drop", "keep"]
-"""What becomes of keys, values and recurrent states of open sessions when weights change."""
+"""Treatment of keys, values and recurrent states of open sessions when weights change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def gap(place: Place, engine: str, dtype: Dtype) -> Figures:
 
 
 def running_states(place: Place, engine: str, models: Sequence[str]) -> Figures:
-    """How far sampler and trainer are apart, model by model, where layers keep convolution or recurrent states."""
+    """Measure the gap between sampler and trainer for models with convolution or recurrent states."""
     if engine == "vllm" and place.device == "cpu":
         raise NotRun("vLLM loses running states on a CPU when several rollouts are under way; run it on a GPU")
     gaps: dict[str, float] = {}

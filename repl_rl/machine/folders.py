@@ -16,7 +16,7 @@ from repl_rl.machine.outputs import Output, followed
 log = logging.getLogger(__name__)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a kernel or a file system says that does not know the exchange of two names."""
+"""Error numbers of a kernel or file system without RENAME_EXCHANGE."""
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def take_place(made: Path, final: Path, output: Output) -> None:
         if exchange(made, final):
             os.rename(made, torn / "older")
             return
-        kept = _kept(final)
+        kept = _backup_path(final)
         output.refuse_other(kept)
         if os.path.lexists(kept):
             os.rename(kept, torn / "oldest")
@@ -117,7 +117,7 @@ def restore(final: Path, output: Output) -> bool:
     A link stands for the folder that it leads to.
     """
     final = Path(os.path.realpath(final))
-    kept = _kept(final)
+    kept = _backup_path(final)
     if os.path.lexists(final) or not kept.is_dir() or not output.recognises(kept):
         return False
     with suppress(BlockingIOError), alone(kept):  # else it is being replaced right now
@@ -144,8 +144,8 @@ def exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
-def _kept(final: Path) -> Path:
-    """Where an older folder is kept while a newer one takes its place without an exchange."""
+def _backup_path(final: Path) -> Path:
+    """Return the path of the backup of a folder that is replaced without an exchange."""
     return final.parent / f".{final.name}.older"
 
 

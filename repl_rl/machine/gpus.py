@@ -11,13 +11,13 @@ _ASK = "import sys, torch; torch.cuda.set_device(int(sys.argv[1])); print(torch.
 
 
 class Gpus(Protocol):
-    """What there is."""
+    """Properties of the GPU that a process trains on."""
 
     def there(self) -> bool:
-        """Whether this process has a GPU."""
+        """Return True where this process has a GPU."""
 
     def bfloat16(self) -> bool:
-        """Whether it computes in bfloat16."""
+        """Return True where it computes in bfloat16."""
 
 
 class OwnGpus:

@@ -1,4 +1,4 @@
-"""Whether a folder holds a policy of the bundled one's kind: the bundled policy, or one that was trained from it."""
+"""Return True for the folder of the bundled policy, or of a policy trained from it."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def is_bundled_kind(folder: Path) -> bool:
 
 
 def _read(folder: Path) -> object:
-    """What the kind is recognised by; None where it cannot be read."""
+    """Read the shape and the vocabulary that identify the bundled policy. None: unreadable."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Who writes the space after a prompt: the console, or the policy with its next word.
+"""The space after a console prompt, written by the console or by the policy with its next word.
 
 Byte-level BPE and SentencePiece make a word and the space before it one token (` print`). A context that ends in a
 lone space is then one that a pretrained model has hardly ever seen before a word. For such a vocabulary the last space
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 PromptSpace = Literal["auto", "observed", "sampled"]
-"""Who writes the space that a spliced text ends in.
+"""The writer of the space that a spliced text ends in.
 
 `observed`: it is spliced in, as a console prints it. `sampled`: the policy writes it. `auto`: `sampled` where the
 vocabulary has tokens for a word with the space before it, else `observed`.
@@ -17,7 +17,7 @@ vocabulary has tokens for a word with the space before it, else `observed`.
 
 _PROMPTS = (">>>", "...")
 _WORDS = ("x", "print", "for", "result", "import")
-"""How lines begin. Digits say nothing: many vocabularies split them off every space."""
+"""Typical first words of a line. Digits are left out: many vocabularies split them off every space."""
 Encode = Callable[[str], Sequence[int]]
 Decode = Callable[[Sequence[int]], str]
 

@@ -144,7 +144,7 @@ class Renderer:
 
     @property
     def findings(self) -> str:
-        """What the audit found, in one line."""
+        """Summary of the audit, in one line."""
         writer = "the policy, with its next word" if self.samples_space else "the console"
         return (
             f"vocabulary: {len(self.newline_ids)} ids end a line, {len(self.forbidden_ids)} are forbidden, "
@@ -204,11 +204,11 @@ class Renderer:
         """
         if not self._bos:
             return Prompt(text, self.splice(text))
-        spliced = self._spliced(text)
+        spliced = self._without_last_space(text)
         ids = (*self._bos, *self._encode_first(spliced))
         return Prompt(self.decode(ids) + text[len(spliced) :], ids)
 
-    def given_prompt(self, token_ids: Sequence[int]) -> Prompt:
+    def prompt_of_ids(self, token_ids: Sequence[int]) -> Prompt:
         """A prompt of given ids. Its text has the space after a console's prompt that the policy is to write."""
         text = self.decode(token_ids)
         bare = self.samples_space and text.endswith((PS1.rstrip(), PS2.rstrip()))
@@ -290,7 +290,7 @@ class Renderer:
         if cut:
             half, left_out = _OBSERVED_CHARS // 2, len(text) - _OBSERVED_CHARS
             text = f"{text[:half]}\n[... {left_out} characters cut ...]\n{text[-half:]}"
-        spliced = text if last else self._spliced(text)
+        spliced = text if last else self._without_last_space(text)
         ids = self.encode(spliced)
         if max_tokens is None or len(ids) <= max_tokens:
             # Some vocabularies have no id for some control characters: what has no token is not shown.
@@ -302,9 +302,9 @@ class Renderer:
 
     def splice(self, text: str) -> tuple[int, ...]:
         """Ids of a text that the policy goes on from, encoded alone: without a last space that the policy writes."""
-        return self.encode(self._spliced(text))
+        return self.encode(self._without_last_space(text))
 
-    def _spliced(self, text: str) -> str:
+    def _without_last_space(self, text: str) -> str:
         return without_space(text) if self.samples_space else text
 
     def withholds_space(self, before: Prompt | Observed) -> bool:
@@ -314,7 +314,7 @@ class Renderer:
         return not self._ends_in_space(before.token_ids[-1])
 
     def line(self, chunk: Chunk, before: Prompt | Observed | None = None) -> Line:
-        """What the policy sampled, as a line.
+        """Make a line of sampled ids.
 
         `before`: what it was sampled after. A space that was withheld there is no part of the line's text.
         """

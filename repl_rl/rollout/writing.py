@@ -49,7 +49,7 @@ class Writer:
 
     @property
     def before(self) -> Prompt | Observed | None:
-        """What the next line is sampled after; None: after a line of the policy."""
+        """The prompt or observation right before the next line; None: a line of the policy is."""
         return self._before
 
     async def line(self, wanted: int, stop_ids: frozenset[int], watch: Watch | None) -> Line:

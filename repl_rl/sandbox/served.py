@@ -76,7 +76,7 @@ _FILES, _FILES_PER_CONSOLE = 128, 8
 """Open files of this process beside its consoles, and per console, both rounded up."""
 
 
-def allow_files(births: Births) -> None:
+def raise_file_limit(births: Births) -> None:
     """Raise this process's limit of open files to what the consoles need, as far as it may be raised.
 
     At the limit ZeroMQ ends the process, without an exception.
@@ -237,7 +237,7 @@ async def serve(
         SandboxUnavailable: too few open files are allowed, no fork server starts, or the first console cannot be
             isolated as promised.
     """
-    allow_files(births)
+    raise_file_limit(births)
     server = await ForkServer.start(launch)
     source: Source = (ServerEach if server_each else SharedServer)(launch, births.limits, server)
     pool = Pool(source.open, warm=births.warm, starting=births.starting)

@@ -33,24 +33,24 @@ class Parsed(Generic[T]):
     config: T
     """The settings; what nobody said has the default of its class."""
     files: Sequence[tuple[Path, Mapping[str, object]]]
-    """What each file says, the preset first: dotted keys and values. The options of a name are in its parentheses."""
+    """Settings of each file, the preset first: dotted keys and values. Options of a name are in its parentheses."""
     flags: frozenset[str]
     """Dotted names of the settings that flags say."""
     over: Callable[[Mapping[str, object]], T]
     """The same settings over other defaults, by dotted name; files and flags win over these. Raises as `parse`."""
 
     @property
-    def said(self) -> Set[str]:
+    def given_names(self) -> Set[str]:
         """Dotted names of the settings that files or flags say."""
         return self.flags.union(*(said for _, said in self.files))
 
 
 def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None, called: str = "preset") -> T:
-    """The settings that `parsed` reads. Takes and raises what it does."""
-    return parsed(kind, verb, argv, presets, called).config
+    """The settings that `parse_with_sources` reads. Takes and raises what it does."""
+    return parse_with_sources(kind, verb, argv, presets, called).config
 
 
-def parsed(
+def parse_with_sources(
     kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None, called: str = "preset"
 ) -> Parsed[T]:
     """Read `kind` from `--preset NAME`, `--config FILE` (TOML; a table is a flag prefix) and flags; the later win.

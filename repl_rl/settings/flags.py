@@ -12,7 +12,7 @@ import tyro
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import bound_of
-from repl_rl.settings.pretrained import pretrained_of, spelled
+from repl_rl.settings.pretrained import format_default, pretrained_of
 from repl_rl.settings.scalars import is_table, literal, said
 from repl_rl.settings.seams import Kind, Seam
 
@@ -114,7 +114,7 @@ def _flags(kind: type, one: "Field[object]", default: object) -> Iterator[tuple[
         bound = bound_of(hint)
         told = f"{about} ({bound})" if bound is not None and str(bound) not in about else about
         if (other := pretrained_of(hint)) is not None:
-            told += f" Default of the bundled policy: {spelled(value)}; of any other model: {other.told}."
+            told += f" Default of the bundled policy: {format_default(value)}; of any other model: {other.told}."
         yield one.name, Annotated[hint, tyro.conf.arg(help=told)], MISSING if value is MISSING else value
 
 

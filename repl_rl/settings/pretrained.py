@@ -12,16 +12,16 @@ from repl_rl.settings.scalars import Scalar
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a default may depend on. What takes time to find out is found out when it is asked for."""
+    """The facts that a default may depend on. Slow ones are functions, called when they are needed."""
 
     chat_template: Callable[[], bool]
-    """Whether the model's tokenizer has a chat template."""
+    """Returns True where the model's tokenizer has a chat template."""
     own_context_tokens: Callable[[], int | None]
     """Longest sequence that the model takes, tokens; None: its config.json does not say."""
     gpu: Callable[[], bool]
-    """Whether this process trains on a GPU."""
+    """Returns True where this process trains on a GPU."""
     bfloat16: Callable[[], bool]
-    """Whether that GPU computes in bfloat16."""
+    """Returns True where that GPU computes in bfloat16."""
     adapters: bool
     """Low-rank adapters are trained in place of the weights."""
     rows: int
@@ -40,7 +40,7 @@ class Pretrained:
     @classmethod
     def of(cls, value: Scalar) -> "Pretrained":
         """A default that depends on nothing else."""
-        return cls(spelled(value), lambda facts: value)
+        return cls(format_default(value), lambda facts: value)
 
     @classmethod
     def context(cls, most: int) -> "Pretrained":
@@ -88,7 +88,7 @@ def following(kind: type, prefix: str = "") -> Mapping[str, Pretrained]:
     return found
 
 
-def spelled(value: object) -> str:
+def format_default(value: object) -> str:
     """A default as people write it: 5e-4, not 0.0005."""
     if value is None:
         return "none"

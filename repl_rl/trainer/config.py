@@ -16,7 +16,7 @@ from repl_rl.engine.options import Dtype
 from repl_rl.engine.variables import hush
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
-from repl_rl.settings.pretrained import DTYPE, Pretrained, spelled
+from repl_rl.settings.pretrained import DTYPE, Pretrained, format_default
 from repl_rl.trainer import choices
 from repl_rl.trainer.apart import corrections, importance, refuse_stale
 from repl_rl.trainer.lora import require_peft
@@ -66,7 +66,7 @@ class TrainerConfig:
         float,
         Above(0),
         Pretrained(
-            f"{spelled(_RATE)}, with lora_rank {spelled(_RATE_OF_ADAPTERS)}",
+            f"{format_default(_RATE)}, with lora_rank {format_default(_RATE_OF_ADAPTERS)}",
             lambda facts: _RATE_OF_ADAPTERS if facts.adapters else _RATE,
         ),
     ] = 5e-4

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, merged, play, rows_of, trained
+from benchmarks.models import ENGINE_NAMES, FIGURES, PAGE, block, check, merge_rows, play, rows_of, trained
 from benchmarks.models import main as publish_again
 from benchmarks.zoo import EOS, VOCABULARY, WINDOW, ZOO, Family
 from repl_rl.cli import main
@@ -141,7 +141,7 @@ def test_the_page_is_made_of_the_figures() -> None:
 def test_families_that_are_tried_again_take_their_rows_places_and_leave_the_others() -> None:
     before = rows_of(json.loads(FIGURES.read_text()))
     again = [replace(ROWS["LFM2", engine], gap=0.5) for engine in ENGINE_NAMES]
-    after = merged(before, again)
+    after = merge_rows(before, again)
     assert [(row.family, row.engine) for row in after] == [(row.family, row.engine) for row in before]
     assert [row for row in after if row.family == "LFM2"] == again
     assert {row for row in after if row.family != "LFM2"} == {row for row in before if row.family != "LFM2"}

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from repl_rl.cli.defaults import follow_model, say_apart
+from repl_rl.cli.defaults import apply_model_defaults, print_to_stderr
 from repl_rl.cli.onward import SERVING, missing
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.thread import LoopThread
 from repl_rl.sandbox import SANDBOXES
-from repl_rl.settings.arguments import parsed
+from repl_rl.settings.arguments import parse_with_sources
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.world import World, folder_of
 
@@ -104,7 +104,7 @@ class ServeConfig(World):
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
-    asked = parsed(ServeConfig, "serve", argv)
+    asked = parse_with_sources(ServeConfig, "serve", argv)
     if lacking := missing(SERVING):
         raise ConfigError("package", lacking[0], "it is not installed; install it with `pip install 'repl_rl[serve]'`")
     # imported here: not everybody who imports this package has them
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
     from repl_rl.cli.serve.keys import VARIABLE, read_keys
     from repl_rl.cli.serve.running import Serving, is_loopback, listening
 
-    config = follow_model(asked, tell=say_apart)
+    config = apply_model_defaults(asked, tell=print_to_stderr)
     world, keys = config.world, read_keys(config.keys)
     open_many()
     found = listening(config.host, config.port)

@@ -213,4 +213,4 @@ def _raw(rollouts: Rollouts, given: str | list[int], first: bool) -> Prompt:
     size = len(renderer.tokenizer)
     if max(given) >= size:
         raise Refusal(400, f"the prompt has the id {max(given)}, and the vocabulary ends at {size - 1}", param="prompt")
-    return renderer.given_prompt(given)
+    return renderer.prompt_of_ids(given)

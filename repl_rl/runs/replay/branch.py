@@ -97,11 +97,11 @@ def start_of(replay: Replay, renderer: Renderer) -> Start:
     first = next((step.line for step in replay.steps[typed:] if step.line is not None), replay.position)
     start = start_at(replay.trajectory, first)
     for step in replay.steps[typed:]:
-        start = _spliced(start, step, renderer)
+        start = _append_step(start, step, renderer)
     return replace(start, line=replay.position)
 
 
-def _spliced(start: Start, step: Step, renderer: Renderer) -> Start:
+def _append_step(start: Start, step: Step, renderer: Renderer) -> Start:
     """`start` with the text of a step appended that no policy wrote."""
     shown = step.text + step.shown.text
     before = start.segments[-1] if start.segments else start.prompt

@@ -156,7 +156,7 @@ async def the_reference_answer_is_never_shown(bench: Bench) -> None:
 
 
 async def no_splice_splits_a_word(bench: Bench) -> None:
-    """What is spliced in before a line does not end in a space that the tokenizer joins with the next word."""
+    """No text spliced in before a line ends in a space that the tokenizer joins with the next word."""
     if not bench.renderer.samples_space:
         return
     for t in await bench.rollouts(bench.witness()).collect(bench.tasks):
