@@ -392,7 +392,7 @@ def date_of(date: str, model: Path, recorded: Path | None) -> str:
     Args:
         date: the one that was chosen; "": none was.
         model: the folder of the model.
-        recorded: config.toml of what goes on, whose date it is; None, or no such file: the date is that of now.
+        recorded: config.toml of the run that is resumed, whose date is used; None, or no such file: the current time.
     """
     if date or not reads_clock(model):
         return date

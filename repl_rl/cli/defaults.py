@@ -1,6 +1,6 @@
 """Defaults that follow the model: the bundled policy's stand in the settings, and any other model has its own.
 
-The order, the later wins: defaults of the class; those of a pretrained model, or what the run recorded that goes on;
+The order, the later wins: defaults of the class; those of a pretrained model, or the recorded ones of a resumed run;
 the preset; the file; flags.
 """
 
@@ -60,7 +60,7 @@ def apply_model_defaults(
 
     Args:
         asked: what files and flags say.
-        recorded: config.toml of what goes on, whose values unsaid settings have; None, or no such file: it begins.
+        recorded: config.toml of the run that is resumed; None, or no such file: a new run.
         update: what is trained.
         gpus: the GPU that this process trains on; None: that of this machine.
         tell: given a line about the defaults, where there are other than those of the settings.
@@ -83,7 +83,7 @@ def follow(
     if world.is_bundled_kind:
         return asked.config
     folder, model = world.model_folder, world.model
-    told = tell if rank() == 0 else lambda line: None
+    log = tell if rank() == 0 else lambda line: None
     own = gpus or OwnGpus()
     # What to do with text after a newline does not matter here, so no vocabulary is refused.
     template = cache(lambda: Renderer.from_folder(folder, "carry").chat.there)
@@ -100,9 +100,9 @@ def follow(
         source = f"defaults for a pretrained model ({model})"
     if values:
         listed = ", ".join(f"{name} {format_default(value)}" for name, value in values.items())
-        told(f"{source}: {listed}; flags and files win")
+        log(f"{source}: {listed}; flags and files win")
     for line in _of_other_models(asked, model, defaults, facts):
-        told(line)
+        log(line)
     return asked.over(values)
 
 
