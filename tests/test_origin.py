@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -292,3 +293,15 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tm
         assert other.is_dir()
         assert not gone.exists()
     assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_swept_where_a_younger_process_has_its_number(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as younger:
+        left = tmp_path / f".unfinished-{younger.pid}-x"
+        left.mkdir()
+        with private_folder(tmp_path, ".unfinished-"):
+            assert left.is_dir()  # it may be that process's own
+        os.utime(left, (0, 0))  # made before that process was
+        with private_folder(tmp_path, ".unfinished-"):
+            assert not left.exists()
+        younger.communicate(b"\n")

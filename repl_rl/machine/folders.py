@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from repl_rl.machine.alone import alone, mark
 from repl_rl.machine.outputs import Output, followed
 
 log = logging.getLogger(__name__)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_CLOCKS_S = 1.0
+"""How far the times of processes and of files may lie apart, seconds."""
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 """Error numbers of a kernel or file system without RENAME_EXCHANGE."""
 
@@ -28,7 +32,7 @@ def private_folder(root: Path, prefix: str) -> Iterator[Path]:
     """
     for left in root.glob(f"{prefix}*"):
         pid = left.name.removeprefix(prefix).partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdigit() and not _may_own(int(pid), left):
             with suppress(OSError), alone(left):
                 shutil.rmtree(left, ignore_errors=True)
     with (
@@ -149,10 +153,14 @@ def _backup_path(final: Path) -> Path:
     return final.parent / f".{final.name}.older"
 
 
-def _alive(pid: int) -> bool:
-    with suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+def _may_own(pid: int, folder: Path) -> bool:
+    """Whether the process that made `folder` may be alive: one with its number is, and is not younger than it.
+
+    The lock alone does not say so. A process has none yet just after it made its folder.
+    """
+    try:
+        return psutil.Process(pid).create_time() <= folder.stat().st_mtime + _CLOCKS_S
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.AccessDenied:
+        return True
