@@ -4,12 +4,17 @@ import asyncio
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from repl_rl.errors import ConfigError
 from repl_rl.machine.assets import asset
 from repl_rl.record.console import PS1, PS2
+from repl_rl.rollout.prompts import OWN, start
+from repl_rl.rollout.prompts import template as recorded
 from repl_rl.rollout.renderer import Renderer
+from repl_rl.samplers.chat import opening
 from repl_rl.sandbox import InProcessSandbox
 from tests.conftest import merged_tokenizer
 from tests.worlds import RENDERER, TASK, world
@@ -39,7 +44,8 @@ async def replayed(transcript: str) -> str:
 @pytest.mark.parametrize("template", ["few_shot", "chat_few_shot"])
 def test_every_worked_example_is_what_the_console_shows_and_ends_with_a_final_answer(template: str) -> None:
     text = asset(f"prompts/{template}.txt").read_text().replace("{banner}>>> ", "")
-    examples = [part for part in re.split(r"(?m)^(?:# Task|The task): .*\n", text)[1:] if part.strip()]
+    turns = [example.session for example in start(template, "?", "3").examples]
+    examples = turns or [part for part in re.split(r"(?m)^# Task: .*\n", text)[1:] if part.strip()]
     assert len(examples) >= 2
     for example in examples:
         assert asyncio.run(replayed(example)) == example.rstrip("\n") + "\n"
@@ -47,7 +53,25 @@ def test_every_worked_example_is_what_the_console_shows_and_ends_with_a_final_an
     assert any("Error" in example for example in examples)
 
 
-@pytest.mark.parametrize("template", ["base", "few_shot", "chat", "chat_few_shot"])
+def test_worked_examples_of_a_chat_are_turns_between_the_system_message_and_the_question(tmp_path: Path) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text("Be brief.\n\n[user]\n6 * 7?\n[assistant]\n>>> 6 * 7\n42\n\n[user]\n{1}?\n[assistant]\n>>> {1}\n")
+    own = recorded(str(file))
+    asked = chat_renderer().prompt("And {2}?", own)
+    turns = "<system>Be brief.\n<user>6 * 7?\n<assistant>>>> 6 * 7\n42\n\n<user>{1}?\n<assistant>>>> {1}\n\n"
+    assert asked.text == turns + "<user>And {2}?\n<assistant>>>> "
+    assert opening(chat_renderer(), "", "And {2}?", own).text == turns + "<user>And {2}?\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    "turns", ["[user]\n1?\n", "[assistant]\n>>> 1\n", "[user]\n1?\n[user]\n2?\n", "[assistant]\n1\n[user]\n2\n"]
+)
+def test_turns_that_do_not_alternate_are_refused(turns: str) -> None:
+    with pytest.raises(ConfigError, match="let a line \\[user\\]"):
+        start(f"{OWN}Be brief.\n{turns}", "?", "3")
+
+
+@pytest.mark.parametrize("template", ["base", "few_shot", "chat"])
 def test_a_prompt_ends_with_the_question_and_the_banner_of_the_sandboxs_own_python(template: str) -> None:
     rollouts = replace(world(["submit_final_answer(42)\n"], renderer=chat_renderer()), template=template)
     (t,) = asyncio.run(rollouts.collect([TASK]))

@@ -159,7 +159,8 @@ def _may_own(pid: int, folder: Path) -> bool:
     The lock alone does not say so. A process has none yet just after it made its folder.
     """
     try:
-        return psutil.Process(pid).create_time() <= folder.stat().st_mtime + _CLOCKS_S
+        started: float = psutil.Process(pid).create_time()
+        return started <= folder.stat().st_mtime + _CLOCKS_S
     except (psutil.NoSuchProcess, FileNotFoundError):
         return False
     except psutil.AccessDenied:

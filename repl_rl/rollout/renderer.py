@@ -27,7 +27,7 @@ from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt
 from repl_rl.rollout.chat_template import ChatTemplate, Message
 from repl_rl.rollout.control_tokens import ControlTokens
 from repl_rl.rollout.prompt_space import PromptSpace, joins_words, without_space
-from repl_rl.rollout.prompts import start
+from repl_rl.rollout.prompts import Example, start
 from repl_rl.rollout.vocabulary import audited, declared_ends
 from repl_rl.settings.scalars import Scalar
 
@@ -194,7 +194,7 @@ class Renderer:
         prefill = begun.console if console else ""
         if begun.system is None:
             return self.plain_prompt(begun.head + prefill)
-        asked = self.asked(begun.system, begun.question)
+        asked = self.asked(begun.system, begun.question, begun.examples)
         return Prompt(asked.text + prefill, (*asked.token_ids, *self.splice(prefill)))
 
     def plain_prompt(self, text: str) -> Prompt:
@@ -214,13 +214,17 @@ class Renderer:
         bare = self.samples_space and text.endswith((PS1.rstrip(), PS2.rstrip()))
         return Prompt(f"{text} " if bare else text, tuple(token_ids))
 
-    def asked(self, system: str, question: str) -> Prompt:
+    def asked(self, system: str, question: str, examples: Sequence[Example] = ()) -> Prompt:
         """A question in the model's chat template, up to the policy's turn; an empty `system` is left out.
+
+        `examples` are turns between the system message and the question.
 
         Raises:
             ConfigError: as `chat_prompt`.
         """
         messages = [{"role": "system", "content": system}] if system else []
+        for asked, session in examples:
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": session}]
         return self.chat_prompt([*messages, {"role": "user", "content": question}])
 
     def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> Prompt:
