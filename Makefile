@@ -40,6 +40,7 @@ check:
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/python scripts/words.py
 	.venv/bin/python -m pytest tests/test_architecture.py
 
 # Wheel and sdist, from a checkout or a clean clone.
