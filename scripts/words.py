@@ -94,7 +94,7 @@ class Finding(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        return f"{self.file.relative_to(ROOT)}:{self.line}: {self.text}"
+        return f"{self.file}:{self.line}: {self.text}"
 
 
 RULES = {
@@ -151,19 +151,19 @@ def comment_rate(files: list[Path]) -> float:
     return 100 * comments / max(1, code)
 
 
-def main(argv: list[str]) -> int:
-    """Run the command. Returns the exit code."""
+def main(argv: list[str], root: Path = ROOT, stored_in: Path = STORED) -> int:
+    """Run the command on the Python files below `FOLDERS` of `root`. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", choices=RULES, metavar="RULE", help=f"print each place; one of {', '.join(RULES)}")
     parser.add_argument("--store", action="store_true", help="keep today's counts")
     asked = parser.parse_args(argv)
-    files = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+    files = sorted(file for folder in FOLDERS for file in (root / folder).rglob("*.py"))
     findings = [finding for file in files for finding in find(file)]
     if asked.list:
         print(*(finding for finding in findings if finding.rule == asked.list), sep="\n")
         return 0
     counts = {rule: sum(finding.rule == rule for finding in findings) for rule in RULES}
-    stored: dict[str, int] = json.loads(STORED.read_text())
+    stored: dict[str, int] = json.loads(stored_in.read_text())
     risen = [rule for rule in RULES if counts[rule] > stored[rule]]
     for rule, meaning in RULES.items():
         print(f"{rule:<11} {counts[rule]:>5} (stored {stored[rule]:>5})  {meaning}")
@@ -172,7 +172,7 @@ def main(argv: list[str]) -> int:
         print(f"risen: {', '.join(risen)}; scripts/words.py --list {risen[0]} prints each place", file=sys.stderr)
         return 1
     if asked.store:
-        STORED.write_text(json.dumps(counts, indent=2) + "\n")
+        stored_in.write_text(json.dumps(counts, indent=2) + "\n")
     return 0
 
 

@@ -62,7 +62,8 @@ class Disk:
         self._ballast.unlink(missing_ok=True)
 
     def remount(self, how: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{how}", str(self.place)], check=True)
+        # `bind`: a user without privileges may change this mount, but not the file system behind it.
+        subprocess.run(["mount", "-o", f"remount,bind,{how}", str(self.place)], check=True)
 
 
 def boundary(step: int) -> Boundary:

@@ -34,21 +34,18 @@ def test_names_and_phrases_are_counted_where_they_are(tmp_path: Path) -> None:
 
 
 def test_a_count_that_rises_fails_and_one_that_falls_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "house").mkdir()
-    (tmp_path / "house" / "a.py").write_text(CODE)
+    (tmp_path / "repl_rl").mkdir()
+    (tmp_path / "repl_rl" / "a.py").write_text(CODE)
     stored = tmp_path / "words.json"
-    monkeypatch.setattr(words, "ROOT", tmp_path)
-    monkeypatch.setattr(words, "FOLDERS", ("house",))
-    monkeypatch.setattr(words, "STORED", stored)
     counts = dict.fromkeys(words.RULES, 2)
     stored.write_text(json.dumps({**counts, "idiom": 1}))
-    assert words.main(["--store"]) == 1
+    assert words.main(["--store"], tmp_path, stored) == 1
     assert "risen: idiom" in capsys.readouterr().err
     assert json.loads(stored.read_text())["idiom"] == 1
     stored.write_text(json.dumps(counts))
-    assert words.main(["--store"]) == 0
+    assert words.main(["--store"], tmp_path, stored) == 0
     assert json.loads(stored.read_text()) == {
         "participle": 1, "question": 1, "idiom": 2, "rate": 1, "none": 1, "long": 0
     }  # fmt: skip

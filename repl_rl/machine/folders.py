@@ -6,17 +6,18 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import psutil
 
 from repl_rl.machine.alone import alone, mark
 from repl_rl.machine.outputs import Output, followed
 
 log = logging.getLogger(__name__)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_START_FIELD = 19
+"""Of /proc/PID/stat behind the name of the program: when the process began, in clock ticks after boot (proc(5))."""
 _CLOCKS_S = 1.0
 """How far the times of processes and of files may lie apart, seconds."""
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -158,10 +159,14 @@ def _may_own(pid: int, folder: Path) -> bool:
 
     The lock alone does not say so. A process has none yet just after it made its folder.
     """
-    try:
-        started: float = psutil.Process(pid).create_time()
-        return started <= folder.stat().st_mtime + _CLOCKS_S
-    except (psutil.NoSuchProcess, FileNotFoundError):
-        return False
-    except psutil.AccessDenied:
-        return True
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    with suppress(FileNotFoundError):  # no Linux, or one of both has gone meanwhile
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        since_boot_s = int(stat.rpartition(")")[2].split()[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
+        booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return booted_s + since_boot_s <= folder.stat().st_mtime + _CLOCKS_S
+    return True

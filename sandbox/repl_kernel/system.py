@@ -14,7 +14,7 @@ MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 22, 38, 47
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_CAPBSET_READ = 36, 23
 _CAPABILITY_VERSION_3 = 0x20080522
 _FALLOC_FL_PUNCH_HOLE_KEEP_SIZE = 3
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -112,7 +112,9 @@ def drop_capabilities(*, keep_network: bool = False) -> None:
     `keep_network`: this process alone keeps CAP_NET_ADMIN, until `drop_the_last`.
     """
     for capability in range(_LAST_CAPABILITY + 1):
-        _prctl(_PR_CAPBSET_DROP, capability)
+        # Where bubblewrap left none, as for a user who is not root, a process has no right to drop any either.
+        if _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
+            _prctl(_PR_CAPBSET_DROP, capability)
     _prctl(_PR_CAP_AMBIENT, 4)
     _check(_libc.capset(_THIS_PROCESS, _NETWORK_ONLY if keep_network else _NO_CAPABILITIES), "capset")
 

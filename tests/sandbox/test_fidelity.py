@@ -37,7 +37,7 @@ def test_corner_cases_print_what_the_reference_prints() -> None:
 
 
 def test_a_thousand_doctests_print_what_the_reference_prints() -> None:
-    cases = _enough(doctest_transcripts(), EXAMPLES + 100)
+    cases = _enough(doctest_transcripts(), EXAMPLES + 400)  # Debian's Python cannot repeat some of them
     assert int(_check(cases).detail.split()[0]) >= EXAMPLES
 
 

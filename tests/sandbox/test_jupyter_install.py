@@ -22,10 +22,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-isolated",)])
-def test_the_installed_kernel_starts_by_its_name(flags: tuple[str, ...]) -> None:
+def test_the_installed_kernel_starts_by_its_name(flags: tuple[str, ...], tmp_path: Path) -> None:
     assert main(["kernel", "install", "--user", *flags]) == 0
     with started() as client:
-        ran = client.run("import os; os.path.exists('/home')")
+        ran = client.run(f"import os; os.path.exists({str(tmp_path)!r})")
         assert ran.data("execute_result") == [{"text/plain": str(bool(flags))}]
 
 

@@ -172,6 +172,38 @@ def test_consoles_of_a_user_without_privileges_keep_every_promise_of_isolation()
     assert int(count) >= 75
 
 
+DROPS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import system
+system.drop_capabilities()
+print([line.split()[1] for line in open("/proc/self/status") if line.startswith("Cap")])
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("user", [0, NOBODY])
+def test_capabilities_are_given_up_by_a_user_who_has_them_and_by_one_who_has_none(user: int) -> None:
+    # The kernel of Jupyter does so inside bubblewrap, which leaves none to a user without privileges.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        shutil.copy(ROOT / "sandbox" / "repl_kernel" / "system.py", folder)
+        os.chmod(folder, 0o755)
+        inside = [str(SYSTEM_PYTHON), "-B", "-c", DROPS, folder]
+        bwrap = ["bwrap", "--unshare-user", "--ro-bind", "/", "/", "--proc", "/proc", "--unshare-pid"]
+        done = subprocess.run(
+            [*bwrap, *inside],
+            user=user,
+            group=user,
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{['0' * 16] * 5}\n"
+
+
 @contextmanager
 def _for_nobody(where: str) -> Iterator[tuple[Path, Path, Path]]:
     """A folder that belongs to another user, with an environment: its interpreter and its folder of packages."""

@@ -52,7 +52,7 @@ def test_a_session_speaks_like_the_classic_console(kind: str) -> None:
             "x = 1",
             "# note",
             "1/0",
-            "x +",
+            "x = )",
             "print('a', end='')",
         ]
         results = await _results(session, *lines)
@@ -60,7 +60,7 @@ def test_a_session_speaks_like_the_classic_console(kind: str) -> None:
             "2\n", "4\n", "", "", "0\n1\n", "", "",
             'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
             "ZeroDivisionError: division by zero\n",
-            '  File "<stdin>", line 1\n    x +\nSyntaxError: invalid syntax\n',
+            '  File "<stdin>", line 1\n    x = )\n        ^\nSyntaxError: unmatched \')\'\n',
             "a",
         ]  # fmt: skip
         assert [result.more for result in results] == [False, False, True, True, *[False] * 6]

@@ -39,7 +39,7 @@ _MACHINE_WIDE = (
 )
 """Calls that take what is counted for the whole machine or user, and newer ones that a filter must know by number.
 Each is made with arguments of -1, which no kernel accepts."""
-_HOMES = (
+HOMES = (
     "import os, sys",
     "pythons = {os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)}",
     "def others(folder):",
@@ -49,7 +49,7 @@ _HOMES = (
     "",
     "[other for name in (os.listdir('/home') if os.path.exists('/home') else ()) for other in others('/home/' + name)]",
 )
-"""Lists what lies in home folders beside the installation of Python, which a user may have there."""
+"""Lists what home folders hold that is no part of this Python, which a user may have installed there."""
 _TERMINALS = 16
 """Most pseudo terminals of one console."""
 _SPACES = ("pid", "ipc", "mnt", "net", "user", "uts")
@@ -241,7 +241,7 @@ def _files(outside: Outside) -> list[Probe]:
         ),
         Probe("read-only: Python itself", ("import os", "os.access(os.__file__, os.W_OK)"), "False\n"),
         Probe("no file of the host", ("import os", f"os.path.exists({str(outside.secret_file)!r})"), "False\n"),
-        Probe("home folders hold nothing but this Python", _HOMES, "[]\n"),
+        Probe("home folders hold nothing but this Python", HOMES, "[]\n"),
         Probe(
             "no answers of built-in tasks",
             _refused("from repl_rl.tasks.generate import generate", "ImportError"),
