@@ -10,7 +10,8 @@ from repl_rl.sandbox.conformance import Row, doctest_transcripts, edge_transcrip
 from repl_rl.sandbox.conformance.harvest import Transcript, in_blocks, joined
 from repl_rl.sandbox.conformance.reference import Mismatch, compare
 
-EXAMPLES = 1000
+EXAMPLES = 900
+"""As many as the standard library of Debian has, which comes without its own tests."""
 
 
 def _check(cases: Sequence[Transcript]) -> Row:
@@ -36,8 +37,8 @@ def test_corner_cases_print_what_the_reference_prints() -> None:
     _check(edge_transcripts())
 
 
-def test_a_thousand_doctests_print_what_the_reference_prints() -> None:
-    cases = _enough(doctest_transcripts(), EXAMPLES + 400)  # Debian's Python cannot repeat some of them
+def test_hundreds_of_doctests_print_what_the_reference_prints() -> None:
+    cases = _enough(doctest_transcripts(), EXAMPLES + 100)
     assert int(_check(cases).detail.split()[0]) >= EXAMPLES
 
 
