@@ -118,7 +118,8 @@ def _list(folder: Path, found: Sequence[Listed], console: Console) -> None:
     for run in found:
         if run.why:
             console.print(Text(printable(f"{run.path.name}: {' '.join(run.why.split())}"), style="yellow"))
-    console.print(f"{len(found)} folders, {decimal(sum(run.disk_bytes for run in found))}")
+    folders = "1 folder" if len(found) == 1 else f"{len(found)} folders"
+    console.print(f"{folders}, {decimal(sum(run.disk_bytes for run in found))}")
 
 
 def _cells(run: Listed) -> list[str]:

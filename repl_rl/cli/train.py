@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from repl_rl.cli.defaults import Update, apply_model_defaults
-from repl_rl.cli.onward import after, tell
+from repl_rl.cli.onward import after, again, tell
 from repl_rl.cli.outcome import opened, show, show_plan
 from repl_rl.cli.processes import explained_by_others, hush, led
 from repl_rl.cli.progress import Progress
@@ -29,6 +29,7 @@ from repl_rl.rollout import Fleet, chosen_fleet, fleet_options
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.curves import draw_curves
 from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.listed import listed
 from repl_rl.runs.told import CONFIG, RUNS, settings_of
 from repl_rl.sandbox import SANDBOXES
 from repl_rl.settings.arguments import parse_with_sources
@@ -181,6 +182,11 @@ class Run:
         config = self.config
         engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
         show_plan(self.console, self.plan)
+        trainer = config.trainer
+        self.console.print(
+            f"{len(self.training)} tasks to train on, {len(self.held_out)} held out; {trainer.steps} steps of "
+            f"{trainer.prompts_per_step * trainer.group_size} rollouts, {trainer.group_size} per task"
+        )
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
         with (
             fleet_for(
@@ -225,6 +231,8 @@ class Run:
         self.summary["wall_s"] = self._spent("wall_s", self.started)
         self.folder.summarise(self.summary)
         self.folder.report()
+        if self.summary["status"] == "interrupted":
+            tell(self.console, [again(listed(self.folder.path))])
 
     def _train(self, source: Fleet, renderer: Renderer) -> None:
         config = self.config
@@ -296,6 +304,7 @@ class Run:
 
     def _evaluate(self, source: Fleet, when: str, step: int) -> None:
         if step not in self.studies:  # the last step's policy may have been evaluated when training came to it
+            self.console.print(f"playing {len(self.held_out)} held-out tasks, at temperature 1 and greedily ...")
             self.studies[step] = evaluate(source, self.held_out)
         result = self.studies[step]
         self.solved[step] = result.solve_rate.value

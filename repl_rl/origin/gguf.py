@@ -1,6 +1,8 @@
 """GGUF files: their weights are dequantised once, into a folder like any other model's."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
@@ -30,7 +32,8 @@ def dequantise(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
     folder = place / f"{file.stem}-{stamp(file)}"
     if not folder.is_dir():
         tell(f"dequantising {file} into {folder} ...")
-        _convert(file, folder)
+        with _bars_on_terminals():
+            _convert(file, folder)
     return folder
 
 
@@ -73,3 +76,18 @@ def _convert(file: Path, folder: Path) -> None:
     with whole_folder(folder) as made:
         model.save_pretrained(made)
         tokenizer.save_pretrained(made)
+
+
+@contextmanager
+def _bars_on_terminals() -> Iterator[None]:
+    """Leave the progress bars of transformers out of a log file, where they end no line."""
+    from transformers.utils import logging
+
+    silenced = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if silenced:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if silenced:
+            logging.enable_progress_bar()

@@ -145,10 +145,10 @@ class Renderer:
     @property
     def findings(self) -> str:
         """Summary of the audit, in one line."""
-        writer = "the policy, with its next word" if self.samples_space else "the console"
+        writer = "the policy" if self.samples_space else "the console"
         return (
             f"vocabulary: {len(self.newline_ids)} ids end a line, {len(self.forbidden_ids)} are forbidden, "
-            f"{len(self.eos_ids)} end a text; {writer} writes the space after a prompt"
+            f"{len(self.eos_ids)} end a text; {writer} writes the space after {PS1.rstrip()}"
         )
 
     @property

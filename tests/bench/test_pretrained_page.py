@@ -1,14 +1,21 @@
 """docs/pretrained.md shows the published run and no other, and its commands are those of `make pretrained`."""
 
+import asyncio
+import json
 import re
 import shlex
+from dataclasses import replace
 
-from benchmarks import gsm8k
+import pytest
+
+from benchmarks import coder, gsm8k
 from benchmarks.pages import ROOT
 from benchmarks.pretrained import FOLDER, RUN, block, told
 from repl_rl.cli.train import TrainConfig
+from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.settings.arguments import parse
 from tests.documents import blocks
+from tests.worlds import TASK, world
 
 
 def test_the_figures_of_the_page_are_those_of_the_published_run() -> None:
@@ -17,6 +24,18 @@ def test_the_figures_of_the_page_are_those_of_the_published_run() -> None:
 
 def test_the_figures_of_public_problems_are_those_of_the_published_evaluations() -> None:
     assert gsm8k.PUBLIC.text == gsm8k.block(*gsm8k.KEPT)
+
+
+def test_the_comparison_of_lines_and_blocks_is_that_of_the_kept_figures() -> None:
+    assert coder.PAGE.text == coder.block(json.loads(coder.FIGURES.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("lines", "answered"), [(["x = 1\n"], False), (["submit_final_answer(1)\n"], True), (["# \\boxed{1}\n"], True)]
+)
+def test_a_rollout_has_answered_by_a_call_or_in_a_box(lines: list[str], answered: bool) -> None:
+    (t,) = asyncio.run(replace(world(lines), limits=RolloutLimits(max_lines=1)).collect([TASK]))
+    assert coder.has_answered(t) is answered
 
 
 def test_every_share_stands_in_a_generated_block() -> None:

@@ -1,0 +1,91 @@
+"""Write the table of docs/pretrained.md that compares lines, fenced blocks and plain answers of one model on GSM8K.
+
+    python -m benchmarks.coder LABEL=FOLDER ...    from folders of `repl-rl eval --out`, in the order of the rows
+
+Figures of all labels are kept in docs/coder.json; a label that is given again
+replaces its own.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.pages import ROOT, Block, Report, points, share
+from repl_rl.evaluation.intervals import bootstrap, wilson
+from repl_rl.record.trajectory import Stop, Trajectory
+from repl_rl.runs.store import read
+from repl_rl.samplers.patterns import BOXED
+
+PAGE = Block(ROOT / "docs" / "pretrained.md", "coder")
+FIGURES = ROOT / "docs" / "coder.json"
+PARTS = {"greedy": "greedy", "1": "rollouts"}
+"""Temperatures, and the folders of their rollouts in an evaluation."""
+COMPARED = "lines, `chat_few_shot`", "fenced blocks"
+"""Labels whose difference in solved problems is published."""
+
+
+def figures(played: Sequence[Trajectory]) -> Report:
+    """Return shares of rollouts with an answer and a right one, of executed lines in error, and tokens per rollout."""
+    executed = [execution.status for trajectory in played for execution in trajectory.executions]
+    return {
+        "problems": len(played),
+        "answered": asdict(wilson(sum(map(has_answered, played)), len(played))),
+        "solved": asdict(wilson(sum(t.solved for t in played), len(played))),
+        "errors": sum(status.is_error for status in executed) / max(1, len(executed)),
+        "executed": len(executed),
+        "tokens": sum(t.sampled_tokens for t in played) / len(played),
+        "right": {t.task_id: int(t.solved) for t in played},
+    }
+
+
+def has_answered(trajectory: Trajectory) -> bool:
+    """Whether a rollout submitted an answer, or wrote one in a box."""
+    return trajectory.stop is Stop.ANSWERED or any(re.search(BOXED, line.text) for line in trajectory.lines)
+
+
+def evaluation(folder: Path) -> Report:
+    """Return the figures of an evaluation for each temperature."""
+    return {
+        name: figures([t for file in sorted((folder / part).iterdir()) for t in read(file)])
+        for name, part in PARTS.items()
+    }
+
+
+def block(kept: Report) -> str:
+    """Return the table, and the difference between lines and fenced blocks."""
+    text = (
+        "| | T | problems | answered | solved | lines in error | tokens per rollout |\n|---|---|---|---|---|---|---|\n"
+    )
+    for label, by_temperature in kept.items():
+        for name, one in by_temperature.items():
+            errors = f"{one['errors']:.1%}" if one["executed"] else "-"
+            shares = f"{share(one['answered'])} | {share(one['solved'])}"
+            text += f"| {label} | {name} | {one['problems']} | {shares} | {errors} | {one['tokens']:.0f} |\n"
+    if not {*COMPARED} <= kept.keys():
+        return text
+    lines, fenced = (kept[label] for label in COMPARED)
+    differences = []
+    for name in PARTS:
+        ours, theirs = lines[name]["right"], fenced[name]["right"]
+        both = sorted(ours.keys() & theirs.keys())
+        difference = bootstrap([float(ours[task] - theirs[task]) for task in both])
+        words = "greedily" if name == "greedy" else f"at T = {name}"
+        differences.append(f"{points(asdict(difference))} {words} ({len(both)} problems)")
+    return f"{text}\nSolved by lines less by blocks, points, of what both played: {', '.join(differences)}.\n"
+
+
+def main(given: Sequence[str]) -> None:
+    """See the top of this file."""
+    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    for each in given:
+        label, _, folder = each.rpartition("=")
+        kept[label] = evaluation(Path(folder))
+    FIGURES.write_text(json.dumps(kept) + "\n")
+    PAGE.write(block(kept))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
