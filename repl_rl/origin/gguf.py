@@ -81,6 +81,7 @@ def _convert(file: Path, folder: Path) -> None:
 @contextmanager
 def _bars_on_terminals() -> Iterator[None]:
     """Leave the progress bars of transformers out of a log file, where they end no line."""
+    # imported here: seconds, for a step that is taken once
     from transformers.utils import logging
 
     silenced = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
