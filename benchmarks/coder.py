@@ -1,9 +1,8 @@
-"""Write the table of docs/pretrained.md that compares lines, fenced blocks and plain answers of one model on GSM8K.
+"""Write the table of docs/pretrained.md that compares lines and fenced blocks of one model on GSM8K.
 
     python -m benchmarks.coder LABEL=FOLDER ...    from folders of `repl-rl eval --out`, in the order of the rows
 
-Figures of all labels are kept in docs/coder.json; a label that is given again
-replaces its own.
+Figures of all labels are kept in docs/coder.json; a label that is given again replaces its own.
 """
 
 import json
@@ -42,7 +41,7 @@ def figures(played: Sequence[Trajectory]) -> Report:
 
 
 def has_answered(trajectory: Trajectory) -> bool:
-    """Whether a rollout submitted an answer, or wrote one in a box."""
+    """Return True where a rollout submitted an answer, or wrote one in a box."""
     return trajectory.stop is Stop.ANSWERED or any(re.search(BOXED, line.text) for line in trajectory.lines)
 
 

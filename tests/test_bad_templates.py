@@ -61,7 +61,7 @@ def test_a_system_message_that_is_not_taken_goes_before_the_first_question(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "the chat template of byte-level takes no system message: its text goes before the first question"
     ]
-    assert renderer.asked("", "6 * 7?").text == "[user] 6 * 7?<|im_end|>\n[assistant] "
+    assert renderer.question_prompt("", "6 * 7?").text == "[user] 6 * 7?<|im_end|>\n[assistant] "
 
 
 def test_a_system_message_that_is_taken_stays_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -76,7 +76,7 @@ def test_a_template_that_refuses_everything_is_refused_as_before() -> None:
 
 def test_a_question_behind_a_system_text_spells_no_control_token() -> None:
     renderer = renderer_with(REFUSING["Gemma"])
-    ids = renderer.asked("S", "<|im_end|>").token_ids
+    ids = renderer.question_prompt("S", "<|im_end|>").token_ids
     assert sum(i in renderer.eos_ids for i in ids) == 1
 
 
@@ -99,7 +99,7 @@ def model_with(template: str, folder: Path) -> Path:
 
 def test_a_template_reads_one_time_as_long_as_it_lives() -> None:
     renderer = renderer_with(CLOCK)
-    assert len({renderer.asked("", "Q").text for _ in range(20)}) == 1
+    assert len({renderer.question_prompt("", "Q").text for _ in range(20)}) == 1
     then = datetime(2001, 2, 3, 4, 5, 6)
     assert renderer_with(CLOCK, now=then).asked("", "Q").text.startswith("03 Feb 2001 04:05:06.000000 [user]")
 
@@ -112,7 +112,7 @@ def test_a_run_keeps_its_date_and_goes_on_with_it(tmp_path: Path) -> None:
     run.mkdir()
     (run / "config.toml").write_text(dump(replace(begun, date="2001-02-03T04:05:06")))
     recorded = World.recorded(run)
-    assert recorded.renderer().asked("", "Q").text.startswith("03 Feb 2001 04:05:06")
+    assert recorded.renderer().question_prompt("", "Q").text.startswith("03 Feb 2001 04:05:06")
     resumed = World(model=str(folder), prompt="chat").resolve_prompt_settings(run / "config.toml")
     check_same_settings(run, dump(resumed))
     assert resumed == recorded
@@ -148,7 +148,7 @@ def test_a_training_has_one_prompt_for_a_task_and_its_date_in_its_settings(tmp_p
     assert main([*given, *sizes, *few, "--out", str(tmp_path), "--name", "dated"]) == 0
     date = load(tmp_path / "dated" / "config.toml")["date"]
     shown = datetime.fromisoformat(str(date)).strftime("%d %b %Y %H:%M:%S.%f")
-    assert shown in World.recorded(tmp_path / "dated").renderer().asked("", "Q").text
+    assert shown in World.recorded(tmp_path / "dated").renderer().question_prompt("", "Q").text
 
 
 def test_interrupted_transcripts_go_on_with_the_time_at_which_they_began(tmp_path: Path) -> None:
@@ -199,10 +199,10 @@ def test_a_template_without_end_is_refused_in_one_line(tmp_path: Path, capsys: p
 def test_a_template_that_comes_to_no_end_for_some_messages_alone_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "APPLY_S", 0.3)
     renderer = renderer_with("{% if 'loop' in messages[-1].content %}" + LOOP.replace(TURNS, "{% endif %}" + TURNS))
-    assert renderer.asked("S", "Q").text.startswith("[system] S")
+    assert renderer.question_prompt("S", "Q").text.startswith("[system] S")
     with pytest.raises(ConfigError, match="it comes to no end"):
-        renderer.asked("S", "loop")
-    assert renderer.asked("S", "Q").text.startswith("[system] S"), "it can be applied again"
+        renderer.question_prompt("S", "loop")
+    assert renderer.question_prompt("S", "Q").text.startswith("[system] S"), "it can be applied again"
 
 
 def test_a_text_without_measure_is_refused() -> None:

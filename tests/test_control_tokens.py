@@ -53,8 +53,8 @@ def controls(renderer: Renderer, ids: tuple[int, ...]) -> list[int]:
 )
 def test_a_question_adds_no_control_token_however_the_template_writes_it(way: str, question: str) -> None:
     renderer = renderer_with(CHATML.replace("CONTENT", WAYS[way]))
-    prompt = renderer.asked("S.", question)
-    assert controls(renderer, prompt.token_ids) == controls(renderer, renderer.asked("S.", "x").token_ids)
+    prompt = renderer.question_prompt("S.", question)
+    assert controls(renderer, prompt.token_ids) == controls(renderer, renderer.question_prompt("S.", "x").token_ids)
     assert renderer.decode(prompt.token_ids) == prompt.text == renderer.chat.text(conversation("S.", question), True)
 
 
@@ -64,7 +64,7 @@ def test_a_question_adds_no_control_token_however_the_template_writes_it(way: st
 @pytest.mark.parametrize("question", ["<|", "|im_end|", "nd|>", "<|im_end|"])
 def test_template_and_question_together_spell_no_control_token(template: str, question: str) -> None:
     renderer = renderer_with(template)
-    prompt = renderer.asked("", question)
+    prompt = renderer.question_prompt("", question)
     assert controls(renderer, prompt.token_ids) == []
     assert renderer.decode(prompt.token_ids) == prompt.text
 
@@ -77,13 +77,13 @@ def test_a_control_token_in_characters_that_the_tokenizer_normalises_is_text() -
     renderer = Renderer(tokenizer)
     end = tokenizer.convert_tokens_to_ids("[END]")
     for question in ("[END]", "\uff3bEND\uff3d"):
-        assert end not in renderer.asked("", question).token_ids
+        assert end not in renderer.question_prompt("", question).token_ids
 
 
 @pytest.mark.parametrize(("system", "question"), [("", "<|im_end|>"), ("S <|im_end|>", "<|im_end|>")])
 def test_samplers_and_system_messages_are_held_to_it_too(system: str, question: str) -> None:
     renderer = renderer_with(CHATML.replace("CONTENT", "m.content"))
-    expected = controls(renderer, renderer.asked("S" if system else "", "x").token_ids)
+    expected = controls(renderer, renderer.question_prompt("S" if system else "", "x").token_ids)
     for prompt in (
         opening(renderer, system, question, "chat"),
         ChatFormat(renderer).prompt(conversation(system, question)),
@@ -93,9 +93,9 @@ def test_samplers_and_system_messages_are_held_to_it_too(system: str, question: 
 
 def test_a_template_that_writes_a_spelling_in_another_way_is_refused_with_that_question() -> None:
     renderer = renderer_with("{{ messages[0].content | replace('|im', '|pad|><|im') }}<|im_end|>")
-    assert renderer.asked("", "fine").text == "fine<|im_end|>"
+    assert renderer.question_prompt("", "fine").text == "fine<|im_end|>"
     with pytest.raises(ConfigError, match=r"chat template of .*'<\|im_end\|>'; it writes a control token"):
-        renderer.asked("", "not <|im_end|> fine")
+        renderer.question_prompt("", "not <|im_end|> fine")
 
 
 @pytest.mark.parametrize("family", names())
@@ -105,7 +105,7 @@ def test_first_and_second_question_are_read_alike_by_the_templates_of_known_mode
     special = set(renderer.tokenizer.all_special_ids)
 
     def count(question: str) -> tuple[int, int]:
-        first = renderer.asked("", question)
+        first = renderer.question_prompt("", question)
         second = ChatFormat(renderer).reply([{"role": "user", "content": question}], 1_000)
         return sum(i in special for i in first.token_ids), sum(i in special for i in second.token_ids)
 
@@ -127,6 +127,6 @@ def test_an_ordinary_question_has_the_ids_of_the_templates_own_tokenization(fami
 def test_no_text_of_any_kind_adds_or_removes_one(parts: list[str]) -> None:
     renderer = chat_renderer("qwen3")
     question = "".join(parts)
-    prompt = renderer.asked("S", question)
-    assert controls(renderer, prompt.token_ids) == controls(renderer, renderer.asked("S", "y").token_ids)
+    prompt = renderer.question_prompt("S", question)
+    assert controls(renderer, prompt.token_ids) == controls(renderer, renderer.question_prompt("S", "y").token_ids)
     assert renderer.decode(prompt.token_ids) == prompt.text

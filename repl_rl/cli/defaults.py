@@ -90,7 +90,7 @@ def follow(
     context = partial(_own_context, folder)
     facts = Facts(template, context, own.there, own.bfloat16, update.adapters, update.rows)
     defaults = following(type(asked.config))
-    unsaid = {name: default for name, default in defaults.items() if name not in asked.given_names}
+    unsaid = {name: default for name, default in defaults.items() if name not in asked.explicit_names}
     if recorded is not None and recorded.is_file():
         there = dict(flatten(load(recorded)))
         values = {name: there[name] for name in unsaid if name in there}

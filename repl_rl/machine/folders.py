@@ -19,7 +19,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _START_FIELD = 19
 """Of /proc/PID/stat behind the name of the program: when the process began, in clock ticks after boot (proc(5))."""
 _CLOCKS_S = 1.0
-"""How far the times of processes and of files may lie apart, seconds."""
+"""Largest difference between the clocks of processes and of files, seconds."""
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 """Error numbers of a kernel or file system without RENAME_EXCHANGE."""
 
@@ -155,9 +155,9 @@ def _backup_path(final: Path) -> Path:
 
 
 def _may_own(pid: int, folder: Path) -> bool:
-    """Whether the process that made `folder` may be alive: one with its number is, and is not younger than it.
+    """Return True where the process that made `folder` may be alive: its number is in use, by no younger process.
 
-    The lock alone does not say so. A process has none yet just after it made its folder.
+    The lock alone is not enough. A process has none yet just after it made its folder.
     """
     with suppress(PermissionError):
         try:

@@ -92,7 +92,7 @@ async def _queried(stage: Stage, model: Model, text: str, max_tokens: int) -> Tr
 
 def _prompt(renderer: Renderer, text: str) -> Prompt:
     if renderer.chat.there:
-        return renderer.asked("", text)
+        return renderer.question_prompt("", text)
     return renderer.plain_prompt(f"{text}\n")
 
 

@@ -24,7 +24,7 @@ class Example(NamedTuple):
 
     question: str
     session: str
-    """What the policy wrote and the console printed, from the first prompt on."""
+    """Text of the console session, from the first prompt on: lines of the policy and their output."""
 
 
 @dataclass(frozen=True, slots=True)

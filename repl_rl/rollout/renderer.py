@@ -194,7 +194,7 @@ class Renderer:
         prefill = begun.console if console else ""
         if begun.system is None:
             return self.plain_prompt(begun.head + prefill)
-        asked = self.asked(begun.system, begun.question, begun.examples)
+        asked = self.question_prompt(begun.system, begun.question, begun.examples)
         return Prompt(asked.text + prefill, (*asked.token_ids, *self.splice(prefill)))
 
     def plain_prompt(self, text: str) -> Prompt:
@@ -214,7 +214,7 @@ class Renderer:
         bare = self.samples_space and text.endswith((PS1.rstrip(), PS2.rstrip()))
         return Prompt(f"{text} " if bare else text, tuple(token_ids))
 
-    def asked(self, system: str, question: str, examples: Sequence[Example] = ()) -> Prompt:
+    def question_prompt(self, system: str, question: str, examples: Sequence[Example] = ()) -> Prompt:
         """A question in the model's chat template, up to the policy's turn; an empty `system` is left out.
 
         `examples` are turns between the system message and the question.
@@ -223,8 +223,8 @@ class Renderer:
             ConfigError: as `chat_prompt`.
         """
         messages = [{"role": "system", "content": system}] if system else []
-        for asked, session in examples:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": session}]
+        for example, session in examples:
+            messages += [{"role": "user", "content": example}, {"role": "assistant", "content": session}]
         return self.chat_prompt([*messages, {"role": "user", "content": question}])
 
     def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> Prompt:

@@ -34,7 +34,7 @@ def opening(renderer: Renderer, system: str, question: str, template: str) -> Pr
             return renderer.plain_prompt(begun.head)
         if system:
             raise ConfigError("system", system[:40], "the prompt file is the system message already; leave one out")
-        return renderer.asked(begun.system, question, begun.examples)
+        return renderer.question_prompt(begun.system, question, begun.examples)
     if template == "chat":
         return ChatFormat(renderer).prompt(conversation(system, question))
     return renderer.plain_prompt("".join(f"{part}\n" for part in (system, question) if part))

@@ -40,7 +40,7 @@ class Parsed(Generic[T]):
     """The same settings over other defaults, by dotted name; files and flags win over these. Raises as `parse`."""
 
     @property
-    def given_names(self) -> Set[str]:
+    def explicit_names(self) -> Set[str]:
         """Dotted names of the settings that files or flags say."""
         return self.flags.union(*(said for _, said in self.files))
 
