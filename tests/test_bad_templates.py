@@ -65,13 +65,15 @@ def test_a_system_message_that_is_not_taken_goes_before_the_first_question(
 
 
 def test_a_system_message_that_is_taken_stays_one(caplog: pytest.LogCaptureFixture) -> None:
-    assert renderer_with(TURNS).asked("S", "Q").text == "[system] S<|im_end|>\n[user] Q<|im_end|>\n[assistant] "
+    assert (
+        renderer_with(TURNS).question_prompt("S", "Q").text == "[system] S<|im_end|>\n[user] Q<|im_end|>\n[assistant] "
+    )
     assert caplog.records == []
 
 
 def test_a_template_that_refuses_everything_is_refused_as_before() -> None:
     with pytest.raises(ConfigError, match=r"never.; it refuses this conversation"):
-        renderer_with("{{ raise_exception('never') }}").asked("S", "Q")
+        renderer_with("{{ raise_exception('never') }}").question_prompt("S", "Q")
 
 
 def test_a_question_behind_a_system_text_spells_no_control_token() -> None:
@@ -101,7 +103,7 @@ def test_a_template_reads_one_time_as_long_as_it_lives() -> None:
     renderer = renderer_with(CLOCK)
     assert len({renderer.question_prompt("", "Q").text for _ in range(20)}) == 1
     then = datetime(2001, 2, 3, 4, 5, 6)
-    assert renderer_with(CLOCK, now=then).asked("", "Q").text.startswith("03 Feb 2001 04:05:06.000000 [user]")
+    assert renderer_with(CLOCK, now=then).question_prompt("", "Q").text.startswith("03 Feb 2001 04:05:06.000000 [user]")
 
 
 def test_a_run_keeps_its_date_and_goes_on_with_it(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_a_template_that_comes_to_no_end_for_some_messages_alone_is_ended_too(mo
 
 def test_a_text_without_measure_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"characters.; it writes more than a model reads"):
-        renderer_with("{{ 'x' * 30000000 }}").asked("", "Q")
+        renderer_with("{{ 'x' * 30000000 }}").question_prompt("", "Q")
 
 
 def test_a_limit_counts_cpu_time_of_its_own_thread_and_leaves_nothing_behind() -> None:
