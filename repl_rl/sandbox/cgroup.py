@@ -6,11 +6,12 @@ version 1 where the groups that this process is in may be written to, which need
 
 import asyncio
 import contextlib
-import itertools
+import fcntl
 import os
+import secrets
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from repl_rl.machine.cores import cores
@@ -23,7 +24,6 @@ _SHARES_PER_CORE = 1024
 _REMOVED_WITHIN_S, _PAUSE_S = 2.0, 0.02
 _JOIN = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 1; shift; done; shift; exec "$@"'
 _REMEDY = "start the command with: systemd-run --user --scope"
-_numbers = itertools.count()
 
 
 class NoGroup(Exception):
@@ -38,6 +38,8 @@ class ControlGroup:
     memory_bytes: int
     cores: int
     """0: CPU is not bounded."""
+    locks: list[int] = field(default_factory=list, compare=False)
+    """Descriptors of the folders, locked while their owner lives: `_sweep` removes only what nobody has locked."""
 
     @property
     def about(self) -> str:
@@ -53,13 +55,16 @@ class ControlGroup:
     async def remove(self) -> None:
         """Remove it, as soon as its last process has ended. The kernel tells of that in version 2 only, so it polls."""
         deadline = asyncio.get_running_loop().time() + _REMOVED_WITHIN_S
-        while left := [folder for folder in self.folders if not _removed(folder)]:
-            if asyncio.get_running_loop().time() > deadline:
-                return  # the next sandbox of this machine sweeps it
-            for folder in left:
-                with contextlib.suppress(OSError):
-                    (folder / "cgroup.kill").write_text("1")
-            await asyncio.sleep(_PAUSE_S)
+        try:
+            while left := [folder for folder in self.folders if not _removed(folder)]:
+                if asyncio.get_running_loop().time() > deadline:
+                    return  # the next sandbox of this machine sweeps it
+                for folder in left:
+                    with contextlib.suppress(OSError):
+                        (folder / "cgroup.kill").write_text("1")
+                await asyncio.sleep(_PAUSE_S)
+        finally:
+            _unlock(self.locks)
 
 
 def make_group() -> ControlGroup:
@@ -69,20 +74,23 @@ def make_group() -> ControlGroup:
         NoGroup: none can be made here.
     """
     version, parents = _parents()
-    name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
+    # Containers may share the folder and not the numbers of their processes.
+    name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
     made: list[Path] = []
+    locks: list[int] = []
     try:
         for parent in dict.fromkeys(parents.values()):
             _sweep(parent)
-            (parent / name).mkdir()
             made.append(parent / name)
+            locks.append(_make_locked(parent / name))
         memory_bytes = _memory_bytes(parents["memory"]) // _SHARE
-        group = ControlGroup(tuple(made), memory_bytes, cores() if "cpu" in parents else 0)
+        group = ControlGroup(tuple(made), memory_bytes, cores() if "cpu" in parents else 0, locks)
         _bound(version, {kind: parent / name for kind, parent in parents.items()}, group)
         subprocess.run(group.joining(["true"]), check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         for folder in made:
             _removed(folder)
+        _unlock(locks)
         raise NoGroup(f"no cgroup bounds its consoles: {error}") from error
     return group
 
@@ -168,17 +176,48 @@ def _memory_bytes(folder: Path) -> int:
     return min(found)
 
 
+def _make_locked(folder: Path) -> int:
+    """Make a folder and lock it. Return the lock's descriptor, which `exec` closes."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        # Another process's sweep may take the folder before it is locked.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            descriptor = _lock(folder)
+            if folder.exists():
+                return descriptor
+            os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder for this process. The lock ends with its process, whichever container that is in.
+
+    Raises:
+        BlockingIOError: another process has it.
+        FileNotFoundError: it is gone.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _unlock(locks: list[int]) -> None:
+    while locks:
+        os.close(locks.pop())
+
+
 def _sweep(parent: Path) -> None:
-    """Remove what a killed process has left."""
-    for folder in _left_behind(parent):
-        _removed(folder)
-
-
-def _left_behind(parent: Path) -> Iterator[Path]:
+    """Remove what killed processes have left."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if not os.path.exists(f"/proc/{pid}"):
-            yield folder
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            descriptor = _lock(folder)
+            try:
+                _removed(folder)
+            finally:
+                os.close(descriptor)
 
 
 def _removed(folder: Path) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from repl_rl.record.line import LineStatus
 from repl_rl.sandbox import Limits, open_sandbox
-from repl_rl.sandbox.cgroup import ControlGroup, NoGroup, make_group
+from repl_rl.sandbox.cgroup import ControlGroup, NoGroup, _make_locked, make_group
 from repl_rl.sandbox.local import Local
 from tests.processes import descendants, wait_for
 
@@ -104,6 +104,22 @@ def test_a_group_that_a_killed_process_left_is_swept_by_the_next_sandbox() -> No
         return not list(above.glob(f"repl-rl-{host.pid}-*"))
 
     wait_for(swept, None)  # its processes end by themselves, a little later
+
+
+@needs_group
+def test_a_group_is_swept_by_nobody_while_its_owner_lives_in_whatever_container() -> None:
+    """The owner's number says nothing: in another PID namespace it is nobody's, or somebody else's."""
+    assert here is not None
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    folders = [folder.with_name(f"repl-rl-{gone.pid}-0") for folder in here.folders]
+    locks = [_make_locked(folder) for folder in folders]
+    asyncio.run(make_group().remove())
+    assert all(folder.exists() for folder in folders)
+    for lock in locks:
+        os.close(lock)
+    asyncio.run(make_group().remove())
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_doctor_says_what_a_group_bounds_or_why_there_is_none() -> None:
