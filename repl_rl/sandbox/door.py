@@ -209,12 +209,20 @@ def _in_memory(content: bytes) -> Iterator[int]:
 
 async def _verdict(channel: socket.socket, link: KeeperLink, limits: Limits) -> Mapping[str, str] | None:
     """What a process says of its workspace: nothing, or what is wrong with it. None: it ended, and said nothing."""
-    packet = await _packet(channel, limits.cpu_s)
-    if packet is None:
-        link.interrupt()
-        packet = await _packet(channel, limits.interrupt_grace_s)
-    if packet is None:
-        return {"place": "its end", "value": "deaf to interrupts", "problem": f"it takes more than {limits.cpu_s:g} s"}
+    # One task for both periods: a packet that came as a time limit cancelled its reading would be lost.
+    reading = asyncio.create_task(_packet(channel))
+    try:
+        done, _ = await asyncio.wait({reading}, timeout=limits.cpu_s)
+        if not done:
+            link.interrupt()
+            done, _ = await asyncio.wait({reading}, timeout=limits.interrupt_grace_s)
+        if not done:
+            problem = f"it takes more than {limits.cpu_s:g} s"
+            return {"place": "its end", "value": "deaf to interrupts", "problem": problem}
+        packet = reading.result()
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})
     if not packet:
         async with asyncio.timeout(_NEWS_S):
             await link.ready
@@ -226,13 +234,10 @@ async def _verdict(channel: socket.socket, link: KeeperLink, limits: Limits) -> 
         return {"place": "its process", "value": plain_text(repr(packet[:80])), "problem": "it sent nonsense"}
 
 
-async def _packet(channel: socket.socket, timeout_s: float) -> bytes | None:
-    """The next packet, empty at the end; None: it took too long."""
+async def _packet(channel: socket.socket) -> bytes:
+    """The next packet, empty at the end."""
     try:
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.get_running_loop().sock_recv(channel, _PACKET_BYTES)
-    except TimeoutError:
-        return None
+        return await asyncio.get_running_loop().sock_recv(channel, _PACKET_BYTES)
     except OSError:
         return b""
 
