@@ -33,9 +33,9 @@ def test_public_name(name: str, snapshot: SnapshotAssertion) -> None:
     found = getattr(repl_rl, name)
     members = sorted(member for member in dir(found) if not member.startswith("_")) if inspect.isclass(found) else []
     try:
-        parameters = inspect.signature(found).parameters.values()
+        parameters = list(inspect.signature(found).parameters.values())
     except (TypeError, ValueError):  # a protocol, a constant
-        parameters = ()
+        parameters = []
     described = [f"{p.kind.description}: {p.name}{'' if p.default is p.empty else ' (optional)'}" for p in parameters]
     assert {"parameters": described, "members": members} == snapshot
 
