@@ -27,7 +27,7 @@ PAGE = Block(ROOT / "docs" / "credit.md", "regimes")
 FIGURES = ROOT / "docs" / "credit_regimes.json"
 DECIDING = ("noise", "long", "longer", "errors")
 """The regimes in which another condition earns its place."""
-LOOKED_AT = ("pretrained", "pretrained_again")
+LOOKED_AT = ("pretrained", "pretrained_sampled")
 """Those that decide nothing."""
 BLOCKS = {
     "train_solve_rate": "solved over the budget",
