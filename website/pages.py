@@ -13,6 +13,7 @@ WRITTEN = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "benchmarks/sandbox.md": "benchmarks/sandbox.md",
+    "examples.md": "examples/README.md",
 }
 """Pages whose text stands outside docs/, with the path of that text in the repository."""
 NOTEBOOKS = "notebooks"
