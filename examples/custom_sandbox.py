@@ -91,7 +91,7 @@ class Recording(SandboxKind):
     unlimited: ClassVar[frozenset[str]] = Unsafe.unlimited
 
     file: str = "lines.jsonl"
-    """Where lines are appended."""
+    """File to append lines to."""
 
     @asynccontextmanager
     async def open(self, births: Births) -> AsyncIterator[Sandbox]:

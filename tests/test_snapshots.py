@@ -80,7 +80,7 @@ def test_files_of_a_run(run: Path, snapshot: SnapshotAssertion) -> None:
 
 
 def test_rollouts_of_the_first_step(run: Path, snapshot: SnapshotAssertion) -> None:
-    """What was sampled, what was observed and what it earned, before any update."""
+    """Sampled ids, observed ids and outcomes, before any update."""
     rows = [row for row in _rollouts(run) if row.startswith("0-")]
     assert len(rows) == 12
     assert rows == snapshot
@@ -92,13 +92,20 @@ def test_rollouts_gradients_and_weights_of_each_step(run: Path, snapshot: Snapsh
     Floating point differs between kinds of processors, so there is a snapshot for each kind that it was made on. On
     another kind, a second run has to equal the first one.
     """
-    kind = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+    kind = f"{_processor()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
     found = _numbers(run)
     assert len(found) == STEPS + 1
     if f"[{kind}]" in SNAPSHOTS.read_text(encoding="utf-8") or snapshot.session.update_snapshots:
         assert found == snapshot(name=kind)
     else:
         assert found == _numbers(_train(tmp_path))
+
+
+def _processor() -> str:
+    """The machine's instruction set, with vendor, family and model: math libraries choose their code by these."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    fields = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    return " ".join([platform.machine(), *(fields.get(key, "-") for key in ("vendor_id", "cpu family", "model"))])
 
 
 def _rollouts(run: Path) -> list[str]:

@@ -39,7 +39,7 @@ class ControlGroup:
     cores: int
     """0: CPU is not bounded."""
     locks: list[int] = field(default_factory=list, compare=False)
-    """Descriptors of the folders, locked while their owner lives: `_sweep` removes only what nobody has locked."""
+    """Locked descriptors of the folders, open while their owner lives. `_sweep` removes unlocked folders only."""
 
     @property
     def about(self) -> str:
@@ -210,9 +210,10 @@ def _unlock(locks: list[int]) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed processes have left."""
+    """Remove folders of killed processes."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+        # Locked, gone, or another user's: none of these may keep this process from a group of its own.
+        with contextlib.suppress(OSError):
             descriptor = _lock(folder)
             try:
                 _removed(folder)

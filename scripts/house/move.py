@@ -19,7 +19,7 @@ from pathlib import Path
 
 TEXTS = {".py", ".pyi", ".md", ".toml", ".txt", ".ipynb", ".yml", ""}
 STORED = ("docs/quickstart", "docs/pretrained/", "docs/serve/", "tests/stored", "tests/__snapshots__", "scripts/house")
-"""What earlier versions wrote, which names their modules."""
+"""Files of earlier versions, which keep the module names of their time."""
 LOGGER = re.compile(r"^log = logging\.getLogger\(__name__\)\n+", re.MULTILINE)
 
 
