@@ -104,7 +104,7 @@ def test_rollouts_gradients_and_weights_of_each_step(run: Path, snapshot: Snapsh
 def _processor() -> str:
     """The machine's instruction set, with vendor, family and model: math libraries choose their code by these."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    fields = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     return " ".join([platform.machine(), *(fields.get(key, "-") for key in ("vendor_id", "cpu family", "model"))])
 
 
