@@ -15,6 +15,7 @@ import tyro
 from repl_rl.errors import ConfigError
 from repl_rl.settings.flags import assembled, mirrored, names
 from repl_rl.settings.optioned import folded, optioned
+from repl_rl.settings.removed import REMOVED
 from repl_rl.settings.scalars import gathered, open_tables, split
 from repl_rl.settings.toml import flatten, load
 
@@ -179,6 +180,8 @@ def _words(key: str, value: object) -> list[str]:
 def _check(what: str, name: str, known: set[str]) -> None:
     if name in known:
         return
+    if removed := REMOVED.get(name):
+        raise ConfigError(what, name, f"it was removed: {removed.reason}")
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]!r}?" if near else "see --help for the known ones"
     raise ConfigError(f"unknown {what}", name, remedy)

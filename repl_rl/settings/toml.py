@@ -7,6 +7,7 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.flags import seam_of, typed
+from repl_rl.settings.removed import without_removed
 from repl_rl.settings.scalars import literal
 from repl_rl.settings.seams import has_options
 
@@ -15,15 +16,14 @@ UNRECORDED: Mapping[str, bool] = {"unrecorded": True}
 
 
 def load(file: Path) -> Mapping[str, object]:
-    """What a TOML file says.
+    """What a TOML file says, without removed settings that changed nothing.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
-        list(flatten(found))  # it may be too deep for those who walk through it
-        return found
+        return without_removed(found)  # here and not later: a table may be too deep for those who walk through it
     except OSError as error:
         raise ConfigError("config file", str(file), f"it cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

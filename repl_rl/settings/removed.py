@@ -1,0 +1,37 @@
+"""Settings that this version does not have any more.
+
+A file that holds one at its neutral value, the one that changed nothing, is read without it: `config.toml` of an older
+run holds every setting of its version. Any other value is an error that gives the reason.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A setting that was removed.
+
+    Attributes:
+        neutral: the value under which a run is the same without the setting.
+        reason: why it was removed, and what to use instead; the end of an error message.
+    """
+
+    neutral: object
+    reason: str
+
+
+REMOVED: Mapping[str, Removed] = {}
+"""By dotted key."""
+
+
+def without_removed(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """`table` of TOML without the removed settings that hold their neutral value."""
+    kept: dict[str, object] = {}
+    for key, value in table.items():
+        removed = REMOVED.get(prefix + key)
+        if isinstance(value, Mapping):
+            kept[key] = without_removed(value, f"{prefix}{key}.")
+        elif removed is None or value != removed.neutral:
+            kept[key] = value
+    return kept
