@@ -135,7 +135,7 @@ GOOD = '{"id": "a", "question": "q", "answer": "1"}'
         (f"{GOOD}\n[1, 2]\n", r"t\.jsonl:2 is '\[1, 2\]'; write one JSON object a line"),
         ("[" * 100_000, r"t\.jsonl:1 is .*write one JSON object a line"),
         ('{"id": "a", "question": "q"}\n', r"t\.jsonl:1: field 'answer' is None; add it"),
-        ('{"question": "q", "answer": 1}\n', r"t\.jsonl:1: field 'id' is None; add it"),
+        ('{"question": "p", "answer": 1}\n{"id": "1", "question": "q", "answer": 1}\n', r"id is '1'; line 1 has it"),
         ('{"id": "a", "question": ["q"], "answer": 1}\n', r"field 'question' is \['q'\]; give a text"),
         ('{"id": "a", "question": " ", "answer": 1}\n', r"field 'question' is ' '; it may not be empty"),
         (f"{GOOD}\n{GOOD}\n", r"t\.jsonl:2: id is 'a'; line 1 has it"),
@@ -146,6 +146,11 @@ def test_a_bad_file_is_refused_with_path_line_and_remedy(tmp_path: Path, text: s
     (tmp_path / "t.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_tasks(str(tmp_path / "t.jsonl"))
+
+
+def test_a_row_without_an_id_has_the_number_of_its_line(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"question": "p", "answer": 1}\n\n{"question": "q", "answer": 2}\n')
+    assert [task.id for task in load_tasks(str(tmp_path / "t.jsonl"))] == ["1", "3"]
 
 
 HALF = '{"id": "a%s", "question": "q%s", "answer": "1%s"}\n'

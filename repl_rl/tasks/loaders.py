@@ -38,8 +38,8 @@ def load_tasks(
 
             - `builtin:quickstart`, `builtin:easy`, `builtin:hard`, or `builtin:` and a family's name;
             - `builtin:graded`, `builtin:graded/2` (one level), `builtin:dates` (one topic), `builtin:dates/2`;
-            - PATH: JSONL or Parquet with `id`, `question` and `answer`, and optionally `judge`, `family`, `follow_ups`
-              and `workspace`. Rows of Parquet need no `id`. Without `judge` an answer that is a text has the judge
+            - PATH: JSONL or Parquet with `question` and `answer`, and optionally `id` (else the number of the row),
+              `judge`, `family`, `follow_ups` and `workspace`. Without `judge` an answer that is a text has the judge
               `exact`, and one that is a number `numeric`;
             - `dataset:NAME`: what `datasets` loads by that name, or a folder that it saved;
             - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
@@ -87,9 +87,6 @@ class _Reading:
     """How the rows of one source become tasks."""
 
     options: Mapping[str, str] = field(default_factory=dict)
-    numbered: bool = False
-    """A row without `id` is named by its number."""
-
     def text(self, row: Row, name: str, default: str | None = None) -> str:
         """The field that the source calls by `name`; one that the user has named must be there."""
         mapped = self.options.get(name)
@@ -118,12 +115,13 @@ def refuse_source(thing: str, source: str) -> None:
 
 def _read(adapter: Adapter, source: str, judges: Collection[str] | None) -> Iterator[tuple[Row, Task]]:
     place, options = _place(source)
-    reading = _Reading(options, numbered=place.startswith("dataset:") or place.endswith(".parquet"))
+    reading = _Reading(options)
+    columns = place.startswith("dataset:") or place.endswith(".parquet")
     folder = None if place.startswith("dataset:") else Path(place).parent
     read = _READ - set(_KEPT.get(adapter, ())) - set(options)
     taken = {FIELD, *read, *(options[name] for name in _MAPPED if name in options)}
     for row in rows(place, options):
-        workspace = workspace_of(row, folder, columns=reading.numbered)
+        workspace = workspace_of(row, folder, columns=columns)
         others = {name: value for name, value in row.fields.items() if name not in taken}
         task = replace(adapter(row, reading), workspace=workspace, fields=others)
         if judges is not None and "judge" not in options:  # one of the source is what the user named
@@ -167,7 +165,7 @@ def _distinct(tasks: Iterable[tuple[Row, Task]]) -> Iterator[Task]:
 
 def _plain(row: Row, reading: _Reading) -> Task:
     return Task(
-        id=reading.text(row, "id", str(row.number) if reading.numbered else None),
+        id=reading.text(row, "id", str(row.number)),
         question=reading.text(row, "question"),
         answer=reading.text(row, "answer"),
         judge=reading.options.get("judge") or _judge(row, reading.field("answer")),
