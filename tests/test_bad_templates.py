@@ -151,6 +151,10 @@ def test_a_training_has_one_prompt_for_a_task_and_its_date_in_its_settings(tmp_p
     date = load(tmp_path / "dated" / "config.toml")["date"]
     shown = datetime.fromisoformat(str(date)).strftime("%d %b %Y %H:%M:%S.%f")
     assert shown in World.recorded(tmp_path / "dated").renderer().question_prompt("", "Q").text
+    played = list(read(tmp_path / "dated" / "trajectories"))
+    prompts = {trajectory.task_id: trajectory.prompt.text for trajectory in played}
+    assert len(played) > len(prompts)
+    assert all(t.prompt.text == prompts[t.task_id] and shown in t.prompt.text for t in played)
 
 
 def test_interrupted_transcripts_go_on_with_the_time_at_which_they_began(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Isolation is asserted from inside a live console; and without it, the same probes fail."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from repl_rl.sandbox import Limits, open_sandbox
 from repl_rl.sandbox.base import PushResult
 from repl_rl.sandbox.conformance import Row, isolation, limits
 from repl_rl.sandbox.conformance.limits import CHECK_LIMITS
+from tests.processes import descendants, wait_for
 from tests.sandbox.places import ask, environment, site_packages
 
 STILL_WORK = (
@@ -119,6 +121,10 @@ os.fork() or hide()
 """
 
 
+SPIN = "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()"
+"""Works for ever, on no line's time."""
+
+
 @pytest.mark.parametrize(("seconds", "most_s"), [(0.1, 4.0), (0.005, 2.0)])
 def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: float, most_s: float) -> None:
     """The system counts in steps of 0.01 s, and keeps nothing of what ended where SIGCHLD is ignored."""
@@ -136,6 +142,20 @@ def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: flo
     result, used_s = asyncio.run(main())
     assert result.status is LineStatus.TIMEOUT
     assert used_s < most_s  # 22.6 and 2.8 s where nothing but the system's own count is added up
+
+
+def test_a_console_that_works_between_its_lines_is_ended_while_nobody_sends_one() -> None:
+    async def main() -> tuple[PushResult, PushResult]:
+        limits = Limits(cpu_s=1)
+        async with open_sandbox("local", limits=limits, warm=0) as sandbox, sandbox.session() as session:
+            before = {*descendants(os.getpid())}
+            started = [await session.push(line) for line in ("import threading", SPIN)][-1]
+            await asyncio.to_thread(wait_for, lambda: before - {*descendants(os.getpid())}, None, 60)
+            return started, await session.push("1")
+
+    started, result = asyncio.run(main())
+    assert started.status is LineStatus.OK
+    assert result.status is LineStatus.TIMEOUT
 
 
 def test_every_limit_ends_in_its_own_status() -> None:
