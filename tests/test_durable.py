@@ -93,6 +93,16 @@ def test_a_full_disk_is_a_line_with_path_and_remedy_and_what_was_written_stays(t
     assert [row["step"] for row in folder.rows] == [1, 2]
 
 
+def test_a_resumed_run_has_nothing_of_a_process_that_was_killed_while_it_wrote(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    folder.create("seed = 0\n")
+    left = [place / ".unfinished-999999999-x" for place in (folder.path, folder.checkpoints, folder.states)]
+    for each in left:
+        each.mkdir(parents=True)
+    folder.reopen("seed = 0\n", 0, 0)  # which has nothing of its own to write there
+    assert not any(each.exists() for each in left)
+
+
 def test_a_disk_that_reports_errors_is_a_line_with_path_and_remedy(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", overwrite=False)
     folder.create("seed = 0\n")

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from repl_rl.machine.folders import exchange, private_folder
+from repl_rl.machine.folders import UNFINISHED, exchange, private_folder
 
 DIGESTS = "sha256.json"
 """In each such folder: the name of every other file in it -> its SHA-256, in hexadecimal digits."""
@@ -17,13 +17,13 @@ def write_durably(final: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write files into a folder, which then becomes `final`, in place of an older one.
 
     It has another name until all of it is on the disk. So whoever stops this process, or the machine, leaves a whole
-    folder or none; what is left of an unfinished one is removed at the next start.
+    folder or none; what is left of an unfinished one is removed when the next is written or the run is resumed.
 
     Raises:
         OSError: it could not be written; nothing of it is left.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    with private_folder(final.parent, ".unfinished-") as torn:
+    with private_folder(final.parent, UNFINISHED) as torn:
         made = torn / final.name
         made.mkdir()
         fill(made)

@@ -15,6 +15,8 @@ from repl_rl.machine.alone import alone, mark
 from repl_rl.machine.outputs import Output, followed
 
 log = logging.getLogger(__name__)
+UNFINISHED = ".unfinished-"
+"""Begins the name of a folder that is being filled. The number of the process follows."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _START_FIELD = 19
 """Of /proc/PID/stat behind the name of the program: when the process began, in clock ticks after boot (proc(5))."""
@@ -28,19 +30,26 @@ _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 def private_folder(root: Path, prefix: str) -> Iterator[Path]:
     """A folder in `root` that this process has for itself; it is removed at the end.
 
-    One that a killed process left behind is removed at the next start: that process is gone, and so is its lock. A
-    process of another container that shares `root` has no number here, but it has its lock.
+    Those that killed processes left are removed first.
+    """
+    remove_left_folders(root, prefix)
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=root) as folder,
+        alone(Path(folder)),
+    ):
+        yield Path(folder)
+
+
+def remove_left_folders(root: Path, prefix: str = UNFINISHED) -> None:
+    """Remove the private folders in `root` of processes that were killed: these are gone, and so are their locks.
+
+    A process of another container that shares `root` has no number here, but it has its lock.
     """
     for left in root.glob(f"{prefix}*"):
         pid = left.name.removeprefix(prefix).partition("-")[0]
         if pid.isdigit() and not _may_own(int(pid), left):
             with suppress(OSError), alone(left):
                 shutil.rmtree(left, ignore_errors=True)
-    with (
-        tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=root) as folder,
-        alone(Path(folder)),
-    ):
-        yield Path(folder)
 
 
 @contextmanager
@@ -62,7 +71,7 @@ def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
     missing = [parent for parent in final.parents if not parent.exists()]
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with private_folder(final.parent, ".unfinished-") as torn:
+        with private_folder(final.parent, UNFINISHED) as torn:
             made = torn / final.name
             made.mkdir()
             if replaces is not None:
@@ -98,7 +107,7 @@ def take_place(made: Path, final: Path, output: Output) -> None:
     if not os.path.lexists(final):
         os.rename(made, final)
         return
-    with private_folder(final.parent, ".unfinished-") as torn:
+    with private_folder(final.parent, UNFINISHED) as torn:
         if exchange(made, final):
             os.rename(made, torn / "older")
             return
