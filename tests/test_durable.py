@@ -99,8 +99,14 @@ def test_a_resumed_run_has_nothing_of_a_process_that_was_killed_while_it_wrote(t
     left = [place / ".unfinished-999999999-x" for place in (folder.path, folder.checkpoints, folder.states)]
     for each in left:
         each.mkdir(parents=True)
+    files = [folder.path / ".other.json.999999999.unfinished", folder.path / "trajectories" / ".1.999999999.unfinished"]
+    of_a_living_one = folder.path / f".report.html.{os.getpid()}.unfinished"
+    for each in (*files, of_a_living_one):
+        each.parent.mkdir(exist_ok=True)
+        each.touch()
     folder.reopen("seed = 0\n", 0, 0)  # which has nothing of its own to write there
-    assert not any(each.exists() for each in left)
+    assert not any(each.exists() for each in (*left, *files))
+    assert of_a_living_one.exists()
 
 
 def test_a_disk_that_reports_errors_is_a_line_with_path_and_remedy(tmp_path: Path) -> None:

@@ -240,6 +240,15 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped_and_finds_the_same(t
     assert again.played == 0
 
 
+def test_an_evaluation_that_goes_on_has_nothing_of_a_process_that_was_killed_while_it_wrote(tmp_path: Path) -> None:
+    folder = EvaluationFolder(tmp_path / "e", "seed = 0\n")
+    play_all(TASKS[:3], Player(), folder=folder)
+    left = tmp_path / "e" / "greedy" / ".000000.jsonl.gz.999999999.unfinished"
+    left.touch()
+    with folder.held():
+        assert not left.exists()
+
+
 def test_a_folder_of_another_evaluation_is_left_alone(tmp_path: Path) -> None:
     play_all(TASKS[:3], Player(), folder=EvaluationFolder(tmp_path / "e", "seed = 0\n"))
     with pytest.raises(ConfigError, match=r"other settings \(seed = 0; seed = 1\); name another folder"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation.study import Study, TaskResult, result
 from repl_rl.machine.files import whole_file, write_whole
+from repl_rl.machine.folders import remove_left_files
 from repl_rl.machine.outputs import Output, contents, followed
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
@@ -64,6 +65,7 @@ class EvaluationFolder:
             with writing("evaluation folder", self.path, then=", then give the command again"):
                 stack.enter_context(EVALUATION.claimed(self.path))
             self._refuse_other()
+            remove_left_files(self.path)
             yield
 
     def load(self, kind: str, portion: int, tasks: Sequence[Task]) -> Sequence[Trajectory] | None:

@@ -52,6 +52,14 @@ def remove_left_folders(root: Path, prefix: str = UNFINISHED) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
+def remove_left_files(root: Path) -> None:
+    """Remove the files below `root` that processes had begun to write (`files.whole_file`) when they were killed."""
+    for left in [*root.rglob(".*.unfinished")]:
+        pid = left.name.split(".")[-2]
+        if pid.isdigit() and not _may_own(int(pid), left):
+            left.unlink(missing_ok=True)
+
+
 @contextmanager
 def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
     """A folder to fill. It becomes `final` when the block ends well; else nothing of it is left, parents included.
@@ -163,10 +171,10 @@ def _backup_path(final: Path) -> Path:
     return final.parent / f".{final.name}.older"
 
 
-def _may_own(pid: int, folder: Path) -> bool:
-    """Return True where the process that made `folder` may be alive: its number is in use, by no younger process.
+def _may_own(pid: int, made: Path) -> bool:
+    """Return True where the process that made a file or folder may be alive: no younger process has its number.
 
-    The lock alone is not enough. A process has none yet just after it made its folder.
+    The lock of a folder alone is not enough. A process has none yet just after it made its folder.
     """
     with suppress(PermissionError):
         try:
@@ -177,5 +185,5 @@ def _may_own(pid: int, folder: Path) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         since_boot_s = int(stat.rpartition(")")[2].split()[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
         booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        return booted_s + since_boot_s <= folder.stat().st_mtime + _CLOCKS_S
+        return booted_s + since_boot_s <= made.stat().st_mtime + _CLOCKS_S
     return True

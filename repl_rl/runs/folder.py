@@ -12,7 +12,7 @@ from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import ConfigError, ReplRLError, StoreError
 from repl_rl.machine.alone import maker, mark
 from repl_rl.machine.files import Json, write_whole
-from repl_rl.machine.folders import remove_left_folders
+from repl_rl.machine.folders import remove_left_files, remove_left_folders
 from repl_rl.machine.outputs import Output, clear, contents, followed
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
@@ -142,6 +142,7 @@ class RunFolder:
     def _cut(self, config_toml: str, step: int, policy_step: int) -> None:
         for place in (self.path, self.checkpoints, self.states):  # a run that has nothing left to write sweeps none
             remove_left_folders(place)
+        remove_left_files(self.path)
         write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))
         for file in (self.path / "trajectories").glob("[0-9]*.jsonl.gz"):
             if int(file.name.partition(".")[0]) > step:

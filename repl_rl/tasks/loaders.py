@@ -87,6 +87,7 @@ class _Reading:
     """How the rows of one source become tasks."""
 
     options: Mapping[str, str] = field(default_factory=dict)
+
     def text(self, row: Row, name: str, default: str | None = None) -> str:
         """The field that the source calls by `name`; one that the user has named must be there."""
         mapped = self.options.get(name)
