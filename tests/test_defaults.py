@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from benchmarks.defaults import PAGE, block
 from repl_rl.cli import main
-from repl_rl.cli.bench import EchoBenchConfig
 from repl_rl.cli.chat import ChatConfig
 from repl_rl.cli.defaults import Update, apply_model_defaults, follow
 from repl_rl.cli.eval import EvalConfig
@@ -230,7 +229,6 @@ VERBS: Mapping[str, tuple[type[World], str, Mapping[str, object]]] = {
     "rollout": (RolloutConfig, "", PLAYED),
     "chat": (ChatConfig, "", PLAYED),
     "serve": (ServeConfig, "", PLAYED),
-    "bench echo": (EchoBenchConfig, "", {**PRETRAINED, **ON_GPU}),
 }
 
 
@@ -284,7 +282,7 @@ def test_a_policy_is_of_the_bundled_kind_by_its_shape_and_vocabulary(
     assert not any(map(is_bundled_kind, (*others, *models.values())))
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "eval", "serve", "chat", "rollout", "transcripts", "bench echo"])
+@pytest.mark.parametrize("command", ["train", "sft", "eval", "serve", "chat", "rollout", "transcripts"])
 def test_the_help_says_both_defaults(command: str) -> None:
     kind = commands()[command]
     told = {each.word: each for table in settings(kind).values() for each in table}

@@ -30,7 +30,6 @@ ELSEWHERE = {
     "bench rollout": "tests/bench/test_rollout.py",
     "bench update": "tests/trainer/test_bench.py",
     "bench credit": "tests/bench/test_credit_worker.py",
-    "bench echo": "tests/bench/test_echo.py",
     "bench faults": "tests/bench/test_faults.py",
     "bench fleet": "tests/bench/test_fleet.py",
     "bench serve": "tests/bench/test_serve.py",

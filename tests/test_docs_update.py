@@ -37,11 +37,10 @@ def test_the_functions_and_settings_of_the_page_work_together(tmp_path: Path, mo
         file = tmp_path / f"{number}.toml"
         file.write_text(text)
         configs.append(parse(TrainConfig, "train", ["--config", str(file)]).trainer)
-    assert [config.optimizer_steps_per_step for config in configs] == [1, 1, 1, 1, 1, 1, 8, 1, 1, 1, 1, 1]
+    assert [config.optimizer_steps_per_step for config in configs] == [1, 1, 1, 1, 1, 1, 8, 1, 1, 1, 1]
     credit, potential, stops, *_, memory = (credit_of(config) for config in configs)
     sys.modules.pop("shaping")
     assert configs[-1].lora_rank == 16
-    assert [config.observation_weight for config in configs if config.observation_weight] == [0.05]
     assert [config.groups for config in configs if config.groups] == ["refill(most=2)", "window(share=0.3)"]
     assert [config.ahead for config in configs if config.ahead] == [1, 1]
     assert memory.stops.mask == ()

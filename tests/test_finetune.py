@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 
 from repl_rl.cli import main
-from repl_rl.coldstart.finetune import finetune, labelled, sft_args, trainer
-from repl_rl.coldstart.observing import IGNORED
+from repl_rl.coldstart.finetune import IGNORED, finetune, labelled, sft_args, trainer
 from repl_rl.coldstart.selection import FinetuneConfig, select
 from repl_rl.errors import ConfigError
 from repl_rl.machine.alone import OWNER
@@ -88,6 +87,35 @@ def test_the_mask_reaches_trls_loss_exactly(tmp_path: Path) -> None:
     for own, nats in zip(mask_BT.flatten().tolist(), nats_BT.flatten().tolist(), strict=True):
         turned = (total - nats) / (count - 1) if own else (total + nats) / (count + 1)
         assert abs(turned - loss) > 2e-5 * loss
+
+
+@pytest.mark.parametrize("micro_batch", [0, 1])
+def test_passes_of_a_step_add_up_to_the_mean_over_its_learned_tokens(micro_batch: int, tmp_path: Path) -> None:
+    """Through all of the logits, once more."""
+    examples = [labelled(t) for t in (RIGHT, RECOVERED, WRONG)]
+    model, start = (AutoModelForCausalLM.from_pretrained(POLICY) for _ in range(2))
+    seen: dict[str, torch.Tensor] = {}
+
+    class Gradients(TrainerCallback):
+        def on_pre_optimizer_step(self, *args: object, **options: object) -> None:
+            seen.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+
+    args = sft_args(FinetuneConfig(steps=1, batch_size=3, micro_batch=micro_batch), tmp_path, seed=0)
+    args.max_grad_norm = 1e9
+    made = trainer(model, RENDERER.tokenizer, examples, args, [Gradients()])
+    made.train()
+    nats, count = torch.zeros(()), 0
+    for example in examples:
+        labels = torch.tensor([example["labels"][1:]])
+        logits = start(input_ids=torch.tensor([example["input_ids"]])).logits[:, :-1]
+        nats = nats + cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="sum")
+        count += int((labels != IGNORED).sum())
+    mean = nats / count
+    torch.autograd.backward(mean)
+    for name, p in start.named_parameters():
+        torch.testing.assert_close(seen[name], p.grad, rtol=1e-3, atol=1e-5)
+    (entry,) = (entry for entry in made.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(mean.item(), rel=1e-4)
 
 
 def test_no_gradient_comes_from_a_token_that_is_context(tmp_path: Path) -> None:
@@ -268,79 +296,3 @@ def test_the_recipe_of_the_bundled_policy_runs_as_the_page_has_it(
     made = {file.name: file.stat().st_size for file in Path("policy").iterdir() if file.name != OWNER}
     shipped = {file.name: file.stat().st_size for file in POLICY.iterdir()}
     assert made == shipped
-
-
-def both_losses(model: PreTrainedModel, examples: Sequence[Mapping[str, list[int]]]) -> tuple[torch.Tensor, ...]:
-    """Through all of the logits: mean nats of the policy's lines, and of what the console printed."""
-    sums = {name: torch.zeros(()) for name in ("labels", "observed")}
-    counts = dict.fromkeys(sums, 0)
-    for example in examples:
-        ids = torch.tensor([example["input_ids"]])
-        logits = model(input_ids=ids).logits[:, :-1]
-        nats = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")[0]
-        for name in sums:
-            mask = torch.tensor(example[name][1:]) != IGNORED
-            sums[name] = sums[name] + nats[mask].sum()
-            counts[name] += int(mask.sum())
-    return tuple(sums[name] / counts[name] for name in sums)
-
-
-@pytest.mark.parametrize("micro_batch", [0, 1])
-def test_what_the_console_printed_is_a_second_loss_with_a_mean_of_its_own(micro_batch: int, tmp_path: Path) -> None:
-    examples = [labelled(t, never=frozenset()) for t in (RIGHT, RECOVERED, WRONG)]
-    config = FinetuneConfig(steps=1, batch_size=3, micro_batch=micro_batch, observation_weight=0.3)
-    model = AutoModelForCausalLM.from_pretrained(POLICY)
-    seen: dict[str, torch.Tensor] = {}
-
-    class Gradients(TrainerCallback):
-        def on_pre_optimizer_step(self, *args: object, **options: object) -> None:
-            seen.update({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
-
-    args = sft_args(config, tmp_path, seed=0)
-    args.max_grad_norm = 1e9
-    made = trainer(model, RENDERER.tokenizer, examples, args, [Gradients()], config.observation_weight)
-    made.train()
-    start = AutoModelForCausalLM.from_pretrained(POLICY)
-    lines, console = both_losses(start, examples)
-    torch.autograd.backward(lines + 0.3 * console)
-    for name, p in start.named_parameters():
-        torch.testing.assert_close(seen[name], p.grad, rtol=1e-3, atol=1e-5)
-    (entry,) = (entry for entry in made.state.log_history if "loss" in entry)
-    assert entry["observation_loss"] == pytest.approx(console.item(), rel=1e-4)
-    assert entry["loss"] == pytest.approx((lines + 0.3 * console).item(), rel=1e-4)
-
-
-def test_without_a_weight_fine_tuning_is_the_same_bit_for_bit_whatever_the_examples_say(tmp_path: Path) -> None:
-    def weights(name: str, never: frozenset[int] | None) -> dict[str, torch.Tensor]:
-        config = FinetuneConfig(steps=2, batch_size=2)
-        finetune(POLICY, RENDERER, [labelled(t, never=never) for t in (RIGHT, RECOVERED)], tmp_path / name, config)
-        found: dict[str, torch.Tensor] = load_file(tmp_path / name / "model.safetensors")
-        return found
-
-    plain, told = weights("plain", None), weights("told", frozenset())
-    assert all(torch.equal(weight, told[name]) for name, weight in plain.items())
-
-
-def test_the_console_is_learned_where_it_printed_also_what_an_error_showed() -> None:
-    example = labelled(RECOVERED, never=frozenset())
-    printed = RENDERER.decode([label for label in example["observed"] if label != IGNORED])
-    assert "NameError: name 'y' is not defined" in printed
-    assert printed.endswith("42\n>>> ")
-    both = zip(example["labels"], example["observed"], strict=True)
-    assert not any(line != IGNORED != console for line, console in both)
-
-
-def test_both_losses_are_told_and_a_weight_without_observations_is_refused(tmp_path: Path) -> None:
-    told: list[tuple[str, float]] = []
-    config = FinetuneConfig(steps=3, batch_size=2, learning_rate=3e-3, warmup_steps=0, observation_weight=1.0)
-    examples = [labelled(RIGHT, never=frozenset())] * 2
-    last = finetune(
-        POLICY, RENDERER, examples, tmp_path / "o", config, 0,
-        lambda step, loss: told.append(("lines", loss)), lambda step, loss: told.append(("console", loss)),
-    )  # fmt: skip
-    assert [name for name, _ in told] == ["lines", "console"] * 3
-    lines, console = ([loss for name, loss in told if name == wanted] for wanted in ("lines", "console"))
-    assert lines[-1] == last
-    assert console[-1] < console[0]
-    with pytest.raises(ConfigError, match=r"observation_weight is 1\.0; give `labelled` the ids"):
-        finetune(POLICY, RENDERER, [labelled(RIGHT)], tmp_path / "p", config)

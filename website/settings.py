@@ -27,7 +27,6 @@ ACTIONS = {
     "bench update": "UpdateBenchConfig",
     "bench rollout": "RolloutBenchConfig",
     "bench credit": "CreditBenchConfig",
-    "bench echo": "EchoBenchConfig",
     "bench faults": "FaultsBenchConfig",
     "bench fleet": "FleetBenchConfig",
     "bench serve": "ServeBenchConfig",

@@ -1,4 +1,4 @@
-"""`repl-rl bench sandbox | update | rollout | credit | echo | faults | fleet | serve`.
+"""`repl-rl bench sandbox | update | rollout | credit | faults | fleet | serve`.
 
 What is measured is measured beside the usual way, in the same run; `faults` says what a run survives, `serve` what a
 server bears.
@@ -11,12 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from repl_rl.cli.defaults import Update, apply_model_defaults, print_to_stderr
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.experiment import Experiment, run_experiment
 from repl_rl.lab.credit.plan import SPREAD
 from repl_rl.lab.credit.settings import REGIMES, Settings
-from repl_rl.lab.echo import EchoConfig, run_echo
 from repl_rl.lab.faults import FaultsConfig, is_log, log_file, run_faults
 from repl_rl.lab.fleet import FleetConfig, run_fleet
 from repl_rl.lab.load import LoadConfig, run_load
@@ -29,7 +27,7 @@ from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.runs.folder import RUN
 from repl_rl.runs.store import read, step_file
-from repl_rl.settings.arguments import parse, parse_with_sources
+from repl_rl.settings.arguments import parse
 
 
 @dataclass(frozen=True)
@@ -114,11 +112,6 @@ class CreditBenchConfig(Settings, BenchConfig):
 
 
 @dataclass(frozen=True)
-class EchoBenchConfig(EchoConfig, BenchConfig):
-    """Does it help to learn what the console prints? Runs that differ in trainer.observation_weight alone."""
-
-
-@dataclass(frozen=True)
 class FaultsBenchConfig(FaultsConfig, BenchConfig):
     """What does a training survive? Each fault strikes a small real run at a random moment."""
 
@@ -138,7 +131,6 @@ FIGURES: Mapping[str, Set[str]] = {
     "update": {"time_ratio", "loss_time_ratio", "memory_ratio", "token_ratio"},
     "rollout": {"bundled", "many", "plan", "load_average"},
     "credit": {"settings", "target", "window", "same_as", "rows"},
-    "echo": {"settings", "target", "window", "weights", "rows"},
     "faults": {"seed", "steps", "faults"},
     "fleet": {"cpus", "lines", "group", "fleets"},
     "serve": {"turns_of_a_conversation", "conversations", "turns", "first_s"},
@@ -173,10 +165,6 @@ def _bench_update(config: UpdateBenchConfig) -> list[dict[str, float | str]]:
     played = tuple(read(step_file(config.run / "trajectories", config.step)))
     about: dict[str, float | str] = {"run": config.run.name, "step": config.step}
     return [{**about, **bench_step(StoredStep(policy, played))}]
-
-
-def _bench_echo(config: EchoBenchConfig) -> object:
-    return run_echo(config, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _bench_faults(config: FaultsBenchConfig) -> object:
@@ -230,11 +218,6 @@ def main(argv: Sequence[str]) -> int:
     elif what == "credit":
         config = _writable(parse(CreditBenchConfig, "bench credit", rest, asset(REGIMES), "regime"), what)
         figures = _bench_credit(config)
-    elif what == "echo":
-        asked = parse_with_sources(EchoBenchConfig, "bench echo", rest, presets=asset("presets"))
-        trainer = _writable(asked.config, what).trainer
-        config = apply_model_defaults(asked, update=Update(trainer.lora_rank > 0, trainer.rows()), tell=print_to_stderr)
-        figures = _bench_echo(config)
     elif what == "faults":
         config = _writable(parse(FaultsBenchConfig, "bench faults", rest), what)
         figures = _bench_faults(config)

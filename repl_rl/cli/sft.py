@@ -44,8 +44,7 @@ FREE = frozenset({"out", "overwrite", "concurrency"})
 
 @dataclass(frozen=True)
 class SftConfig(World):
-    """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines,
-    and with learning.observation_weight on what the console printed too."""
+    """Fine-tune a policy on stored trajectories and on rollouts that it plays first. The loss is on its own lines."""
 
     data: tuple[Path, ...] = ()
     """Folders or files of trajectories: of `repl-rl transcripts`, or of a training run."""
@@ -196,8 +195,7 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, place: Path
     from repl_rl.coldstart.kept import Keeping
 
     room = context_tokens(config.model_folder)
-    never = renderer.forbidden_ids if config.learning.observation_weight else None
-    examples = [labelled(trajectory, config.learn_errors, never) for trajectory in chosen.kept]
+    examples = [labelled(trajectory, config.learn_errors) for trajectory in chosen.kept]
     fitting = [example for example in examples if len(example["input_ids"]) <= room]
     if len(fitting) < len(examples):
         console.print(f"  left out {len(examples) - len(fitting)}: longer than the policy's context of {room} tokens")
@@ -208,12 +206,8 @@ def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, place: Path
         if step == 1 or step % every == 0:
             console.print(f"step {step:>5}/{config.learning.steps}  loss {loss:.4f} nats a token")
 
-    def on_observed(step: int, loss: float) -> None:
-        if step == 1 or step % every == 0:
-            console.print(f"           what the console printed: {loss:.4f} nats a token")
-
     base, kept = config.model_folder, Keeping(place / "states")
-    finetune(base, renderer, fitting, place / _MADE, config.learning, config.seed, on_step, on_observed, kept)
+    finetune(base, renderer, fitting, place / _MADE, config.learning, config.seed, on_step, kept)
 
 
 def _check_same(file: Path, examples: Sequence[Mapping[str, Sequence[int]]]) -> None:

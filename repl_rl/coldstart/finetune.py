@@ -1,4 +1,4 @@
-"""Supervised fine-tuning by TRL's trainer: on the tokens that a policy sampled, and if asked to on what it observed.
+"""Supervised fine-tuning on trajectories by TRL's trainer: the loss is on sampled tokens alone.
 
 TRL gets ids and labels, and tokenises nothing: the ids are those of the trajectory, and a label is the id where the
 policy is to learn it, else -100, which TRL's loss leaves out of sum and count.
@@ -27,7 +27,6 @@ from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig
 
 from repl_rl.coldstart.kept import Keeping, KeptTrainer
-from repl_rl.coldstart.observing import IGNORED, LOSS, OBSERVED, Collator, ObservingTrainer
 from repl_rl.coldstart.selection import POLICY, FinetuneConfig
 from repl_rl.engine.dropout import disable_dropout
 from repl_rl.engine.forbidden import forbid
@@ -35,15 +34,14 @@ from repl_rl.engine.logits import attention
 from repl_rl.engine.names import causal_class, complete, read_config
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
-from repl_rl.record.printed import printed
 from repl_rl.record.trajectory import Trajectory, spread
 from repl_rl.rollout.renderer import Renderer
 
+IGNORED = -100
+"""The label of a token that is context and not learned."""
 _TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 OnStep = Callable[[int, float], None]
-"""Told the optimizer step, from 1, and its loss, nats a learned token of the policy's lines."""
-OnObserved = Callable[[int, float], None]
-"""Told the optimizer step, from 1, and the loss on what the console printed, nats a token."""
+"""Told the optimizer step, from 1, and its loss, nats a learned token."""
 
 
 def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
@@ -83,14 +81,11 @@ def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
     )
 
 
-def labelled(
-    trajectory: Trajectory, learn_errors: bool = False, never: frozenset[int] | None = None
-) -> Mapping[str, list[int]]:
+def labelled(trajectory: Trajectory, learn_errors: bool = False) -> Mapping[str, list[int]]:
     """`input_ids` and `labels` of a trajectory, both (T,), prompt included.
 
     The tokens of each line of the policy are learned; prompt and observations are context. So are, unless
-    `learn_errors`, the lines that ended in an error. With `never`, the ids that the policy never samples, there is
-    `observed` too, (T,): what the console printed, for `FinetuneConfig.observation_weight`.
+    `learn_errors`, the lines that ended in an error.
     """
     prompt = trajectory.prompt.token_ids
     learned_L = [
@@ -98,11 +93,7 @@ def labelled(
     ]
     pairs = zip(trajectory.completion_ids, spread(learned_L, trajectory), strict=True)
     labels = [*[IGNORED] * len(prompt), *(i if learned else IGNORED for i, learned in pairs)]
-    example = {"input_ids": [*prompt, *trajectory.completion_ids], "labels": labels}
-    if never is not None:
-        words = zip(trajectory.completion_ids, printed(trajectory, never), strict=True)
-        example[OBSERVED] = [*[IGNORED] * len(prompt), *(i if learned else IGNORED for i, learned in words)]
-    return example
+    return {"input_ids": [*prompt, *trajectory.completion_ids], "labels": labels}
 
 
 def trainer(
@@ -111,24 +102,18 @@ def trainer(
     examples: Sequence[Mapping[str, list[int]]],
     args: SFTConfig,
     callbacks: Sequence[TrainerCallback] = (),
-    observation_weight: float = 0.0,
 ) -> KeptTrainer:
-    """TRL's trainer on examples of `labelled`, which have `observed` if there is an `observation_weight`."""
+    """TRL's trainer on examples of `labelled`."""
     # TRL advises about chat templates and end tokens; it tokenises nothing here.
     logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
-    names = ("input_ids", "labels", OBSERVED) if observation_weight else ("input_ids", "labels")
-    columns = {name: [list(example[name]) for example in examples] for name in names}
-    kind = ObservingTrainer if observation_weight else KeptTrainer
-    made = kind(
+    columns = {name: [list(example[name]) for example in examples] for name in ("input_ids", "labels")}
+    made = KeptTrainer(
         model=model,
         args=args,
         train_dataset=Dataset.from_dict(columns),
         processing_class=tokenizer,
         callbacks=list(callbacks),
-        data_collator=Collator(pad_token_id=tokenizer.pad_token_id) if observation_weight else None,
     )
-    if isinstance(made, ObservingTrainer):
-        made.observation_weight = observation_weight
     made.remove_callback(PrinterCallback)
     return made
 
@@ -141,7 +126,6 @@ def finetune(
     config: FinetuneConfig,
     seed: int = 0,
     on_step: OnStep = lambda step, loss: None,
-    on_observed: OnObserved = lambda step, loss: None,
     keeping: Keeping | None = None,
 ) -> float:
     """Fine-tune the policy in folder `base` on examples of `labelled`; save it, with its tokenizer, in `out`.
@@ -150,13 +134,10 @@ def finetune(
 
     The policy that learns is the one that samples: what `renderer` forbids has probability 0.
 
-    With `config.observation_weight` it learns what the console printed too: examples then have `observed`, and
-    `on_observed` is told that loss.
-
     With `keeping` its state is saved now and then, and it goes on with the newest one: the same call then ends with
     the same weights as one that was never stopped.
 
-    Returns the last step's loss, nats a learned token of the policy's lines.
+    Returns the last step's loss, nats a learned token.
 
     Raises:
         ConfigError: there is nothing to learn, an example is longer than the policy's context or holds an id to learn
@@ -164,9 +145,6 @@ def finetune(
     """
     if not examples:
         raise ConfigError("examples", 0, "give at least one trajectory to learn from")
-    if config.observation_weight and not all(OBSERVED in example for example in examples):
-        remedy = "give `labelled` the ids that are never sampled, so that its examples say what the console printed"
-        raise ConfigError("observation_weight", config.observation_weight, remedy)
     never = sum(not renderer.forbidden_ids.isdisjoint(example["labels"]) for example in examples)
     if never:
         raise ConfigError("examples with forbidden ids to learn", never, "leave them out, or use --overshoot carry")
@@ -182,9 +160,8 @@ def finetune(
         remedy = f"the policy's context has {room} tokens; leave longer trajectories out"
         raise ConfigError("tokens of a trajectory", longest, remedy)
     with whole_folder(out, POLICY) as torn:
-        told = Told(config.observation_weight, on_step, on_observed)
-        args = sft_args(config, torn, seed)
-        learning = trainer(model, renderer.tokenizer, examples, args, [told], config.observation_weight)
+        told = Told(on_step)
+        learning = trainer(model, renderer.tokenizer, examples, sft_args(config, torn, seed), [told])
         learning.keeping = keeping
         learning.go_on()
         model.config.use_cache = True  # TRL turns it off for the training
@@ -201,14 +178,12 @@ def context_tokens(base: Path) -> int:
 
 
 class Told(TrainerCallback):
-    """Tells each step's losses."""
+    """Tells each step's loss."""
 
-    def __init__(self, weight: float, on_step: OnStep, on_observed: OnObserved) -> None:
-        self._weight = weight
+    def __init__(self, on_step: OnStep) -> None:
         self._on_step = on_step
-        self._on_observed = on_observed
         self.last: float
-        """The newest step's loss, nats a learned token of the policy's lines."""
+        """The newest step's loss, nats a learned token."""
 
     def on_log(
         self,
@@ -218,10 +193,6 @@ class Told(TrainerCallback):
         logs: Mapping[str, float],
         **_: object,
     ) -> None:
-        if "loss" not in logs:
-            return
-        observed = float(logs.get(LOSS, 0.0))
-        self.last = float(logs["loss"]) - self._weight * observed
-        self._on_step(state.global_step, self.last)
-        if self._weight:
-            self._on_observed(state.global_step, observed)
+        if "loss" in logs:
+            self.last = float(logs["loss"])
+            self._on_step(state.global_step, self.last)

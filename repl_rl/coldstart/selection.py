@@ -55,19 +55,11 @@ class FinetuneConfig:
     """Peak of a cosine schedule that falls to a tenth of it, > 0."""
     warmup_steps: int = 10
     """Steps over which the learning rate rises, >= 0."""
-    observation_weight: float = 0.0
-    """Weight, >= 0, of a second loss, on what the console prints: its mean over those tokens, nats; 0: none."""
     dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
     """Number format of the computation. Weights and optimizer are float32: bfloat16 has no room for small steps."""
 
     def __post_init__(self) -> None:
-        for name, floor in (
-            ("steps", 1),
-            ("batch_size", 1),
-            ("micro_batch", 0),
-            ("warmup_steps", 0),
-            ("observation_weight", 0),
-        ):
+        for name, floor in (("steps", 1), ("batch_size", 1), ("micro_batch", 0), ("warmup_steps", 0)):
             if getattr(self, name) < floor:
                 raise ConfigError(name, getattr(self, name), f"give at least {floor}")
         if not self.learning_rate > 0:

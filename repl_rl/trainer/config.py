@@ -93,8 +93,6 @@ class TrainerConfig:
     "token_truncate(tolerance=1e-3)", a log probability further off, nats, that the policy of now wrote stops the run;
     the default is 1e-3 where both compute in float32, else 1.0: the rounding of bfloat16 alone moves single tokens by
     tenths of a nat."""
-    observation_weight: Annotated[float, AtLeast(0)] = 0.0
-    """Weight, >= 0, of a loss that predicts what the console prints: its mean over observed tokens, nats; 0: none."""
     ahead: Annotated[int, AtLeast(0)] = 0
     """Steps whose rollouts go on while the policy is updated, >= 0; 0: rollouts and update take turns. New weights are
     taken over between two lines, so a line is at most so many steps older than the policy that learns from it."""

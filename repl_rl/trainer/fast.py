@@ -26,8 +26,8 @@ class Batch:
     """(b, S), prompts padded on the left, completions on the right: the whole step's, or some of its rows."""
     attention: Tensor
     """(b, S), 1 at real tokens."""
-    scored: Tensor
-    """(B, T) bool, of the whole step: the tokens whose log probabilities are asked for."""
+    sampled: Tensor
+    """(B, T) bool, of the whole step."""
     learning: Tensor
     """(B,) bool, of the whole step: the rows whose log probabilities the loss depends on."""
 
@@ -70,9 +70,9 @@ class FastPass:
         """The scores of a whole step. With `keep_graph` its only update takes its gradients from them."""
         tally = self._verified(model, batch)
         with torch.no_grad():
-            resting = self._score(model, batch, batch.scored, ~batch.learning, tally)
+            resting = self._score(model, batch, batch.sampled, ~batch.learning, tally)
         with torch.set_grad_enabled(keep_graph):
-            learned = self._score(model, batch, batch.scored, batch.learning, tally)
+            learned = self._score(model, batch, batch.sampled, batch.learning, tally)
             self._known = Scores(resting.logprobs + learned.logprobs, resting.entropies + learned.entropies)
         return Scores(self._known.logprobs.detach(), self._known.entropies)
 
@@ -85,7 +85,7 @@ class FastPass:
         if with_graph:
             return known
         learning = batch.learning[rows]
-        fresh = self._score(model, batch, batch.scored[rows], learning)
+        fresh = self._score(model, batch, batch.sampled[rows], learning)
         return Scores(
             torch.where(learning[:, None], fresh.logprobs, known.logprobs.detach()),
             torch.where(learning[:, None], fresh.entropies, known.entropies),
@@ -93,11 +93,11 @@ class FastPass:
 
     @torch.no_grad()
     def reference(self, model: Scorer, batch: Batch) -> Tensor:
-        """The log probabilities of a whole step under the reference policy, (B, T), nats, 0 where nothing is asked for.
+        """The log probabilities of a whole step under the reference policy, (B, T), nats, 0 where nothing was sampled.
 
         `model` is that policy: a frozen one, or the one that is trained while its adapters are off.
         """
-        return self._score(model, batch, batch.scored, batch.scored.any(dim=1)).logprobs
+        return self._score(model, batch, batch.sampled, batch.sampled.any(dim=1)).logprobs
 
     def _verified(self, model: Scorer, batch: Batch) -> Tally | None:
         """Where what this step shares is added up, once it may; None: nothing is shared."""
@@ -105,9 +105,9 @@ class FastPass:
             return None
 
         def score(rows: Tensor, tokens: int, tally: Tally | None) -> Scores:
-            return self._pass(model, batch, batch.scored, rows, tokens, tally)
+            return self._pass(model, batch, batch.sampled, rows, tokens, tally)
 
-        step = (batch.input_ids, batch.attention, batch.scored)
+        step = (batch.input_ids, batch.attention, batch.sampled)
         self._sharing.verify(score, step, batch.learning, self._tokens(batch), self._autocast)
         return self._sharing.tally
 

@@ -6,7 +6,6 @@ What is TRL's stays TRL's: the loop, the loss, the importance-sampling correctio
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,7 +33,6 @@ from repl_rl.trainer.fast import Batch, FastPass
 from repl_rl.trainer.groups import Groups
 from repl_rl.trainer.kept import KeptTrainer
 from repl_rl.trainer.lead import Lead
-from repl_rl.trainer.observations import Observations
 from repl_rl.trainer.probing import probed
 from repl_rl.trainer.reference import frozen
 from repl_rl.trainer.sharing import Sharing
@@ -52,10 +50,9 @@ class ReplGRPOTrainer(KeptTrainer):
     The ids that `source` never samples have probability 0 here too: `model` gives them that from now on.
     `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`. A `curriculum` of these
     tasks chooses those of each step in TRL's place. With `args.beta`, the reference is `model` as it is given, without
-    its adapters if it has some. With an `observation_weight` above 0 the loss has as many times the mean negative log
-    probability of what the console printed: see `observations`. `plan` says which groups are played: see `Groups`. With
-    `sharing`, the fast pass scores what rollouts begin with alike once. The rollouts of `ahead` later steps go on while
-    the policy is updated: see `GroupsAhead`.
+    its adapters if it has some. `plan` says which groups are played: see `Groups`. With `sharing`, the fast pass scores
+    what rollouts begin with alike once. The rollouts of `ahead` later steps go on while the policy is updated: see
+    `GroupsAhead`.
 
     Raises:
         ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
@@ -70,8 +67,6 @@ class ReplGRPOTrainer(KeptTrainer):
     """Rows of the step that the loss at hand is about; None: TRL scores the rollouts that have just come in."""
     _unscored = True
     """True until the policy has scored them: whom TRL asks after it is the reference."""
-    _logprobs: Tensor
-    """What the policy made of those rows, or of the whole step, at last: sampled and observed tokens, nats."""
 
     def __init__(
         self,
@@ -86,7 +81,6 @@ class ReplGRPOTrainer(KeptTrainer):
         fast: bool = True,
         importance: str = "token_truncate",
         curriculum: Curriculum | None = None,
-        observation_weight: float = 0.0,
         plan: choices.Plan | None = None,
         sharing: Sharing | None = None,
         ahead: int = 0,
@@ -116,7 +110,6 @@ class ReplGRPOTrainer(KeptTrainer):
         if ahead:
             lead, coming = Lead(ahead, args.max_steps // steps), self._upcoming
             self.groups = GroupsAhead(source, size, self.accelerator, lead, steps, coming, curriculum, plan)
-        self.observation_weight = observation_weight
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
         forbid(bare, source.forbidden_ids)
@@ -183,15 +176,11 @@ class ReplGRPOTrainer(KeptTrainer):
         rows, advantages_B_L = with_children(learned, values)
         rows, advantages_B_L = filled(rows, advantages_B_L, self._row_count(len(rows)))
         width = max(len(t.completion_ids) if t.trainable else 1 for t in rows)
-        taught = Observations.none(len(rows), width, self.accelerator.device)
-        if self.observation_weight:
-            taught = Observations.of(rows, width, self.source.forbidden_ids, self.accelerator)
         return StepState(
             trajectories,
             learned,
             tuple(rows),
             widen(advantages_B_L, rows, width).to(self.accelerator.device),
-            taught,
             tuple(zip([e.earnings.rewards_L for e in earned[here]], mine, strict=True)),
             metrics,
             mean_parts([e.named for e in earned if e.earnings.lines]),
@@ -236,28 +225,19 @@ class ReplGRPOTrainer(KeptTrainer):
         ages = ages_of(rows, width, step, self.groups.oldest * self.optimizer_steps)
         gap = corrected(batch, rows, ages, self.importance, cap, self.accelerator)
         told = self.sharing.metrics(self.accelerator) if self.sharing is not None else {}
-        if self.observation_weight:
-            told |= self.step_state.observations.metrics(self._logprobs, self.accelerator)
         if self.ahead:
             told |= Ages.of(ages, self.optimizer_steps).metrics()
             gap = gap if gap.tokens else probed(self, gap, self.source, self.step_state.learned, step)
         return Scored(gap, batch["old_per_token_logps"].float().cpu(), told)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """As TRL's, and what the console teaches; while it runs, `_rows` says which rows of the step it is about."""
-        self._rows = rows = inputs["rows"]
+        """As TRL's; while it runs, `_rows` says which rows of the step it is about."""
+        self._rows = inputs["rows"]
         try:
             loss: Tensor = super()._compute_loss(model, inputs)
         finally:
             self._rows = None
-        taught = self.step_state.observations
-        if not taught.tokens:
-            return loss
-        # A mean over the tokens of the whole batch, as TRL's is for "dapo": gradients are averaged over processes and
-        # added up over the passes of an optimizer step, of which a batch makes one or several.
-        passes = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        share: float = self.observation_weight * self.accelerator.num_processes / (taught.tokens * passes)
-        return loss + share * taught.nats(self._logprobs, rows)
+        return loss
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -267,31 +247,24 @@ class ReplGRPOTrainer(KeptTrainer):
         logits_to_keep: int,
         **options: object,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """As TRL's without `fast`; with it, only what is learned from is scored and all else is 0."""
+        """As TRL's without `fast`; with it, only sampled tokens are scored and the others are 0."""
         if self._fast is None:
             result: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, **options
             )
-            if self._rows is not None or self._unscored:
-                self._logprobs, self._unscored = result[0], False
             return result
-        advantages, observed = self.step_state.advantages, self.step_state.observations.mask
+        advantages = self.step_state.advantages
         sampled = (line_numbers(self.step_state.rows, advantages.size(1)) >= 0).to(input_ids.device)
         # Every sampled token is held to the reference, also where there is no advantage.
-        learning = (sampled if self.beta else advantages).any(dim=1) | observed.any(dim=1)
-        batch = Batch(input_ids, attention_mask, sampled | observed, learning)
+        batch = Batch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
         if self._rows is not None:
             scores = self._fast.again(model, batch, self._rows, with_graph=self._one_pass)
         elif self._unscored:
             self._unscored = False
             scores = self._fast.first(self.model_wrapped, batch, keep_graph=self._one_pass)
         else:
-            batch = replace(batch, scored=sampled)
             return self._fast.reference(self.ref_model or self.model_wrapped, batch), None, None
-        self._logprobs = scores.logprobs
-        # TRL is to see what it would see without the console's tokens.
-        mine = sampled if self._rows is None else sampled[self._rows]
-        return torch.where(mine, scores.logprobs, 0.0), torch.where(mine, scores.entropies, 0.0), None
+        return scores.logprobs, scores.entropies, None
 
     @property
     def _one_pass(self) -> bool:

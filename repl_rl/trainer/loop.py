@@ -132,7 +132,6 @@ def _trainer(
         fast=config.fast,
         importance=config.importance,
         curriculum=curriculum,
-        observation_weight=config.observation_weight,
         plan=choices.groups(config.groups),
         sharing=sharing,
         ahead=config.ahead,

@@ -9,7 +9,6 @@ from repl_rl.credit.credited import LineCredit
 from repl_rl.credit.group import line_credit
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.trainer.correction import Gap
-from repl_rl.trainer.observations import Observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,6 @@ class StepState:
     ones that fill it up."""
     advantages: Tensor
     """Of each token, float32, shape (B, T)."""
-    observations: Observations
-    """What the console teaches."""
     credit: tuple[tuple[Sequence[float], Sequence[float]], ...]
     """Rewards and advantages of the lines of each rollout."""
     metrics: dict[str, float]
@@ -43,7 +40,7 @@ class Scored:
     logprobs: Tensor
     """Of each token, nats, float32 on the CPU, shape (B, T)."""
     metrics: dict[str, float]
-    """How well it predicts the console, where it learns that."""
+    """Metrics of shared prefixes and of the age of lines, by name; empty without either."""
 
 
 def line_credits(state: StepState, scored: Scored) -> list[tuple[LineCredit, ...]]:

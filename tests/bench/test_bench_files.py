@@ -14,7 +14,7 @@ PUBLISHED = {
     "sandbox": "benchmarks/sandbox.json", "update": "docs/update.json", "rollout": "docs/rollouts.json",
     "credit": "docs/credit.json", "fleet": "docs/scaling.json", "serve": "docs/serve.json",
 }  # fmt: skip
-"""Figures as a benchmark wrote them; `echo` and `faults` have none, but in pages."""
+"""Figures as a benchmark wrote them; `faults` has none, but in a page."""
 
 
 @pytest.mark.parametrize("what", PUBLISHED)
@@ -23,13 +23,9 @@ def test_figures_of_a_release_are_recognised_by_their_benchmark_and_by_no_other(
     assert [one for one in WHAT if are_figures(one, file)] == [what]
 
 
-def test_figures_of_an_experiment_and_of_faults_are_recognised(tmp_path: Path) -> None:
-    for what, said in (
-        ("echo", json.loads((ROOT / "docs" / "echo.json").read_text())[0]),
-        ("faults", {"seed": 3, "steps": 6, "faults": {}}),
-    ):
-        (tmp_path / what).write_text(json.dumps(said))
-        assert [one for one in WHAT if are_figures(one, tmp_path / what)] == [what]
+def test_figures_of_faults_are_recognised(tmp_path: Path) -> None:
+    (tmp_path / "faults").write_text(json.dumps({"seed": 3, "steps": 6, "faults": {}}))
+    assert [one for one in WHAT if are_figures(one, tmp_path / "faults")] == ["faults"]
 
 
 @pytest.mark.parametrize("what", WHAT)

@@ -150,7 +150,6 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     "dtype": {"float32": (), "bfloat16": ("--trainer.dtype", "bfloat16")},
     "curriculum": {"off": (), "on": ("--curriculum",)},
     "fade": {"off": (), "on": ("--trainer.fade-steps", "2")},
-    "observations": {"off": (), "on": ("--trainer.observation-weight", "0.1")},
     "checkpointing": {"off": (), "on": ("--trainer.checkpointing",)},
     "overshoot": {"forbid": (), "carry": ("--overshoot", "carry")},
     "kv": {"drop": (), "keep": ("--kv-on-sync", "keep")},

@@ -62,7 +62,7 @@ def batch_of(step: int, rank: int, processes: int, alike: bool = False) -> tuple
 
 def passes_of(batch: Batch, alike: bool) -> int:
     """Passes that the learning rows of a batch need by themselves, at most."""
-    laid = Laid.of(batch.input_ids, batch.attention, batch.scored)
+    laid = Laid.of(batch.input_ids, batch.attention, batch.sampled)
     rows = batch.learning.nonzero()[:, 0]
     found, left = trees(laid, rows, TOKENS_PER_PASS, Tally()) if alike else ([], rows)
     return len(found) + len(buckets(left, batch.attention.sum(dim=1), TOKENS_PER_PASS))

@@ -75,7 +75,6 @@ def make(
         weights=weights,
         fast=config.fast,
         importance=config.importance,
-        observation_weight=config.observation_weight,
     )
 
 
@@ -234,6 +233,29 @@ def test_a_rollout_that_teaches_nothing_is_held_to_its_sampler_all_the_same(tmp_
     sampled = [p for line in alone.lines for p in line.logprobs]
     scored = trainer.scored.logprobs[3, : len(alone.completion_ids)][torch.tensor(alone.loss_mask)]
     assert scored.tolist() == pytest.approx(sampled, abs=1e-4)
+
+
+def test_only_sampled_tokens_are_scored_and_a_rollout_without_an_advantage_has_no_graph(tmp_path: Path) -> None:
+    model = tiny_model()
+    source = SampledSource(copy.deepcopy(model), faulty=frozenset({0, 1, 2}))
+    trainer = make(model, source, replace(SMALL, steps=1, fast=True), tmp_path)
+    asked: list[tuple[int, bool]] = []
+    original = model.forward
+
+    def forward(*args: object, sampled: Tensor, **options: object) -> object:
+        asked.append((int(sampled[:, 1:].sum()), torch.is_grad_enabled()))
+        return original(*args, sampled=sampled, **options)
+
+    model.forward = forward
+    run(trainer)
+    scored = [t.sampled_tokens if t.trainable else 0 for t in source.steps[0]]
+    learning: list[bool] = trainer.step_state.advantages.any(dim=1).tolist()
+    assert scored[3] > 0
+    assert not learning[3], "it is alone in its group"
+    assert sum(count for count, _ in asked) == sum(scored)
+    assert sum(count for count, graph in asked if graph) == sum(
+        count for count, learned in zip(scored, learning, strict=True) if learned
+    )
 
 
 def similar(ids: list[int], full: tuple[int, ...]) -> bool:

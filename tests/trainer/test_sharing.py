@@ -214,7 +214,6 @@ COMPOSED = {
     "adapters": replace(CONFIG, lora_rank=4),
     "reference": replace(CONFIG, kl="k3(beta=0.1)"),
     "reference of adapters": replace(CONFIG, kl="k3(beta=0.1)", lora_rank=4),
-    "observations": replace(CONFIG, observation_weight=0.1),
     "ratios of lines, two updates": replace(CONFIG, importance="line_truncate", updates=2),
     "parts and passes": replace(CONFIG, mini_batches=2, micro_batch=1, estimator="process"),
     "checkpointing": replace(CONFIG, checkpointing=True),

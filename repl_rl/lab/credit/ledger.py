@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -58,9 +57,9 @@ class Ledger:
         seed: int,
         after: Mapping[str, float],
         began: float,
-        learning_rate: float = 0.0,
-        agreement: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
-        transcripts: Sequence[str] = (),
+        learning_rate: float,
+        agreement: Mapping[str, Mapping[str, float]],
+        transcripts: Sequence[str],
     ) -> Run:
         """The run that this was; `after` are its figures on held-out tasks, `began` is on the monotonic clock."""
         return Run(
@@ -90,7 +89,7 @@ def spent(
     task_ids: Sequence[str],
     tokens: int,
     seed: int,
-    keep_middle: bool = False,
+    keep_middle: bool,
 ) -> tuple[PreTrainedModel, Ledger]:
     """Train the policy in a folder until more than `tokens` (>= 1) are sampled; the source has its weights then.
 

@@ -47,7 +47,7 @@ class HeldOut(NamedTuple):
     """Of the first tasks, greedy."""
 
 
-def held_out(source: RolloutThread, tasks: Sequence[Task], transcripts: int = 0) -> HeldOut:
+def held_out(source: RolloutThread, tasks: Sequence[Task], transcripts: int) -> HeldOut:
     """Play held-out tasks at temperature 1, and greedily; so many of the latter are told line by line."""
     sampled, greedy = source.sample(tasks), source.sample(tasks, temperature=0.0)
     found = describe(sampled)

@@ -57,7 +57,6 @@ function overview(data) {
     chart("Nodes of the fleet", xs, [of("fleet_nodes", "ready"), of("fleet_nodes_lost", "lost so far"),
       of("fleet_groups_replayed", "groups begun again so far")]),
     chart("Entropy, nats", xs, [of("entropy", "")]),
-    chart("Prediction of the console, nats a token", xs, [of("observation_loss", "")]),
     chart("Gradient norm", xs, [of("grad_norm", "")]),
     chart("Endings and faults", xs, [of("answered_rate", "answered"), of("cut_rate", "cut by a budget"), of("too_long_rate", "too long"),
       of("timeout_rate", "timeouts"), of("sandbox_fault_rate", "our faults")], { format: share, max: 1 }),
