@@ -7,6 +7,7 @@ prints what was told, a line each, and ends well if nothing else was lost.
 import errno
 import gc
 import hashlib
+import io
 import os
 import random
 import resource
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import pytest
 import torch
 from transformers import TrainerState
 
+from repl_rl import cli
 from repl_rl.errors import ConfigError
 from repl_rl.machine.files import Json
 from repl_rl.machine.versions import versions
@@ -96,8 +98,8 @@ WRITES: Mapping[str, Callable[[RunFolder], None]] = {
 }
 
 
-def digests(folder: RunFolder) -> dict[Path, str]:
-    files = [file for file in folder.path.rglob("*") if file.is_file()]
+def digests(folder: Path) -> dict[Path, str]:
+    files = [file for file in folder.rglob("*") if file.is_file()]
     return {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
@@ -124,7 +126,7 @@ def refused(write: Callable[[RunFolder], None], folder: RunFolder, reason: int) 
 
 def check_kept(folder: RunFolder, before: Mapping[Path, str]) -> None:
     """Every file is what it was, but that a row may be torn; all of it can be read."""
-    now = digests(folder)
+    now = digests(folder.path)
     changed = {file.name for file, digest in before.items() if now.get(file) != digest}
     assert changed <= {"metrics.jsonl"}, changed
     assert len(list(read(folder.path / "trajectories" / "000001.jsonl.gz"))) == 2
@@ -157,7 +159,7 @@ def writes(disk: Disk) -> None:
         assert needed >= OFFSETS, (kind, needed)
         for room in sorted({n * needed // OFFSETS for n in range(OFFSETS)}):
             folder = begun(disk.place / "run")
-            files = digests(folder)
+            files = digests(folder.path)
             disk.leave(room * PAGE)
             print(f"{kind} {room * PAGE}: {refused(write, folder, errno.ENOSPC)}")
             check_kept(folder, files)
@@ -183,10 +185,44 @@ def runs(disk: Disk) -> None:
     check_alike(run, disk.place / "whole")
 
 
+OUTPUTS = (
+    ["sft", "--fresh"],
+    ["transcripts", "--from-tasks", "builtin:count", "--count", "40", "--sandbox", "inprocess"],
+)
+
+
+def command(argv: Sequence[str]) -> tuple[int, str]:
+    """Exit code of a command and its line about an error."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+        return cli.main(argv), " ".join(said.getvalue().split())
+
+
+def outputs(disk: Disk) -> None:
+    """What `sft` and `transcripts` write, with room that ends at two places in it, with an older output and without."""
+    out = disk.place / "out"
+    for verb in OUTPUTS:
+        assert command([*verb, "--out", str(out)])[0] == 0
+        needed = size(out)
+        for older in (False, True):
+            if not older:
+                shutil.rmtree(out)
+            files = digests(disk.place)
+            for room in (PAGE, needed // 2):
+                disk.leave(room)
+                code, told = command([*verb, "--overwrite", "--seed", "1", "--out", str(out)])
+                disk.clear()
+                print(f"{verb[0]}: {told}")
+                assert code == 2
+                assert digests(disk.place) == files
+                assert os.listdir(disk.place) == ["out"] * older
+            assert command([*verb, "--overwrite", "--out", str(out)])[0] == 0
+        shutil.rmtree(out)
+
+
 def protected(disk: Disk) -> None:
     """A disk that becomes read-only, and a process that may open no further file."""
     folder = begun(disk.place / "run")
-    files = digests(folder)
+    files = digests(folder.path)
     for reason, hindered in ((errno.EROFS, read_only(disk)), (errno.EMFILE, no_files())):
         for kind, write in WRITES.items():
             with hindered():
@@ -252,7 +288,7 @@ def main(what: str, place: Path) -> None:
     if what == "shared":
         shared(place)
     else:
-        {"writes": writes, "runs": runs, "protected": protected}[what](Disk(place, 24 << 20))
+        {"writes": writes, "runs": runs, "outputs": outputs, "protected": protected}[what](Disk(place, 24 << 20))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
-from repl_rl.machine.alone import mark
 from repl_rl.machine.assets import asset
 from repl_rl.machine.time_limit import limited
 from repl_rl.rollout import chat_template
@@ -157,36 +156,18 @@ def test_a_training_has_one_prompt_for_a_task_and_its_date_in_its_settings(tmp_p
     assert all(t.prompt.text == prompts[t.task_id] and shown in t.prompt.text for t in played)
 
 
-def test_interrupted_transcripts_go_on_with_the_time_at_which_they_began(tmp_path: Path) -> None:
+def test_transcripts_have_the_date_that_is_given_or_that_of_their_beginning(tmp_path: Path) -> None:
     folder = model_with(CLOCK, tmp_path / "model")
-    flags = [
-        "transcripts",
-        "--from-tasks",
-        "builtin:count",
-        "--count",
-        "2",
-        "--sandbox",
-        "inprocess",
-        "--prompt",
-        "chat",
-    ]
-    flags += ["--model", str(folder), "--out"]
+    flags = ["transcripts", "--from-tasks", "builtin:count", "--count", "2", "--sandbox", "inprocess"]
+    flags += ["--prompt", "chat", "--model", str(folder), "--out"]
     assert main([*flags, str(tmp_path / "first"), "--date", "2001-02-03T04:05:06"]) == 0
-    place = tmp_path / ".second.begun"  # as an interruption before the first portion leaves it
-    place.mkdir()
-    mark(place, "transcripts")
-    (tmp_path / "first" / "config.toml").rename(place / "config.toml")
-    (place / ".portions").mkdir()
+    prompts = [t.prompt.text for t in read(tmp_path / "first" / "trajectories")]
+    assert [text[:27] for text in prompts] == 2 * ["03 Feb 2001 04:05:06.000000"]
+    assert load(tmp_path / "first" / "config.toml")["date"] == "2001-02-03T04:05:06"
     assert main([*flags, str(tmp_path / "second")]) == 0
-    for out in ("first", "second"):
-        prompts = [t.prompt.text for t in read(tmp_path / out / "trajectories")]
-        assert len(prompts) == 2
-        assert [text[:27] for text in prompts] == 2 * ["03 Feb 2001 04:05:06.000000"]
-    assert load(tmp_path / "second" / "config.toml")["date"] == "2001-02-03T04:05:06"
-    assert main([*flags, str(tmp_path / "third")]) == 0
-    kept = str(load(tmp_path / "third" / "config.toml")["date"])
+    kept = str(load(tmp_path / "second" / "config.toml")["date"])
     assert abs(datetime.now() - datetime.fromisoformat(kept)) < timedelta(hours=1)
-    assert main([*flags, str(tmp_path / "fourth"), "--date", "today"]) == 2
+    assert main([*flags, str(tmp_path / "third"), "--date", "today"]) == 2
 
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + TURNS

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.cli.begun import begun
 from repl_rl.cli.train import TrainConfig
 from repl_rl.cli.transcripts import TRANSCRIPTS
 from repl_rl.coldstart.selection import POLICY
 from repl_rl.errors import ConfigError
 from repl_rl.machine.alone import OWNER, alone, has_owner, maker, mark, owner
+from repl_rl.machine.folders import open_output_folder
 from repl_rl.machine.outputs import Output, contents
 from repl_rl.runs.folder import RUN, RunFolder
 from repl_rl.runs.listed import Status, listed
@@ -455,45 +455,87 @@ def test_a_fine_tuning_does_not_replace_what_it_reads(tmp_path: Path, capsys: py
     assert tree(policy) == before
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_begun_is_for_one_process_that_is_named(tmp_path: Path, overwrite: bool) -> None:
+FRESH = ["sft", "--fresh"]
+DEMONSTRATED = ["transcripts", "--from-tasks", "builtin:count", "--sandbox", "inprocess"]
+
+WRITE = """
+import sys
+from repl_rl.cli import main
+from repl_rl.machine import folders
+fill = folders.whole_folder
+def slow(*arguments):
+    print("at work", flush=True)
+    sys.stdin.read()
+    return fill(*arguments)
+folders.whole_folder = slow
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("verb", [FRESH, [*DEMONSTRATED, "--count", "2"]], ids=lambda verb: verb[0])
+def test_a_second_process_at_one_output_is_refused_by_number_and_host_and_a_killed_one_is_in_nobodys_way(
+    tmp_path: Path, verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    with begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite) as place:
-        (place / "trajectories").mkdir()
-        for settings in ("seed = 1\n", "seed = 2\n"):
-            told = f"process {os.getpid()} on"
-            with pytest.raises(ConfigError, match=told), begun(out, settings, (), TRANSCRIPTS, overwrite=True):
-                raise AssertionError
-        assert (place / "trajectories").is_dir()
-    with pytest.raises(ConfigError, match="did not make it"), begun(out, "seed = 1\n", (), POLICY, overwrite=True):
-        raise AssertionError
-    assert (place / "trajectories").is_dir()
+    assert main([*verb, "--out", str(out)]) == 0
+    before = tree(out)
+    command = [sys.executable, "-c", WRITE, *verb, "--out", str(out), "--overwrite"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line == "at work\n" for line in process.stdout)
+        capsys.readouterr()
+        for flags in ([], ["--overwrite"]):
+            assert main([*verb, *flags, "--out", str(out)]) == 2
+            told = capsys.readouterr().err
+            assert f"output folder is '{out}'; another process is at work on it: process {process.pid} on" in told
+            assert socket.gethostname() in told
+        process.kill()
+    assert tree(out) == before
+    assert main([*verb, "--overwrite", "--seed", "1", "--out", str(out)]) == 0
+    assert tree(out) != before
+    assert os.listdir(tmp_path) == ["out"]
 
 
-def test_what_was_begun_with_other_settings_is_begun_anew_with_overwrite_alone(tmp_path: Path) -> None:
+def test_transcripts_that_are_killed_at_their_work_leave_the_older_ones(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    for settings, overwrite in (("seed = 1\n", False), ("seed = 2\n", True)):
-        with begun(out, settings, (), TRANSCRIPTS, overwrite) as place:
-            assert contents(place) == ["config.toml"]
-            (place / "trajectories").mkdir()
-    with pytest.raises(ConfigError, match="seed is 1"), begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite=False):
-        raise AssertionError
-    (place / "config.toml").unlink()  # as one that is killed while it removes it leaves it
-    with begun(out, "seed = 3\n", (), TRANSCRIPTS, overwrite=False) as place:
-        assert contents(place) == ["config.toml"]
+    assert main([*DEMONSTRATED, "--count", "2", "--out", str(out)]) == 0
+    before = tree(out)
+    command = [sys.executable, "-m", "repl_rl.cli", *DEMONSTRATED, "--count", "100000", "--overwrite", "--out"]
+    with subprocess.Popen([*command, str(out)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any("to execute" in line for line in process.stdout)
+        process.kill()
+    assert tree(out) == before
+    assert main([*DEMONSTRATED, "--count", "3", "--overwrite", "--out", str(out)]) == 0
+    assert os.listdir(tmp_path) == ["out"]
 
 
-def test_what_was_begun_does_not_replace_what_came_to_lie_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("overwrite", "told"), [(False, "it exists by now; move it away"), (True, "did not make it")])
+def test_an_output_does_not_replace_what_came_to_lie_there(tmp_path: Path, overwrite: bool, told: str) -> None:
     out = tmp_path / "out"
-    with begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite=False) as place:
-        (place / "trajectories").mkdir()
-    out.mkdir()
-    a_text(out)
-    with pytest.raises(ConfigError, match="it exists"), begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite=False):
-        raise AssertionError
-    with pytest.raises(ConfigError, match="did not"), begun(out, "seed = 1\n", (), TRANSCRIPTS, overwrite=True):
-        raise AssertionError
+
+    def work() -> None:
+        with open_output_folder(out, TRANSCRIPTS, overwrite) as made:
+            (made / "config.toml").touch()
+            out.mkdir()
+            a_text(out)
+
+    with pytest.raises(ConfigError, match=told):
+        work()
+    assert os.listdir(tmp_path) == ["out"]
     assert contents(out) == ["thesis.txt"]
+
+
+def test_a_folder_of_a_users_that_has_the_name_of_a_lock_stays(tmp_path: Path) -> None:
+    (tmp_path / ".out.lock").mkdir()
+    a_text(tmp_path / ".out.lock")
+    before = tree(tmp_path)
+    with (
+        pytest.raises(ConfigError, match=r"\.out\.lock.*thesis\.txt"),
+        open_output_folder(tmp_path / "out", POLICY, overwrite=False),
+    ):
+        raise AssertionError
+    assert tree(tmp_path) == before
 
 
 def test_an_evaluation_is_for_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from repl_rl.cli import main
-from repl_rl.cli.begun import begun, finish
 from repl_rl.cli.transcripts import TRANSCRIPTS
 from repl_rl.coldstart.selection import POLICY
 from repl_rl.errors import ConfigError
 from repl_rl.machine import folders
 from repl_rl.machine.alone import alone, mark
 from repl_rl.machine.durable import damage, write_durably
-from repl_rl.machine.folders import exchange, restore, whole_folder
+from repl_rl.machine.folders import exchange, open_output_folder, restore, whole_folder
 from repl_rl.machine.outputs import Output, contents
 from repl_rl.runs.store.table import TABLE
 from tests.doom import killed_at_each_write
@@ -65,20 +64,13 @@ def replace(final: Path, kind: Output) -> None:
         fill(made, kind, NEW)
 
 
-def replace_begun(final: Path, kind: Output) -> None:
-    """As `sft` and `transcripts` do, which keep what they have done of a long work."""
-    with begun(final, NEW, (), kind, overwrite=True) as place:
-        if kind is TRANSCRIPTS:
-            fill(place, kind, NEW)
-            finish(place, final, kind, overwrite=True)
-        else:
-            with whole_folder(place / "made", kind) as made:
-                fill(made, kind, NEW)
-            finish(place / "made", final, kind, overwrite=True)
-            shutil.rmtree(place)
+def overwrite(final: Path, kind: Output) -> None:
+    """As `sft` and `transcripts` do."""
+    with open_output_folder(final, kind, overwrite=True) as made:
+        fill(made, kind, NEW)
 
 
-@pytest.mark.parametrize(("work", "kind"), [(replace, TABLE), (replace_begun, POLICY), (replace_begun, TRANSCRIPTS)])
+@pytest.mark.parametrize(("work", "kind"), [(replace, TABLE), (overwrite, POLICY), (overwrite, TRANSCRIPTS)])
 def test_a_folder_that_is_replaced_is_there_through_a_kill_at_any_write(
     tmp_path: Path, exchanges: bool, work: Callable[[Path, Output], None], kind: Output
 ) -> None:
@@ -98,6 +90,19 @@ def test_a_folder_that_is_replaced_is_there_through_a_kill_at_any_write(
         older(final, kind)
     assert seen == {OLD, NEW}
     assert bool(restored) is not exchanges
+
+
+@pytest.mark.parametrize("kind", [POLICY, TRANSCRIPTS])
+def test_a_new_folder_is_there_whole_or_not_at_all_through_a_kill_at_any_write(tmp_path: Path, kind: Output) -> None:
+    final = tmp_path / "out"
+    seen = set[str]()
+    for _ in killed_at_each_write(lambda: overwrite(final, kind)):
+        seen.add(says(final, kind) if final.exists() else "nothing")
+        overwrite(final, kind)  # the next call
+        assert says(final, kind) == NEW
+        assert os.listdir(tmp_path) == ["out"]
+        shutil.rmtree(final)
+    assert seen == {"nothing", NEW}
 
 
 def stopped_between_two_renames(final: Path, kind: Output) -> None:

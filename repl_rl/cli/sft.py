@@ -1,26 +1,19 @@
 """`repl-rl sft`: fine-tune a policy on demonstrations and on its own best rollouts."""
 
-import hashlib
-import json
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from rich.console import Console
 
-from repl_rl.cli.begun import SETTINGS, begun, finish, place_of
 from repl_rl.cli.defaults import Update, apply_model_defaults
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.selection import POLICY, FinetuneConfig, Selection, select
 from repl_rl.engine.checkpoint import refuse_incomplete
 from repl_rl.errors import ConfigError
-from repl_rl.evaluation import EvaluationFolder
 from repl_rl.judges import check_judges
-from repl_rl.machine.files import write_whole
-from repl_rl.machine.folders import whole_folder
+from repl_rl.machine.folders import open_output_folder
 from repl_rl.machine.outputs import refuse_inputs
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
@@ -29,17 +22,10 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read, write_step
 from repl_rl.settings.arguments import parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
-from repl_rl.settings.toml import dump
 from repl_rl.tasks import Split, Task
 from repl_rl.world import World
 
 _ROLLOUTS = "rollouts"
-_MADE = "policy"
-"""The fine-tuned policy beside `out`, until it is whole."""
-_PORTION = 256
-"""Rollouts that are kept together: at most so many are played again."""
-FREE = frozenset({"out", "overwrite", "concurrency"})
-"""Settings that decide nothing about what is learned."""
 
 
 @dataclass(frozen=True)
@@ -82,26 +68,23 @@ def main(argv: Sequence[str]) -> int:
         return _begin(config, console)
     refuse_incomplete(config.model_folder)
     refuse_untrainable(config.model_folder)
-    kept = None if config.overwrite else place_of(config.out) / SETTINGS
-    config = apply_model_defaults(asked, kept, Update(rows=config.learning.batch_size)).resolve_prompt_settings(kept)
+    update = Update(rows=config.learning.batch_size)
+    config = apply_model_defaults(asked, update=update).resolve_prompt_settings()
     renderer = config.renderer()
-    settings = dump(replace(config, model=config.policy.reference))
     if config.overwrite:
         data = (("data", str(source)) for source in config.data)
         refuse_inputs("output folder", config.out, [("model", config.model), ("tasks", config.tasks), *data])
     tasks = config.drawn(Split.TRAIN, config.train_tasks) if config.samples else ()
     check_judges(tasks)
-    with begun(config.out, settings, FREE, POLICY, config.overwrite) as place:
+    with open_output_folder(config.out, POLICY, config.overwrite) as made:
         stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
-        played = _play(config, tasks, place, console) if tasks else []
+        played = _play(config, tasks, console) if tasks else []
         chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)
         _show(chosen, console)
         with writing("output folder", config.out, then=", then give the command again"):
-            _learn(config, renderer, chosen, place, console)
+            _learn(config, renderer, chosen, made, console)
             if played:
-                write_step(place / _MADE / _ROLLOUTS, 0, played)
-            finish(place / _MADE, config.out, POLICY, config.overwrite)
-            shutil.rmtree(place)
+                write_step(made / _ROLLOUTS, 0, played)
     console.print(f"fine-tuned policy {config.out}")
     return 0
 
@@ -122,13 +105,10 @@ def _begin(config: SftConfig, console: Console) -> int:
     from repl_rl.coldstart.fresh import write_fresh_policy  # torch: slow to import
 
     with (
-        begun(config.out, dump(config), FREE, POLICY, config.overwrite) as place,
+        open_output_folder(config.out, POLICY, config.overwrite) as made,
         writing("output folder", config.out, then=", then give the command again"),
     ):
-        with whole_folder(place / _MADE, POLICY) as made:
-            write_fresh_policy(made, config.seed)
-        finish(place / _MADE, config.out, POLICY, config.overwrite)
-        shutil.rmtree(place)
+        write_fresh_policy(made, config.seed)
     console.print(f"new policy {config.out}, random weights")
     return 0
 
@@ -160,27 +140,11 @@ def _refuse_other_tokens(trajectory: Trajectory, renderer: Renderer, source: Pat
         raise ConfigError("trajectories", str(source), remedy)
 
 
-def _play(config: SftConfig, tasks: Sequence[Task], place: Path, console: Console) -> Sequence[Trajectory]:
-    """The policy's own rollouts, in portions that are kept in `place`. Only training tasks are played: held-out ones
-    stay unseen."""
+def _play(config: SftConfig, tasks: Sequence[Task], console: Console) -> Sequence[Trajectory]:
+    """Play the policy's own rollouts. Only training tasks are played: held-out ones stay unseen."""
     console.print(f"playing {config.samples} rollouts of each of {len(tasks)} tasks ...")
-    folder = EvaluationFolder(place, (place / SETTINGS).read_text())
-    portion = max(1, _PORTION // config.samples)
-    played: list[Trajectory] = []
-    with ExitStack() as stack:
-        opened: list[RolloutThread] = []
-        for number, start in enumerate(range(0, len(tasks), portion)):
-            # All rollouts of a task are in one portion: their seeds count them from the first one.
-            wanted = [task for task in tasks[start : start + portion] for _ in range(config.samples)]
-            kept = folder.load(_ROLLOUTS, number, wanted)
-            if kept is None:
-                if not opened:
-                    source = RolloutThread(config.rollouts, {task.id: task for task in tasks})
-                    opened.append(stack.enter_context(source))
-                kept = opened[0].sample(wanted)
-                folder.keep(_ROLLOUTS, number, kept)
-            played.extend(kept)
-    return played
+    with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:
+        return source.sample([task for task in tasks for _ in range(config.samples)])
 
 
 def _show(chosen: Selection, console: Console) -> None:
@@ -189,36 +153,18 @@ def _show(chosen: Selection, console: Console) -> None:
         console.print(f"  left out {count}: {reason}")
 
 
-def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, place: Path, console: Console) -> None:
-    # torch and trl: slow to import
-    from repl_rl.coldstart.finetune import context_tokens, finetune, labelled
-    from repl_rl.coldstart.kept import Keeping
+def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, out: Path, console: Console) -> None:
+    from repl_rl.coldstart.finetune import context_tokens, finetune, labelled  # torch and trl: slow to import
 
     room = context_tokens(config.model_folder)
     examples = [labelled(trajectory, config.learn_errors) for trajectory in chosen.kept]
     fitting = [example for example in examples if len(example["input_ids"]) <= room]
     if len(fitting) < len(examples):
         console.print(f"  left out {len(examples) - len(fitting)}: longer than the policy's context of {room} tokens")
-    _check_same(place / "learned.sha256", fitting)
     every = max(1, config.learning.steps // 10)
 
     def on_step(step: int, loss: float) -> None:
         if step == 1 or step % every == 0:
             console.print(f"step {step:>5}/{config.learning.steps}  loss {loss:.4f} nats a token")
 
-    base, kept = config.model_folder, Keeping(place / "states")
-    finetune(base, renderer, fitting, place / _MADE, config.learning, config.seed, on_step, kept)
-
-
-def _check_same(file: Path, examples: Sequence[Mapping[str, Sequence[int]]]) -> None:
-    """Hold a fine-tuning that goes on to what it learned from until now.
-
-    Raises:
-        ConfigError: that has changed.
-    """
-    digest = hashlib.sha256(json.dumps(examples).encode()).hexdigest()
-    if not file.exists():
-        write_whole(file, digest)
-    elif file.read_text() != digest:
-        remedy = "the trajectories have changed since; remove that folder to begin anew"
-        raise ConfigError("what was learned from until now", str(file.parent), remedy)
+    finetune(config.model_folder, renderer, fitting, out, config.learning, config.seed, on_step)

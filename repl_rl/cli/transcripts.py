@@ -3,17 +3,14 @@
 import asyncio
 import json
 import logging
-import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from rich.table import Table
 
-from repl_rl.cli.begun import SETTINGS, Portions, begun, finish, kept, place_of
 from repl_rl.cli.defaults import follow
 from repl_rl.cli.terminal import terminal
 from repl_rl.coldstart.demonstrations import MIXES
@@ -21,7 +18,7 @@ from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.played import Course, demonstrations
 from repl_rl.coldstart.verified import Recipe, Tally, verified
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import whole_file
+from repl_rl.machine.folders import open_output_folder
 from repl_rl.machine.outputs import Output
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
@@ -42,15 +39,12 @@ from repl_rl.tasks import families_of
 from repl_rl.world import QUICKSTART, World, date_of, prompt_space_of
 
 _TOLD_EVERY = 250
-_PORTIONS = ".portions"
-_COUNTS = "transcripts.json"
-FREE = frozenset({"out", "overwrite", "concurrency"})
-"""Settings that decide nothing about what is made."""
+_SETTINGS, _COUNTS = "config.toml", "transcripts.json"
 TRANSCRIPTS = Output(
     "transcripts",
     "output folder",
-    ("trajectories", _COUNTS, SETTINGS, _PORTIONS),
-    lambda folder: all((folder / name).exists() for name in ("trajectories", _COUNTS, SETTINGS)),
+    ("trajectories", _COUNTS, _SETTINGS),
+    lambda folder: all((folder / name).exists() for name in ("trajectories", _COUNTS, _SETTINGS)),
 )
 """The folder that this verb writes: what is in one, and how one of version 0.2 is recognised."""
 PLACES: Seam[SandboxKind] = Seam("sandbox", {**SANDBOXES.kinds, InProcess.kind: InProcess})
@@ -121,13 +115,11 @@ class TranscriptsConfig:
 def main(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit code."""
     asked = parse_with_sources(TranscriptsConfig, "transcripts", argv)
-    out, model = asked.config.out, asked.config.model
-    world = World(model=model)
+    world = World(model=asked.config.model)
     folder = world.model_folder
-    recorded = None if asked.config.overwrite else place_of(out) / SETTINGS
-    config = follow(asked, world, recorded)
-    date = date_of(config.date, folder, recorded)
-    space = prompt_space_of(config.prompt_space, folder, recorded)
+    config = follow(asked, world)
+    date = date_of(config.date, folder, None)
+    space = prompt_space_of(config.prompt_space, folder, None)
     config = replace(config, date=date, prompt_space=space)
     now = instant(config.date) if config.date else None
     renderer = Renderer.from_folder(
@@ -141,17 +133,16 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     harvests = {package: list(harvest(package)) for package in config.from_doctests}
     tallies: dict[str, Tally] = {}
-    with begun(config.out, dump(config), FREE, TRANSCRIPTS, config.overwrite) as place:
+    with open_output_folder(config.out, TRANSCRIPTS, config.overwrite) as made:
         for package, specimens in harvests.items():
             print(f"{package}: {len(specimens)} doctests to execute ...", flush=True)
-            asyncio.run(_package(config, recipe, package, specimens, tallies, place))
+            asyncio.run(_package(config, recipe, package, specimens, tallies, made))
         if config.from_tasks:
             print(f"{' '.join(config.from_tasks)}: {config.count} demonstrations to execute ...", flush=True)
-            asyncio.run(_demonstrations(config, renderer, tallies, place))
-        with writing("output folder", place, then=", then give the command again"):
-            _keep_counts(place / _COUNTS, tallies)
-            finish(place, config.out, TRANSCRIPTS, config.overwrite)
-    shutil.rmtree(config.out / _PORTIONS, ignore_errors=True)
+            asyncio.run(_demonstrations(config, renderer, tallies, made))
+        with writing("output folder", config.out, then=", then give the command again"):
+            (made / _SETTINGS).write_text(dump(config), encoding="utf-8")
+            _keep_counts(made / _COUNTS, tallies)
     terminal().print(_table(tallies))
     return 0
 
@@ -162,46 +153,49 @@ async def _package(
     package: str,
     specimens: Sequence[Specimen],
     tallies: dict[str, Tally],
-    place: Path,
+    out: Path,
 ) -> None:
     imported = (package.replace("-", "_").partition(".")[0],) if config.preload and package != STDLIB else ()
-    portions = Portions(place / _PORTIONS / str(len(tallies)))
+    tally = Tally()
     async with _sandbox(config, imported) as sandbox:
-        made, tally = await kept(partial(verified, specimens, sandbox, recipe), portions, _TOLD_EVERY)
-    _write(place, len(tallies), made)
+        made = await _collect(verified(specimens, sandbox, recipe, tally), tally, _TOLD_EVERY)
+    _write(config, out, len(tallies), made)
     tallies[package] = tally
 
 
-async def _demonstrations(
-    config: TranscriptsConfig, renderer: Renderer, tallies: dict[str, Tally], place: Path
-) -> None:
+async def _demonstrations(config: TranscriptsConfig, renderer: Renderer, tallies: dict[str, Tally], out: Path) -> None:
     families = tuple(family for source in config.from_tasks for family in families_of(source))
     course = Course(families, MIXES[config.mix], config.count, config.seed, config.protocol, config.prompt)
-    portions = Portions(place / _PORTIONS / str(len(tallies)))
+    tally = Tally()
     async with _sandbox(config) as sandbox:
-
-        def make(tally: Tally, done: Sequence[Trajectory]) -> AsyncIterator[Trajectory]:
-            return demonstrations(course, sandbox, renderer, tally, config.concurrency)
-
-        made, tally = await kept(make, portions, config.count // 10 or 1)
+        demonstrated = demonstrations(course, sandbox, renderer, tally, config.concurrency)
+        made = await _collect(demonstrated, tally, config.count // 10 or 1)
     fitting = [t for t in made if len(t.prompt.token_ids) + len(t.completion_ids) <= config.max_tokens]
     tally.whole = len(fitting)
     if len(fitting) < len(made):
         tally.dropped["is too long"] = len(made) - len(fitting)
-    _write(place, len(tallies), fitting)
+    _write(config, out, len(tallies), fitting)
     tallies[" ".join(config.from_tasks)] = tally
+
+
+async def _collect(made: AsyncIterator[Trajectory], tally: Tally, told_every: int) -> Sequence[Trajectory]:
+    """Collect what a source makes, and print how far it is."""
+    kept: list[Trajectory] = []
+    async for trajectory in made:
+        kept.append(trajectory)
+        if len(kept) % told_every == 0:
+            print(f"  {len(kept)} kept, {tally.dropped.total()} dropped", flush=True)
+    return kept
 
 
 def _sandbox(config: TranscriptsConfig, preload: Sequence[str] = ()) -> AbstractAsyncContextManager[Sandbox]:
     return PLACES.chosen(config.sandbox).open(Births(config.limits, preload, config.concurrency))
 
 
-def _write(out: Path, number: int, made: Sequence[Trajectory]) -> None:
-    with (
-        writing("output folder", out, then=", then give the command again"),
-        whole_file(out / "trajectories" / f"{number:06d}.jsonl.gz") as torn,
-    ):
-        append(torn, made)
+def _write(config: TranscriptsConfig, out: Path, number: int, made: Sequence[Trajectory]) -> None:
+    with writing("output folder", config.out, then=", then give the command again"):
+        (out / "trajectories").mkdir(exist_ok=True)
+        append(out / "trajectories" / f"{number:06d}.jsonl.gz", made)
 
 
 def _keep_counts(path: Path, tallies: dict[str, Tally]) -> None:

@@ -24,9 +24,8 @@ from transformers import (
 )
 from transformers.utils import is_torch_bf16_gpu_available
 from transformers.utils.logging import disable_progress_bar
-from trl import SFTConfig
+from trl import SFTConfig, SFTTrainer
 
-from repl_rl.coldstart.kept import Keeping, KeptTrainer
 from repl_rl.coldstart.selection import POLICY, FinetuneConfig
 from repl_rl.engine.dropout import disable_dropout
 from repl_rl.engine.forbidden import forbid
@@ -102,12 +101,12 @@ def trainer(
     examples: Sequence[Mapping[str, list[int]]],
     args: SFTConfig,
     callbacks: Sequence[TrainerCallback] = (),
-) -> KeptTrainer:
+) -> SFTTrainer:
     """TRL's trainer on examples of `labelled`."""
     # TRL advises about chat templates and end tokens; it tokenises nothing here.
     logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
     columns = {name: [list(example[name]) for example in examples] for name in ("input_ids", "labels")}
-    made = KeptTrainer(
+    made = SFTTrainer(
         model=model,
         args=args,
         train_dataset=Dataset.from_dict(columns),
@@ -126,16 +125,12 @@ def finetune(
     config: FinetuneConfig,
     seed: int = 0,
     on_step: OnStep = lambda step, loss: None,
-    keeping: Keeping | None = None,
 ) -> float:
     """Fine-tune the policy in folder `base` on examples of `labelled`; save it, with its tokenizer, in `out`.
 
     An older policy of a fine-tuning in `out` is replaced; anything else there is refused.
 
     The policy that learns is the one that samples: what `renderer` forbids has probability 0.
-
-    With `keeping` its state is saved now and then, and it goes on with the newest one: the same call then ends with
-    the same weights as one that was never stopped.
 
     Returns the last step's loss, nats a learned token.
 
@@ -161,9 +156,7 @@ def finetune(
         raise ConfigError("tokens of a trajectory", longest, remedy)
     with whole_folder(out, POLICY) as torn:
         told = Told(on_step)
-        learning = trainer(model, renderer.tokenizer, examples, sft_args(config, torn, seed), [told])
-        learning.keeping = keeping
-        learning.go_on()
+        trainer(model, renderer.tokenizer, examples, sft_args(config, torn, seed), [told]).train()
         model.config.use_cache = True  # TRL turns it off for the training
         model.save_pretrained(torn)
         complete(torn, base)

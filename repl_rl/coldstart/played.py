@@ -73,8 +73,7 @@ class Course:
 async def demonstrations(
     course: Course, sandbox: Sandbox, renderer: Renderer, tally: Tally, concurrency: int = 8
 ) -> AsyncIterator[Trajectory]:
-    """Demonstrations of training questions, in order; `tally` counts those that went another way than planned. They
-    begin where it stands.
+    """Demonstrations of training questions, in order; `tally` counts those that went another way than planned.
 
     No held-out question is ever among them. They have no outcome: all are meant to be learned, those that show a
     mistake too. Equal arguments give equal ids and masks where the Python is the same.
@@ -82,7 +81,7 @@ async def demonstrations(
     Raises:
         ConfigError: there is no such family.
     """
-    rng, start = random.Random(f"{course.seed}/transcripts"), tally.done
+    rng = random.Random(f"{course.seed}/transcripts")
     under_way: deque[asyncio.Task[Trajectory | None]] = deque()
     try:
         for n in range(course.count + concurrency):
@@ -90,17 +89,16 @@ async def demonstrations(
                 family = course.families[n % len(course.families)]
                 drawn = sketch(family, rng, Split.TRAIN)
                 planned = PROTOCOLS[course.protocol].plan(drawn, course.mix, rng)
-                if n >= start:
-                    playing = played(task_of(family, drawn), planned, course, sandbox, renderer)
-                    under_way.append(asyncio.create_task(playing))
-            if n - start < concurrency - 1 or not under_way:
+                playing = played(task_of(family, drawn), planned, course, sandbox, renderer)
+                under_way.append(asyncio.create_task(playing))
+            if n < concurrency - 1 or not under_way:
                 continue
             trajectory = await under_way.popleft()
             if trajectory is None:
                 tally.dropped["went another way than planned"] += 1
                 continue
             tally.whole += 1
-            yield replace(trajectory, id=f"demonstration-{course.seed}-{tally.done - 1}")
+            yield replace(trajectory, id=f"demonstration-{course.seed}-{tally.kept + tally.dropped.total() - 1}")
     finally:
         for task in under_way:
             task.cancel()

@@ -50,20 +50,6 @@ class Tally:
     def kept(self) -> int:
         return self.whole + self.cut.total()
 
-    @property
-    def done(self) -> int:
-        """All that were tried."""
-        return self.kept + self.dropped.total()
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, int | Mapping[str, int]]) -> "Tally":
-        """What `as_record` gave."""
-        whole, cut, dropped = (record[name] for name in ("kept_whole", "kept_in_part", "dropped"))
-        assert isinstance(whole, int)
-        assert isinstance(cut, Mapping)
-        assert isinstance(dropped, Mapping)
-        return cls(whole, Counter(cut), Counter(dropped))
-
     def as_record(self) -> Mapping[str, int | Mapping[str, int]]:
         """As it stands in JSON."""
         return {"kept": self.kept, "kept_whole": self.whole, "kept_in_part": dict(self.cut.most_common()),
@@ -86,13 +72,12 @@ class Recipe:
 
 
 async def verified(
-    specimens: Sequence[Specimen], sandbox: Sandbox, recipe: Recipe, tally: Tally, kept: Sequence[Trajectory] = ()
+    specimens: Sequence[Specimen], sandbox: Sandbox, recipe: Recipe, tally: Tally
 ) -> AsyncIterator[Trajectory]:
     """The trajectories of the doctests whose console printed what they say, in order; `tally` counts the others.
 
-    It begins where `tally` stands, with what was `kept` until then. Each is executed in a console of its own. One that
-    goes wrong after examples that printed something is kept up to there. Equal ones are kept once. Lines are `Sampled`,
-    so they are what a fine-tuning learns; all else is `Observed`.
+    Each is executed in a console of its own. One that goes wrong after examples that printed something is kept up to
+    there. Equal ones are kept once. Lines are `Sampled`, so they are what a fine-tuning learns; all else is `Observed`.
     """
     gate = asyncio.Semaphore(recipe.concurrency)
 
@@ -100,15 +85,15 @@ async def verified(
         async with gate:
             return await _play(specimen, sandbox, recipe)
 
-    seen = {_key(trajectory) for trajectory in kept}
-    running = [asyncio.create_task(one(specimen)) for specimen in specimens[tally.done :]]
+    seen: set[bytes] = set()
+    running = [asyncio.create_task(one(specimen)) for specimen in specimens]
     try:
         for task in running:
             trajectory, wrong = await task
             if trajectory is None:
                 tally.dropped[wrong] += 1
                 continue
-            key = _key(trajectory)
+            key = hashlib.sha256(repr(trajectory.completion_ids).encode()).digest()
             if key in seen:
                 tally.dropped["is there already"] += 1
                 continue
@@ -122,10 +107,6 @@ async def verified(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-
-
-def _key(trajectory: Trajectory) -> bytes:
-    return hashlib.sha256(repr(trajectory.completion_ids).encode()).digest()
 
 
 async def _play(specimen: Specimen, sandbox: Sandbox, recipe: Recipe) -> tuple[Trajectory | None, str]:

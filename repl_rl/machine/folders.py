@@ -8,11 +8,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from repl_rl.machine.alone import alone, mark
+from repl_rl.errors import ConfigError
+from repl_rl.machine.alone import OWNER, alone, mark
 from repl_rl.machine.outputs import Output, followed
+from repl_rl.machine.refused import writing
 
 log = logging.getLogger(__name__)
 UNFINISHED = ".unfinished-"
@@ -99,6 +101,57 @@ def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
             for parent in missing:
                 parent.rmdir()
         raise
+
+
+@contextmanager
+def open_output_folder(out: Path, output: Output, overwrite: bool) -> Iterator[Path]:
+    """Open a folder to fill, which becomes `out` when the block ends well. No other process can write `out` meanwhile.
+
+    If the block raises, or the process is killed, `out` stays as it was.
+
+    Args:
+        out: the output folder of a verb; a link stands for the folder that it leads to.
+        output: the kind of folder that the verb writes.
+        overwrite: replace an older folder of that kind; anything else is refused.
+
+    Raises:
+        ConfigError: `out` may not be replaced, or another process is at work on it, or it cannot be written.
+    """
+    then = ", then give the command again"
+    restore(out, output)
+    final = Path(os.path.realpath(followed(output.thing, out)))
+    if not final.name:
+        raise ConfigError(output.thing, str(out), f"that is no place for it; {output.remedy}")
+    with ExitStack() as stack:
+        with writing(output.thing, out, then=then):
+            stack.enter_context(_lock_output(final, output))
+            if final.exists() and not overwrite:
+                raise ConfigError(output.thing, str(out), "it exists; name a new --out, or --overwrite to replace it")
+            made = stack.enter_context(whole_folder(final, output))
+        yield made
+        with writing(output.thing, out, then=then):
+            if final.exists() and not overwrite:
+                raise ConfigError(output.thing, str(out), f"it exists by now; move it away{then}")
+            stack.close()
+
+
+@contextmanager
+def _lock_output(final: Path, output: Output) -> Iterator[None]:
+    """Lock a folder next to `final`, because `final` itself is not there yet or is replaced."""
+    lock = final.parent / f".{final.name}.lock"
+    output.refuse_other(lock)
+    lock.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(alone(lock, output.verb))
+        except (BlockingIOError, FileNotFoundError) as error:  # not found: its owner has removed it just now
+            raise output.at_work(final, lock) from error
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # another process may be about to lock it
+                (lock / OWNER).unlink()
+                lock.rmdir()
 
 
 def take_place(made: Path, final: Path, output: Output) -> None:

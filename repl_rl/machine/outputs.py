@@ -74,7 +74,7 @@ class Output:
             try:
                 stack.enter_context(alone(folder, self.verb))
             except BlockingIOError as error:
-                raise self._at_work(folder) from error
+                raise self.at_work(folder, folder) from error
             try:
                 yield
             finally:
@@ -90,10 +90,11 @@ class Output:
             ConfigError: another process has it; the message names it.
         """
         if folder.is_dir() and has_owner(folder):
-            raise self._at_work(folder)
+            raise self.at_work(folder, folder)
 
-    def _at_work(self, folder: Path) -> ConfigError:
-        told = f"another process is at work on it: {owner(folder)}"
+    def at_work(self, folder: Path, locked: Path) -> ConfigError:
+        """Return the error for a `folder` that another process has; `locked` is the folder that it has locked."""
+        told = f"another process is at work on it: {owner(locked)}"
         return ConfigError(self.thing, str(folder), f"{told}; wait for its end, or {self.remedy}")
 
 

@@ -1,7 +1,7 @@
 """May this command go on with that run? Its settings decide what comes next, so they must be the run's own."""
 
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
@@ -20,25 +20,21 @@ def check_same_settings(run: Path, config_toml: str) -> None:
     Raises:
         ConfigError: some differ; it names each.
     """
-    told = differences(run / "config.toml", config_toml, FREE, grows=STEPS)
+    told = _differences(run / "config.toml", config_toml)
     if told:
         remedy = "give the run's own (--config RUN/config.toml has them), or another --name; only steps may grow"
         raise ConfigError("settings", "; ".join(told), remedy)
 
 
-def differences(kept: Path, config_toml: str, free: Collection[str], grows: str = "") -> list[str]:
-    """What differs between settings in the file `kept` and ours, a text for each; `free` may, `grows` may be more.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+def _differences(kept: Path, config_toml: str) -> list[str]:
+    """Describe each setting that differs between the file `kept` and ours; `FREE` may differ, `STEPS` may be more."""
     ours: Mapping[str, object] = dict(flatten(tomllib.loads(config_toml)))
     theirs = {**ADDED, **dict(flatten(load(kept)))}
     theirs = {name: value for name, value in theirs.items() if name in ours or name not in ADDED}
     return [
         f"{name} is {_said(ours, name)}, the run's {_said(theirs, name)}"
-        for name in sorted({*ours, *theirs} - {*free})
-        if ours.get(name) != theirs.get(name) and not (name == grows and _grew(theirs.get(name), ours.get(name)))
+        for name in sorted({*ours, *theirs} - FREE)
+        if ours.get(name) != theirs.get(name) and not (name == STEPS and _grew(theirs.get(name), ours.get(name)))
     ]
 
 
