@@ -96,9 +96,9 @@ def fit(
         base = model if isinstance(model, Path) else None
         states = keeper.folder if keeper is not None else None
         evaluator = Evaluator(trainer, evaluation, out, base, states) if evaluation else None
-        reporter = _report(trainer, on_step, out.parent, evaluator, tell)
+        reporter = _report(trainer, on_step, out.parent, evaluator)
         if keeper is not None:
-            own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter, "sinks": reporter.sinks}
+            own = {"groups": trainer.groups, "evaluator": evaluator, "reporter": reporter}
             theirs = {"source": source, "curriculum": curriculum, "sharing": trainer.sharing}
             trainer.keep(keeper, {**theirs, **own}, tell)
         trainer.go_on()
@@ -145,9 +145,9 @@ def _silence() -> None:
     disable_progress_bar()
 
 
-def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: Evaluator | None, tell: Tell) -> Reporter:
+def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: Evaluator | None) -> Reporter:
     trainer.remove_callback(PrinterCallback)
-    sinks = Sinks(trainer, run, tell, lambda: trainer.steps_done)
+    sinks = Sinks(trainer, run)
     reporter = Reporter(trainer, on_step, sinks, evaluator)
     trainer.add_callback(reporter)
     sinks.join()

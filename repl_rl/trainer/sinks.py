@@ -1,7 +1,5 @@
 """Where a step's figures go besides the run folder: TRL's `report_to`, with our names and a table of rollouts."""
 
-import json
-import logging
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -12,14 +10,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import Json
 from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import marked, printable
 from repl_rl.trainer.source import StepRecord
-from repl_rl.trainer.takeup import TakeUp, take_up
 
-log = logging.getLogger(__name__)
 SINKS = ("tensorboard", "trackio", "wandb")
 PREFIX = "repl_rl/"
 """Before each name of `metrics.jsonl`. TRL puts `train/` before that, as before its own names."""
@@ -43,22 +38,11 @@ def require_sinks(names: Sequence[str], found: Callable[[str], object] = find_sp
 
 
 class Sinks(TrainerCallback):
-    """TRL's callbacks for `report_to`, out of the trainer until `join` puts them behind whoever adds to its log.
+    """TRL's callbacks for `report_to`, out of the trainer until `join` puts them behind whoever adds to its log."""
 
-    A run that is resumed takes them up where its state is, before they hear of its first step.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        folder: Path,
-        tell: Callable[[str], None] = log.warning,
-        steps: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """`folder` is where TensorBoard's files go, unless TENSORBOARD_LOGGING_DIR names another. `tell` is given a
-        line about each sink that keeps what came after the state. `steps` counts those that are done."""
-        self._trainer, self._steps = trainer, steps
-        self._tell = tell
+    def __init__(self, trainer: Trainer, folder: Path) -> None:
+        """`folder` is where TensorBoard's files go, unless TENSORBOARD_LOGGING_DIR names another."""
+        self._trainer = trainer
         self._names: list[str] = trainer.args.report_to
         self._callbacks = [trainer.pop_callback(kind) for kind in get_reporting_integration_callbacks(self._names)]
         self._boards = [callback for callback in self._callbacks if isinstance(callback, TensorBoardCallback)]
@@ -67,34 +51,22 @@ class Sinks(TrainerCallback):
         if "wandb" in self._names:
             os.environ.setdefault("WANDB_PROJECT", trainer.args.project)
             os.environ.setdefault("WANDB_RUN_GROUP", trainer.args.run_name)
-        self._ways: dict[str, TakeUp] = take_up(self._names, self._boards, trainer.args.project)
-        self._remembered: dict[str, Json] | None = None
 
     def join(self) -> None:
         """Let the sinks have what is logged from now on."""
         for callback in (self, *self._callbacks):
             self._trainer.add_callback(callback)
 
-    def memory(self) -> str:
-        """Where each sink stands, as JSON; what it was sent before lasts as far as it can be made to."""
-        return json.dumps({name: way.memory() for name, way in self._ways.items()})
-
-    def remember(self, memory: str) -> None:
-        """Take the sinks up where `memory` was asked for, as soon as training begins."""
-        self._remembered = json.loads(memory)
-
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        if not state.is_world_process_zero:
-            return
-        name = f"{args.run_name} after step {self._steps()}"
-        for sink, way in self._ways.items():
-            if self._remembered is None:
-                way.begin()
-            elif (kept := way.back(state.global_step, self._remembered.get(sink))) is not None:
-                args.run_name = name
-                self._tell(f"{sink} {kept}: what follows is a run of its own there, {name!r}")
+        """Have TensorBoard ignore points of steps that a resumed run makes again.
+
+        A new run says so too: TensorBoard's reader ignores the first such event that it finds.
+        """
+        for board in self._boards if state.is_world_process_zero else ():
+            writer = import_module("torch.utils.tensorboard").SummaryWriter
+            board.tb_writer = writer(log_dir=board.logging_dir, purge_step=state.global_step + 1)
 
     def send_table(self, record: StepRecord, trajectories: Sequence[Trajectory], policy_step: int) -> None:
         """Send the first rollouts of a step, at the optimizer step that its figures are told at."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer import Keeper, Saving, StepRecord, TrainerConfig, fit, saving, taken
 from repl_rl.trainer.config import GRPOTrainer
 from repl_rl.trainer.pace import Pace
+from repl_rl.trainer.sinks import PREFIX, TABLE
 from repl_rl.trainer.states import copied, different, newest, states_in
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_processes import launch
@@ -230,6 +232,25 @@ def test_a_step_whose_weights_have_moved_but_that_nobody_was_told_of_is_made_aga
         play(tmp_path / "stopped", tell_stop=4)
     play(tmp_path / "stopped")
     check_alike(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_tensorboard_has_each_figure_and_table_once_after_a_resume(tmp_path: Path) -> None:
+    config = replace(PLAIN, report_to=("tensorboard",), updates=2)
+    with pytest.raises(Stopped):
+        play(tmp_path, config, tell_stop=5)
+    (states_in(tmp_path / "states")[-1] / DIGESTS).unlink()  # of step 4, whose points TensorBoard has
+    play(tmp_path, config)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    told = [(int(row["optimizer_steps"]), row["solve_rate"]) for row in rows]
+    assert len(told) == STEPS
+    reader = import_module("tensorboard.backend.event_processing.plugin_event_accumulator")  # as TensorBoard reads
+    events = reader.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    figures = events.Tensors(f"train/{PREFIX}solve_rate")
+    assert [(event.step, event.tensor_proto.float_val[0]) for event in figures] == [
+        (step, pytest.approx(rate)) for step, rate in told
+    ]
+    assert [event.step for event in events.Tensors(f"{TABLE}/text_summary")] == [step for step, _ in told]
 
 
 def test_rows_and_rollouts_after_the_state_are_replayed_and_a_torn_row_is_dropped(tmp_path: Path) -> None:
