@@ -3,7 +3,6 @@
 from repl_rl.judges import group_judges
 from repl_rl.rollout.facts import Facts
 from repl_rl.rollout.fleet import Fleet, chosen_fleet, fleet_options
-from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
 from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 from repl_rl.rollout.thread import RolloutThread
@@ -11,7 +10,6 @@ from repl_rl.rollout.thread import RolloutThread
 __all__ = [
     "Facts",
     "Fleet",
-    "Raced",
     "ReplSampler",
     "RolloutSampler",
     "RolloutThread",

@@ -4,7 +4,6 @@ Nothing of a broken attempt is kept: a session of a dead engine, or the console 
 nobody can give back.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,8 +24,6 @@ class Notes:
 
     errors: list[ReplRLError] = field(default_factory=list)
     """Of samplers and prompts: a rollout that was dropped for each."""
-    cut: list[int] = field(default_factory=list)
-    """Tokens of rollouts that were cancelled."""
     lost: list[SandboxLost] = field(default_factory=list)
     """Of an attempt: how it lost its console. Of a batch: those of the rollouts that were given up."""
     replayed: int = 0
@@ -63,9 +60,8 @@ class Part:
         """All of these as one."""
         errors = [error for part in parts for error in part.notes.errors]
         lost = [fault for part in parts for fault in part.notes.lost]
-        cut = [tokens for part in parts for tokens in part.notes.cut]
         trajectories = tuple(t for part in parts for t in part.trajectories)
-        return cls(trajectories, Notes(errors, cut, lost, sum(part.notes.replayed for part in parts)))
+        return cls(trajectories, Notes(errors, lost, sum(part.notes.replayed for part in parts)))
 
 
 async def again(
@@ -80,7 +76,7 @@ async def again(
     """
     lost = 0
     while True:
-        attempt = Notes(cut=batch.cut)
+        attempt = Notes()
         try:
             trajectory = await play(attempt)
         except EngineDied:
@@ -109,9 +105,6 @@ async def settling(grading: Awaitable[Trajectory], trajectory: Trajectory, notes
     """What `grading` makes of a rollout that has ended; a console that fails in it drops the rollout."""
     try:
         return await grading
-    except asyncio.CancelledError:
-        notes.cut.append(len(trajectory.completion_ids))
-        raise
     except SandboxFault as fault:
         if isinstance(fault, SandboxLost):
             notes.lost.append(fault)
@@ -127,17 +120,15 @@ def too_long(origin: Origin, context_tokens: int, notes: Notes) -> Trajectory:
     return Record(origin).trajectory(Stop.FAULT, 0.0, failure, None)
 
 
-def weigh(batch: Part, sandbox: str, begun: int | None = None) -> None:
+def weigh(batch: Part, sandbox: str) -> None:
     """Say what went wrong in a batch of rollouts, and stop where going on would come to nothing.
-
-    `begun` is how many there were, None: as many as are in it. Others were cut.
 
     Raises:
         BrokenDown: every rollout has lost its consoles.
         ReplRLError: the sampler failed in most rollouts, or most prompts are too long.
     """
     errors, lost = batch.notes.errors, batch.notes.lost
-    rollouts = len(batch.trajectories) if begun is None else begun
+    rollouts = len(batch.trajectories)
     if batch.notes.replayed:
         _log.warning("%d rollouts played again: the engine died, or their consoles were lost", batch.notes.replayed)
     if lost and len(lost) == rollouts:

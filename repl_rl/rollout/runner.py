@@ -24,7 +24,6 @@ from repl_rl.rollout.host_session import HostSession, Model, Places, Stage
 from repl_rl.rollout.lengths import Lengths
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.prompts import declaring
-from repl_rl.rollout.race import Raced, Referee
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.sandbox.base import Sandbox
@@ -115,10 +114,26 @@ class Rollouts:
 
     async def part(self, tasks: Sequence[Task], temperature: float = 1.0, early: Early | None = None) -> Part:
         """As `collect`; what went wrong is told and not weighed, and no group judge has looked at it."""
-        ended = dict(early.finished) if early is not None else {}
-        running, notes = await self._all(tasks, temperature, early=early)
+        before = self.pressure or Pressure()
+        batch = early or Early(self.engine.policy_step, asyncio.Semaphore(self.concurrency))
+        ended = dict(batch.finished)
+        counts: dict[str, int] = {}
+        origins = []
+        for task in tasks:
+            index = counts[task.id] = counts.get(task.id, -1) + 1
+            origins.append(self._origin(task, index, temperature, batch.policy_step))
+        notes = Notes()
+        async with at_once() as rollouts:
+            running = {
+                index: rollouts.create_task(self._one(origins[index], temperature, batch.places, notes))
+                for index in self.lengths.longest_first(tasks)
+                if index not in ended
+            }
+            for index, rollout in running.items():
+                rollout.add_done_callback(partial(batch.note, index))
         played = [ended[index] if index in ended else running[index].result() for index in range(len(tasks))]
-        if early is None:
+        if early is None:  # else others are under way, and whoever began them knows since when
+            self.pressed.latest = (self.pressure or Pressure()).since(before)
             self.learn_lengths(tasks, played)
         return Part(tuple(played), notes)
 
@@ -134,57 +149,6 @@ class Rollouts:
         part = await self.part(tasks, temperature, early)
         judged = await judged_together(self.group_judges, tasks, part.trajectories)
         return replace(part, trajectories=tuple(judged), unjudged=part.trajectories if self.group_judges else ())
-
-    async def race(self, groups: Sequence[Sequence[Task]], keep: int) -> Raced:
-        """Play all `groups` at temperature 1 until `keep` (>= 1) of them are done, and cut the others' rollouts.
-
-        A rollout that is cut gives its console and its place in the engine back before this returns. Which groups are
-        done first depends on the machine, so with equal seeds others may be kept.
-
-        Raises:
-            ConfigError: there are fewer groups than are to be kept; and as `collect`.
-        """
-        if not 1 <= keep <= len(groups):
-            raise ConfigError("groups to keep", keep, f"there are {len(groups)}; keep 1 of them, or more")
-        tasks = [task for group in groups for task in group]
-        referee = Referee([len(group) for group in groups], keep)
-        running, notes = await self._all(tasks, 1.0, referee)
-        ended = [rollout.result() for rollout in running.values() if not rollout.cancelled()]
-        weigh(Part(tuple(ended), notes), self.sandbox.name, len(tasks))
-        raced = referee.ended(running, sum(notes.cut))
-        by_id = {task.id: task for task in tasks}
-        judged = []
-        for group in raced.groups:
-            for trajectory in group:
-                self.lengths.learn(by_id[trajectory.task_id], trajectory)
-            judged.append(await judged_together(self.group_judges, [by_id[t.task_id] for t in group], group))
-        return replace(raced, groups=tuple(map(tuple, judged)))
-
-    async def _all(
-        self, tasks: Sequence[Task], temperature: float, referee: Referee | None = None, early: Early | None = None
-    ) -> tuple[Mapping[int, "asyncio.Task[Trajectory]"], Notes]:
-        """The rollouts, ended, by their place, but for those that had ended before; and what was noted."""
-        before = self.pressure or Pressure()
-        batch = early or Early(self.engine.policy_step, asyncio.Semaphore(self.concurrency))
-        counts: dict[str, int] = {}
-        origins = []
-        for task in tasks:
-            index = counts[task.id] = counts.get(task.id, -1) + 1
-            origins.append(self._origin(task, index, temperature, batch.policy_step))
-        notes = Notes()
-        async with at_once() as rollouts:
-            running = {
-                index: rollouts.create_task(self._one(origins[index], temperature, batch.places, notes))
-                for index in self.lengths.longest_first(tasks)
-                if index not in batch.finished
-            }
-            for index, rollout in running.items():
-                rollout.add_done_callback(partial(batch.note, index))
-            if referee is not None:
-                await referee.decide(running)
-        if early is None:  # else others are under way, and whoever began them knows since when
-            self.pressed.latest = (self.pressure or Pressure()).since(before)
-        return running, notes
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """What the sampler counts in a step's rollouts, the last that were collected, and what else `counted` tells."""
@@ -288,9 +252,6 @@ class Rollouts:
             except UserCodeError as error:
                 notes.errors.append(error)
                 episode.fail(error)
-            except asyncio.CancelledError:
-                notes.cut.append(len(plain.ids) - len(origin.prompt.token_ids))
-                raise
             if episode.lost is not None:
                 notes.lost.append(episode.lost)
             episode.finish()

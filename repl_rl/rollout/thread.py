@@ -17,7 +17,6 @@ from repl_rl.rollout.at_once import at_once
 from repl_rl.rollout.early import Busy, Early
 from repl_rl.rollout.facts import Facts, Figures
 from repl_rl.rollout.probe import probed
-from repl_rl.rollout.race import Raced
 from repl_rl.rollout.runner import Rollouts
 from repl_rl.rollout.step import Places, Step, first_ended
 from repl_rl.tasks import Task
@@ -156,7 +155,9 @@ class RolloutThread:
             self.rollouts.pressed.latest = self._pressure.since(step.pressure)
             return played
         trajectories = self._thread.run(self.rollouts.collect([self.tasks[i] for i in task_ids]))
-        self._rest()
+        engine = self.rollouts.engine
+        if isinstance(engine, Resting):
+            self._thread.run(engine.rest())
         return trajectories
 
     def begin(
@@ -237,17 +238,6 @@ class RolloutThread:
     def probe(self, task_id: str) -> Sequence[Trajectory]:
         """The first line that the policy of now writes on a task, for nobody to learn from; see `probed`."""
         return [self._thread.run(probed(self.rollouts, self.tasks[task_id]))]
-
-    def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
-        """The first `keep` of these groups of task ids that are done: see `Rollouts.race`; else as `collect`."""
-        raced = self._thread.run(self.rollouts.race([[self.tasks[i] for i in group] for group in groups], keep))
-        self._rest()
-        return raced
-
-    def _rest(self) -> None:
-        engine = self.rollouts.engine
-        if isinstance(engine, Resting):
-            self._thread.run(engine.rest())
 
     def sample(
         self, tasks: Sequence[Task], temperature: float = 1.0, alter: Alter | None = None

@@ -123,7 +123,7 @@ def refuse_stale(steps: int, corrected: str, plan: str) -> None:
         plan: `trainer.groups`.
 
     Raises:
-        ConfigError: groups are played again or cut, or a window is asked for where nothing is ahead; or lines that are
+        ConfigError: groups are played again, or a window is asked for where nothing is ahead; or lines that are
             older are not corrected, or several steps old and corrected as a whole, and that was asked for once only.
     """
     windowed = isinstance(groups(plan), Windowed)

@@ -63,20 +63,13 @@ class Refill:
 
 
 @dataclass(frozen=True, slots=True)
-class Overprovision:
-    """So many groups more than a step takes are played on each process, and those that are done last are cut."""
-
-    extra: int
-
-
-@dataclass(frozen=True, slots=True)
 class Windowed:
     """Groups of later steps may pass one that takes long, within a window of that share of those under way."""
 
     share: float
 
 
-Plan = Refill | Overprovision | Windowed
+Plan = Refill | Windowed
 """What is done about groups that teach nothing, or that take long."""
 
 
@@ -85,17 +78,12 @@ def refill(*, most: Annotated[int, AtLeast(1)] = 2) -> Plan:
     return Refill(most)
 
 
-def overprovision(*, extra: Annotated[int, AtLeast(1)] = 2) -> Plan:
-    """A step does not wait for its last rollouts."""
-    return Overprovision(extra)
-
-
 def window(*, share: Annotated[float, Above(0, at_most=1)] = 0.3) -> Plan:
     """Windowed FIFO (MiniMax, arXiv 2605.26494): a step learns from what is done first, and waits for its oldest."""
     return Windowed(share)
 
 
-PLANS: Mapping[str, Callable[..., Plan]] = {"refill": refill, "overprovision": overprovision, "window": window}
+PLANS: Mapping[str, Callable[..., Plan]] = {"refill": refill, "window": window}
 
 
 def k3(*, beta: Positive = 0.04) -> Arguments:

@@ -98,9 +98,8 @@ class TrainerConfig:
     taken over between two lines, so a line is at most so many steps older than the policy that learns from it."""
     groups: str = ""
     """Which groups a step is made of: "refill(most=2)" plays others in the place of those whose outcomes are all
-    equal, so many times at most; "overprovision(extra=2)" plays so many more on each process, and cuts those that are
-    done last; with `ahead`, "window(share=0.3)" takes those that are done first of that share of the groups under way;
-    "": each is played once."""
+    equal, so many times at most; with `ahead`, "window(share=0.3)" takes those that are done first of that share of the
+    groups under way; "": each is played once."""
     estimator: str = "two_stream"
     """Line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function; options in parentheses,
     such as "two_stream(line_weight=0.5)"."""
@@ -160,11 +159,6 @@ class TrainerConfig:
         """Rollouts of an optimizer step in one process, >= 1; `share` refuses those that cannot be shared evenly."""
         return max(1, self.prompts_per_step * self.group_size // processes // self.mini_batches)
 
-    def tasks_needed(self, processes: int = 1) -> int:
-        """Different tasks that a step takes at least."""
-        plan = choices.groups(self.groups)
-        return self.prompts_per_step + (plan.extra * processes if isinstance(plan, choices.Overprovision) else 0)
-
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps of the run."""
@@ -203,9 +197,6 @@ class TrainerConfig:
             raise ConfigError("rollouts a step", rollouts, remedy)
         if rollouts // processes % self.mini_batches:
             raise ConfigError("mini_batches", self.mini_batches, f"it must divide {share}")
-        if isinstance(choices.groups(self.groups), choices.Overprovision) and rollouts // processes % self.group_size:
-            remedy = f"each of {processes} processes must have whole groups; change prompts_per_step, or leave it out"
-            raise ConfigError("trainer.groups", self.groups, remedy)
         part = rollouts // processes // self.mini_batches
         micro_batch = self.micro_batch or part
         if part % micro_batch:

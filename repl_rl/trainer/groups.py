@@ -1,4 +1,4 @@
-"""The groups of each step: which tasks are played, again where a group teaches nothing, and what is thrown away."""
+"""The groups of each step: which tasks are played, and others where a group teaches nothing."""
 
 import json
 import random
@@ -10,11 +10,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from repl_rl.credit.stops import StopPolicy
-from repl_rl.errors import ConfigError, InvariantError
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, assigned
-from repl_rl.trainer.choices import Overprovision, Plan, Refill
-from repl_rl.trainer.source import RacingSource, RolloutSource, check_rollouts
+from repl_rl.trainer.choices import Plan, Refill
+from repl_rl.trainer.source import RolloutSource, check_rollouts
 
 SPREAD = 1e-9
 """Outcomes of a group that are no further apart are equal: its advantages come of rounding."""
@@ -64,14 +63,7 @@ class Groups:
         stops: StopPolicy | None = None,
         seed: int = 0,
     ) -> None:
-        """`size` is that of a group. `plan` None: every group is played once, and waited for.
-
-        Raises:
-            ConfigError: `source` cannot cut rollouts, and `plan` does.
-        """
-        if isinstance(plan, Overprovision) and not isinstance(source, RacingSource):
-            remedy = "this source of rollouts has no `race`; leave trainer.groups out"
-            raise ConfigError("trainer.groups", "overprovision", remedy)
+        """`size` is that of a group. `plan` None: every group is played once, and waited for."""
         self.metrics: dict[str, float] = {}
         """Of the last step, over all processes: names as in `metrics.jsonl`; empty without a plan."""
         self._source = source
@@ -106,8 +98,6 @@ class Groups:
         if self._curriculum is not None:
             place = self._accelerator.process_index, self._accelerator.num_processes
             slots = assigned(self._curriculum, slots, self._size, *place)
-        if isinstance(self._plan, Overprovision):
-            return self._first(slots, self._plan.extra, step)
         played = self._collected(slots, step)
         return self._refilled(played, self._plan.most, step) if isinstance(self._plan, Refill) else tuple(played)
 
@@ -144,38 +134,19 @@ class Groups:
             told = gather_object([self._told(t) for t in played])
             seen += [one for n in others for one in told[n * self._size : (n + 1) * self._size]]
         graded = [one.solved for one in seen if one.outcome is not None]
+        tokens = sum(len(t.completion_ids) for t in thrown.rollouts)
+        counts: list[tuple[int, int]] = gather_object([(len(thrown.rollouts), tokens)])
         self.metrics = {
             "groups_refilled": float(len(thrown.groups)),
-            **self._thrown(len(thrown.rollouts), sum(len(t.completion_ids) for t in thrown.rollouts)),
+            "rollouts_cut": float(sum(count for count, _ in counts)),
+            "tokens_cut": float(sum(count for _, count in counts)),
             "solve_rate_played": sum(graded) / max(len(graded), 1),
         }
         return tuple(played)
 
-    def _first(self, slots: Sequence[str], extra: int, step: int) -> tuple[Trajectory, ...]:
-        """The groups of this process and `extra` more, of which the first ones done are learned from."""
-        groups = [list(slots[at : at + self._size]) for at in range(0, len(slots), self._size)]
-        others = self._others(extra * self._accelerator.num_processes, set(gather_object(list(slots))))
-        mine = others[self._accelerator.process_index * extra :][:extra]
-        assert isinstance(self._source, RacingSource)
-        raced = self._source.race([*groups, *([task] * self._size for task in mine)], len(groups), step)
-        played = tuple(t for group in raced.groups for t in group)
-        if [len(group) for group in raced.groups] != [self._size] * len(groups):
-            raise InvariantError(f"the rollout source kept {len(raced.groups)} groups for {len(groups)}; keep as many")
-        check_rollouts(played, [group[0].task_id for group in raced.groups for _ in group], step)
-        self.metrics = self._thrown(raced.cut, raced.cut_tokens)
-        return played
-
     def _told(self, trajectory: Trajectory) -> _Told:
         learned = self._stops.learned(trajectory)
         return _Told(trajectory.task_id, learned.outcome if learned.trainable else None, trajectory.solved)
-
-    def _thrown(self, rollouts: int, tokens: int) -> dict[str, float]:
-        """Sums over all processes."""
-        counts: list[tuple[int, int]] = gather_object([(rollouts, tokens)])
-        return {
-            "rollouts_cut": float(sum(count for count, _ in counts)),
-            "tokens_cut": float(sum(count for _, count in counts)),
-        }
 
     def _others(self, count: int, used: Set[str]) -> list[str]:
         """`count` tasks, or as many as there are, that this step has not had."""

@@ -32,9 +32,8 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "lo
         ConfigError: there are too few tasks; sampler, prompt and policy do not fit each other; a setting of the update
             cannot be had, or not on this machine; or as `refuse_model`.
     """
-    needed = config.tasks_needed(processes())
-    if tasks < needed:
-        remedy = f"a step takes {needed} different ones; give more tasks, or lower it"
+    if tasks < config.prompts_per_step:
+        remedy = f"a step takes {config.prompts_per_step} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
     _refuse_apart(world, config)
     _refuse_idle(world, fleet)

@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 from repl_rl.credit.credited import LineCredit
 from repl_rl.errors import InvariantError, WeightSyncError
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.rollout import Raced
 
 
 class RolloutSource(Protocol):
@@ -46,14 +45,6 @@ class Tasked(Protocol):
     @property
     def tasks(self) -> Mapping[str, object]:
         """By id."""
-
-
-@runtime_checkable
-class RacingSource(RolloutSource, Protocol):
-    """One that can leave rollouts unfinished: what `overprovision` needs."""
-
-    def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
-        """The `keep` of these groups of task ids that are done first; the others are cut. Else as `collect`."""
 
 
 @runtime_checkable

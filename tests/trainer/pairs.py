@@ -77,7 +77,6 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
     "groups": {
         "each": (),
         "refill": ("--trainer.groups", "refill(most=1)"),
-        "overprovision": ("--trainer.groups", "overprovision(extra=1)"),
         "window": ("--trainer.groups", "window(share=0.9)"),
     },
     "ahead": {"0": (), "1": ("--trainer.ahead", "1"), "2": ("--trainer.ahead", "2")},
@@ -160,7 +159,7 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
 }
 REFUSED: Sequence[Mapping[str, Sequence[str]]] = (
     {"groups": ["window"], "ahead": ["0"]},
-    {"groups": ["refill", "overprovision"], "ahead": ["1", "2"]},
+    {"groups": ["refill"], "ahead": ["1", "2"]},
     {"groups": ["window"], "importance": ["line_mask", "sequence_truncate"]},
     {"kv": ["keep"], "ahead": ["0"]},
     {"importance": ["none"], "ahead": ["1", "2"]},
@@ -323,7 +322,7 @@ def promise(row: Row) -> str:
     them.
     """
     ahead, repeats = row["ahead"] != "0", row["engine"] == "clerk" or row["concurrency"] == "1"
-    if row["groups"] == "window" or (row["groups"] == "overprovision" and row["concurrency"] != "1"):
+    if row["groups"] == "window":
         return "whole"
     if ahead:
         return "aged" if row["engine"] == "clerk" else "whole"

@@ -1,4 +1,4 @@
-"""Groups of a step: others in the place of those that teach nothing, or the first of more; never a part of one."""
+"""Groups of a step: others in the place of those that teach nothing, never a part of one."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -9,12 +9,11 @@ import pytest
 from accelerate import Accelerator
 
 from repl_rl.credit.stops import StopPolicy
-from repl_rl.errors import ConfigError, InvariantError
+from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import NamedReward, Trajectory
-from repl_rl.rollout import Raced
 from repl_rl.tasks import Curriculum, Task
 from repl_rl.trainer import StepRecord, TrainerConfig, fit
-from repl_rl.trainer.choices import Overprovision, Plan, Refill
+from repl_rl.trainer.choices import Plan, Refill
 from repl_rl.trainer.groups import Groups, teaches_nothing
 from tests.trainer.policies import SampledSource, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
 from tests.trainer.test_processes import launch
@@ -43,16 +42,6 @@ class Told:
     def collect(self, task_ids: Sequence[str], policy_step: int) -> list[Trajectory]:
         self.asked.append(list(task_ids))
         return [played(task, n, self.outcome(task, n), policy_step) for n, task in enumerate(task_ids)]
-
-
-class Racing(Told):
-    """Of what it is asked for, the last groups are done first."""
-
-    def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
-        self.asked += [list(group) for group in groups]
-        kept = groups[len(groups) - keep :]
-        done = [tuple(played(task, n, n % 2, policy_step) for n, task in enumerate(group)) for group in kept]
-        return Raced(tuple(done), cut=sum(map(len, groups)) - sum(map(len, kept)), cut_tokens=5)
 
 
 def mixed(task: str, number: int) -> float:
@@ -175,44 +164,14 @@ def test_a_curriculum_draws_the_others_and_hears_of_what_was_thrown_away() -> No
     assert rates["hard"] == 0.5, "what is learned from is told by the trainer"
 
 
-def test_more_groups_are_asked_for_and_the_first_ones_done_are_learned_from_whole() -> None:
-    source = Racing(mixed)
-    groups = groups_of(source, Overprovision(2))
-    found = tasks_of(groups.play(["task 0", "task 0", "task 5", "task 5"], 0))
-    assert [len(asked) for asked in source.asked] == [2] * 4
-    assert len({asked[0] for asked in source.asked}) == 4
-    assert found == [*source.asked[2], *source.asked[3]]
-    assert groups.metrics == {"rollouts_cut": 4.0, "tokens_cut": 5.0}
-
-
-def test_a_source_that_cannot_cut_and_one_that_keeps_too_few_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.groups is 'overprovision'; .* has no `race`"):
-        groups_of(Told(mixed), Overprovision(1))
-
-    class Lazy(Racing):
-        def race(self, groups: Sequence[Sequence[str]], keep: int, policy_step: int) -> Raced:
-            return super().race(groups, keep - 1, policy_step)
-
-    with pytest.raises(InvariantError, match="kept 1 groups for 2"):
-        groups_of(Lazy(mixed), Overprovision(1)).play(["task 0", "task 0", "task 5", "task 5"], 0)
-
-
 @pytest.mark.parametrize(("text", "message"), [
     ("refill(most=0)", r"most of trainer\.groups refill is 0; give at least 1"),
-    ("refil", r"trainer\.groups is 'refil'; choose one of refill, overprovision"),
-    ("overprovision(most=1)", r"option most of trainer\.groups overprovision is 1; its options are extra"),
+    ("refil", r"trainer\.groups is 'refil'; choose one of refill, window"),
+    ("refill(share=0.5)", r"option share of trainer\.groups refill is 0\.5; its options are most"),
 ])  # fmt: skip
 def test_a_plan_that_there_is_not_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainerConfig(groups=text)
-
-
-def test_each_process_must_have_whole_groups_to_cut_some() -> None:
-    config = TrainerConfig(prompts_per_step=3, group_size=2, groups="overprovision")
-    assert config.share(3) == (2, 1)
-    assert config.tasks_needed(3) == 9
-    with pytest.raises(ConfigError, match="each of 2 processes must have whole groups"):
-        config.share(2)
 
 
 def test_the_trainer_learns_from_the_others_alone_and_tells_what_it_threw_away(tmp_path: Path) -> None:
