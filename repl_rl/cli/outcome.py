@@ -13,8 +13,6 @@ from repl_rl.rollout import Facts
 from repl_rl.runs.folder import RunFolder
 from repl_rl.runs.told import settings_of
 from repl_rl.trainer import BEST
-from repl_rl.trainer.memory import GIB, PHASES
-from repl_rl.trainer.planning import Planned, advice
 from repl_rl.world import World
 
 
@@ -40,24 +38,6 @@ def _number(summary: Mapping[str, Json], key: str) -> float:
     value = summary[key]
     assert isinstance(value, int | float)
     return float(value)
-
-
-def show_plan(console: Console, planned: Planned | None) -> None:
-    """Print what a run will take of its GPU at most, part by part; nothing where nothing was planned."""
-    if planned is None:
-        return
-    plan = planned.plan
-    table = Table("GPU memory, GiB", "", *PHASES, title="planned for rollouts as long as their limits allow")
-    for part in plan.parts:
-        sizes = (part.sampled, part.updated, part.handed)
-        table.add_row(part.owner, part.what, *(f"{size / GIB:.2f}" if size else "-" for size in sizes))
-    table.add_section()
-    table.add_row("", f"of {plan.gpu.free / GIB:.2f} that are free", *(f"{size / GIB:.2f}" for size in plan.needed))
-    console.print(table)
-    if not plan.fits:
-        remedy = advice(planned.case) or "no setting makes room for all of them"
-        longest = f"of {planned.case.update.longest} tokens that their limits allow"
-        console.print(f"rollouts fit up to {planned.tokens} tokens, {longest}; {remedy}")
 
 
 def opened(world: World, facts: Facts, steps: int, held_out: int) -> dict[str, Json]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from repl_rl.cli.defaults import Update, apply_model_defaults
 from repl_rl.cli.onward import after, again, tell
-from repl_rl.cli.outcome import opened, show, show_plan
+from repl_rl.cli.outcome import opened, show
 from repl_rl.cli.processes import explained_by_others, hush, led
 from repl_rl.cli.progress import Progress
 from repl_rl.cli.terminal import terminal
@@ -41,7 +41,7 @@ from repl_rl.tasks import Curriculum, Split, Task, load_tasks
 from repl_rl.tasks.weights import weighed
 from repl_rl.trainer import Evaluation, Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
 from repl_rl.trainer.fleets import beside, fleet_for, fleet_status, keep_notes
-from repl_rl.trainer.planning import plan_run
+from repl_rl.trainer.gpu_memory import validate_gpu_memory
 from repl_rl.world import World
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class Run:
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
         refuse_run(config, config.trainer, len(self.training))
-        self.plan = plan_run(config, config.trainer, self.training, local=chosen_fleet(config.fleet) is None)
+        validate_gpu_memory(config, config.trainer, local=chosen_fleet(config.fleet) is None)
         if self.main:
             config.try_workspaces([*self.training, *self.held_out])
         self.settings = dump(replace(config, model=config.policy.reference, resume=False))
@@ -181,7 +181,6 @@ class Run:
         """
         config = self.config
         engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
-        show_plan(self.console, self.plan)
         trainer = config.trainer
         self.console.print(
             f"{len(self.training)} tasks to train on, {len(self.held_out)} held out; {trainer.steps} steps of "

@@ -18,6 +18,7 @@ from repl_rl.coldstart.fresh import random_policy
 from repl_rl.engine import Engine, EngineKind, Opening, Transformers, Vllm
 from repl_rl.engine.base import Resting
 from repl_rl.engine.conformance import CHECKS, Bench
+from repl_rl.engine.names import outline
 from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.lab.gpu import Figures, NotRun, Place
@@ -25,8 +26,9 @@ from repl_rl.lab.gpu_hybrids import hybrid_policy
 from repl_rl.lab.gpu_played import PROMPTS, STOPS, Played, apart, computed_in, played, scored
 from repl_rl.lab.update import update_cost
 from repl_rl.lab.work import Case
-from repl_rl.trainer import StepRecord, TrainerConfig, plan_run, train
+from repl_rl.trainer import StepRecord, TrainerConfig, train
 from repl_rl.trainer.fast import FastPass
+from repl_rl.trainer.gpu_memory import count_trainer_bytes
 from repl_rl.trainer.likeness import compare
 from repl_rl.trainer.loop import load_model
 from repl_rl.trainer.scoring import install
@@ -179,12 +181,11 @@ def sleeping(place: Place) -> Figures:
 
 
 def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank: int = 0) -> Figures:
-    """Whether the bundled policy is trained: no log probability is off, each step is told of, memory is as planned."""
+    """Train the bundled policy: no log probability is off, each step is told of, and the memory that a run is known to
+    take before it begins is taken."""
     kind = _needed(place, engine)
     world, told = World(engine=kind, concurrency=8 * prompts), list[StepRecord]()
     config = TrainerConfig(steps=steps, prompts_per_step=prompts, lora_rank=lora_rank)
-    tasks = world.drawn(count=512)
-    plan = plan_run(world, config, tasks)
     train(world, config, out=place.folder / "run", train_tasks=512, on_step=lambda record, _: told.append(record))
     assert len(told) == steps, f"{len(told)} steps were told of, {steps} were asked for"
     series = {name: [record.metrics[name] for record in told] for name in ("logprob_gap_max", "solve_rate", "loss")}
@@ -197,12 +198,13 @@ def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank
         "step_s": statistics.median(sum(r.metrics[f"{n}_s"] for n in ("rollout", "sync", "update")) for r in told),
         "token_ratio": statistics.fmean(record.metrics["token_ratio"] for record in told),
     }
-    if plan is not None:  # on a CPU nothing is planned, and nothing counts what is taken
-        ours = [part for part in plan.plan.parts if part.what != "context" and part.owner != "vllm"]
-        planned = max(sum(sizes) for sizes in zip(*((p.sampled, p.updated, p.handed) for p in ours), strict=True))
+    if place.device != "cpu":  # where nothing counts what is taken
+        known = sum(count_trainer_bytes(outline(world.model_folder).model, config).values())
         taken = torch.cuda.max_memory_allocated(0)
-        figures |= {"planned_mib": planned / 2**20, "taken_mib": taken / 2**20}
-        assert taken <= planned, f"the plan said {planned >> 20} MiB at most, {taken >> 20} MiB were taken"
+        figures |= {"known_mib": known / 2**20, "taken_mib": taken / 2**20}
+        assert known <= taken, (
+            f"a run is refused where {known >> 20} MiB are not free, and {taken >> 20} MiB were taken"
+        )
     return dict(figures)
 
 

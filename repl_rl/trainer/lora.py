@@ -23,7 +23,7 @@ def require_peft(rank: int, found: Callable[[str], object] = find_spec) -> None:
 
 
 def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
-    """`model` with adapters of this rank on every linear layer but the output and those of `_find_untrained`. All
+    """`model` with adapters of this rank on every linear layer but the output and those of `find_untrained`. All
     else is frozen.
 
     They are drawn from `seed`, change nothing before the first step, and are scaled by 2. What they are saved as names
@@ -35,7 +35,7 @@ def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         chosen = LoraConfig(
-            r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=_find_untrained(model) or None
+            r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=find_untrained(model) or None
         )
         made = get_peft_model(model, chosen)
     config = made.peft_config["default"]
@@ -47,8 +47,8 @@ def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
     return made
 
 
-def _find_untrained(model: PreTrainedModel) -> list[str]:
-    """The output layers of Mamba mixers: fused kernels multiply by their weight alone, so PEFT refuses them."""
+def find_untrained(model: PreTrainedModel) -> list[str]:
+    """Find the output layers of Mamba mixers: fused kernels multiply by their weight alone, so PEFT refuses them."""
     parts = ("A_log", "D", "conv1d", "out_proj")
     return [f"{name}.out_proj" for name, mixer in model.named_modules() if all(hasattr(mixer, part) for part in parts)]
 

@@ -16,10 +16,10 @@ from repl_rl.tasks import Split
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.evaluations import Evaluation
 from repl_rl.trainer.fleets import beside, fleet_for, fleet_status, keep_notes
+from repl_rl.trainer.gpu_memory import validate_gpu_memory
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.loop import fit
 from repl_rl.trainer.pace import Saving
-from repl_rl.trainer.planning import plan_run
 from repl_rl.trainer.refusal import refuse_run
 from repl_rl.trainer.source import OnStep, StepRecord
 from repl_rl.trainer.states import taken
@@ -62,14 +62,14 @@ def train(
         The folder of the trained policy, `out/checkpoints/final`.
 
     Raises:
-        ConfigError: something does not fit (on a GPU, its memory: see `plan_run`), or `out` exists and `resume` is
+        ConfigError: something does not fit (see also `validate_gpu_memory`), or `out` exists and `resume` is
             False, or it is a run with other settings; nothing has been written then.
         WeightSyncError: the sampler's log probabilities are not the trainer's.
     """
     chosen, main = config or TrainerConfig(), rank() == 0
     tasks = world.drawn(Split.TRAIN, train_tasks)
     refuse_run(world, chosen, len(tasks), fleet)
-    plan_run(world, chosen, tasks, local=chosen_fleet(fleet) is None)
+    validate_gpu_memory(world, chosen, local=chosen_fleet(fleet) is None)
     world.try_workspaces(tasks)
     settings = dump(world) + dump(chosen, "trainer")
     folder = RunFolder(out, overwrite=False, resume=resume, main=main)

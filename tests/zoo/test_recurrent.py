@@ -25,7 +25,6 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.thread import RolloutThread
 from repl_rl.trainer import TrainerConfig, train
-from repl_rl.trainer.planning import shape_of
 from repl_rl.trainer.scoring import install, packs, score_rows
 from repl_rl.world import World
 from tests.engine.models import Host, bench, rollout
@@ -171,16 +170,6 @@ def test_no_padding_enters_a_state_whatever_else_is_fed_in_the_same_step(folder:
             torch.testing.assert_close(store[row.slot], theirs, atol=1e-4, rtol=1e-4)
             compared += 1
         assert compared
-
-
-def test_the_memory_plan_counts_the_states_that_a_session_has(folder: Path) -> None:
-    decoder = Decoder(folder, "float32", 0)
-    decoder.step([Row(decoder.arena.take(), drawn(9, 0), 0, 0.0, None)])
-    kept = sum(store[0].numel() for store in decoder.arena._states._stores.values())
-    keyed = len({layer for layer, _ in decoder.arena._stores})
-    shape = shape_of(decoder.model)
-    assert shape.states == kept
-    assert sum(window != 0 for window in shape.windows) == keyed
 
 
 def test_a_session_whose_state_was_dropped_at_a_weight_sync_is_fed_again(host: Host, folder: Path, other: Path) -> None:
