@@ -7,7 +7,7 @@ Every number of docs/rollouts.md stands between the two markers below and comes 
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.pages import ROOT, Block, Report
@@ -18,7 +18,6 @@ WAYS = {
     "uninterrupted": "plain generation, no observations",
     "bound": "observations known beforehand, no console",
     "ours": "**ours**",
-    "optimistic": "ours, `optimistic=True`",
     "request_a_line": "a new request a line",
     "lockstep": "batches in lockstep",
     "text_loop": '`LLM.generate` with `stop="\\n"`, text sent again',
@@ -45,11 +44,7 @@ def block(report: Report) -> str:
         text += f"| {WAYS[key]} |" + "".join(_cells(report[name]["stock"], key) for name in sizes) + "\n"
     text += "\nMilliseconds of a line of ours, as the profile splits them:\n\n"
     text += _profiles({name: report[name]["profile"] for name in sizes} | {"bundled tasks": bundled["profile"]})
-    text += "\nTokens a second with `optimistic=True` over those without, by what a line takes in its console:\n\n"
-    text += _ahead({name: report[name]["slow_lines"] for name in sizes})
-    text += f"\nOn the bundled tasks: {_gain(bundled):.2f}x, with {bundled['wasted_share']:.1%} of the sampled tokens "
-    text += "taken back.\n\n"
-    text += f"Without engine and processes a line costs the host {many['few_host_ms']:.3f} ms of CPU time with "
+    text += f"\nWithout engine and processes a line costs the host {many['few_host_ms']:.3f} ms of CPU time with "
     text += f"{many['few']:.0f} rollouts at once and {many['many_host_ms']:.3f} ms with {many['many']:.0f} "
     text += f"({many['ratio']:.2f}x); a rollout takes {many['rollout_kib']:.0f} KiB, its in-memory console included.\n"
     return text
@@ -76,25 +71,6 @@ def _profiles(profiles: Mapping[str, Mapping[str, float]]) -> str:
         cells = "".join(f" {figures[key]:.2f} |" if key in figures else " |" for key in keys)
         text += f"| {name} |{cells} {figures['engine_share']:.1%} |\n"
     return text
-
-
-def _ahead(sizes: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    rows: dict[tuple[float, float], dict[str, str]] = {
-        (row["line_s"], row["rollouts"]): {} for found in sizes.values() for row in found
-    }
-    for name, found in sizes.items():
-        for row in found:
-            rows[row["line_s"], row["rollouts"]][name] = f"{_gain(row):.2f}x"
-    text = "| a line | rollouts at once |" + "".join(f" {name} |" for name in sizes) + "\n"
-    text += "|---|---|" + "---|" * len(sizes) + "\n"
-    for (line_s, rollouts), gains in rows.items():
-        cells = "".join(f" {gains.get(name, '')} |" for name in sizes)
-        text += f"| {1000 * line_s:.0f} ms | {rollouts} |{cells}\n"
-    return text
-
-
-def _gain(rates: Mapping[str, float]) -> float:
-    return rates["optimistic"] / rates["ours"]
 
 
 def main(file: Path) -> None:

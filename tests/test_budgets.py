@@ -5,14 +5,11 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
-import pytest
-
 from repl_rl.engine import EngineSession, Sampling, ScriptedEngine
-from repl_rl.engine.ahead import Guess, Tally, ahead
 from repl_rl.engine.base import Pressure
 from repl_rl.evaluation import evaluate, play_all
 from repl_rl.record.trajectory import LineEnd, Observed, Stop, Trajectory
-from repl_rl.rollout import ReplSampler, Rollouts, RolloutSampler, RolloutThread
+from repl_rl.rollout import Rollouts, RolloutSampler, RolloutThread
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.tasks import Task
@@ -53,38 +50,6 @@ def test_an_observation_that_fills_the_context_ends_the_rollout() -> None:
     t = told(ids=30, context_tokens=PROMPT + first + 30)
     assert t.stop is Stop.MAX_TOKENS
     assert len(t.lines) == 1
-
-
-@pytest.mark.parametrize(
-    "guess",
-    [
-        Guess((7,), 3, frozenset()),
-        Guess((7,), 9, frozenset()),
-        Guess((7,), 5, frozenset({11})),
-        Guess((), 5, frozenset()),
-    ],
-    ids=["less", "more", "stops", "observed"],
-)
-def test_a_guess_of_anything_else_than_what_is_asked_for_is_taken_back(guess: Guess) -> None:
-    async def work() -> tuple[int, Tally]:
-        engine, tally = ScriptedEngine.asking(lambda ids: [len(ids)]), Tally()
-        async with engine.session((1, 2), Sampling()) as inner, ahead(inner, tally) as session:
-            await session.sample((), max_tokens=2, stop_ids=frozenset())
-            session.guess(guess)
-            await asyncio.sleep(0)
-            chunk = await session.sample((7,), max_tokens=5, stop_ids=frozenset())
-            return len(chunk.token_ids), tally
-
-    sampled, tally = asyncio.run(work())
-    assert sampled == 5
-    assert (tally.kept_chunks, tally.wasted_chunks) == (0, 1)
-
-
-def test_nothing_is_guessed_while_a_cell_is_open() -> None:
-    rollouts = world(['s = """\n', "y = 1\n", '"""\n', "submit_final_answer(42)\n"], ReplSampler(optimistic=True))
-    (t,) = asyncio.run(rollouts.collect([TASK]))
-    assert t.outcome == 1.0
-    assert rollouts.tally == Tally()
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *flags: str) -> 
         (("--sandbox", "moon"), ["sandbox is 'moon'", "choose one of local, docker, gateway, nodes, unsafe"]),
         (("--vllm.drive", "stream"), ["invalid choice 'stream'", "'session', 'request'"]),
         (("--engine", "transformers", "--vllm.sleep"), ["sleep=True", "no effect without --engine vllm"]),
-        (("--sampler", "repl(patience=3)"), ["option patience of sampler repl is 3", "give_up_after, optimistic"]),
+        (("--sampler", "repl(patience=3)"), ["option patience of sampler repl is 3", "give_up_after, candidates"]),
         (("--sampler", "repl(give_up_after=9)"), ["give_up_after is 9", "2 to max_lines (8)"]),
         (("--sampler", "fenced(give_up_after=3)"), ["option give_up_after of sampler fenced is 3"]),
         (("--preset", "nosuch"), ["preset is 'nosuch'", "choose", "pretrained"]),

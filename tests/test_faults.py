@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from repl_rl.engine import Chunk, EngineSession, Sampling, ScriptedEngine, Watch, open_engine
-from repl_rl.engine.ahead import Guess, Tally, ahead
 from repl_rl.errors import EngineDied
 from repl_rl.machine.assets import asset
 from repl_rl.record.trajectory import LineStatus, Stop
@@ -56,18 +55,16 @@ class Mortal(ScriptedEngine):
     @asynccontextmanager
     async def _mortal(self, opening: AbstractAsyncContextManager[EngineSession]) -> AsyncIterator[EngineSession]:
         async with opening as session:
-            yield Dying(session, CHUNKS[self.seed])
+            yield Dying(session, CHUNKS)
 
 
-CHUNKS = {1: itertools.count(), 2: itertools.count()}
-"""Counts the chunks of an engine, by its seed."""
+CHUNKS = itertools.count()
+"""Counts the chunks of the engine that dies."""
 
 
-@pytest.mark.parametrize("optimistic", [False, True])
-def test_an_engine_that_dies_in_the_middle_of_a_step_ends_the_step_with_its_error(optimistic: bool) -> None:
-    engine = Mortal([[i for line in LINES for i in RENDERER.encode(line)]], seed=1 + optimistic)
-    sampler = ReplSampler(optimistic=optimistic)
-    rollouts = replace(world(LINES), engine=engine, sampler=sampler, concurrency=8)
+def test_an_engine_that_dies_in_the_middle_of_a_step_ends_the_step_with_its_error() -> None:
+    engine = Mortal([[i for line in LINES for i in RENDERER.encode(line)]])
+    rollouts = replace(world(LINES), engine=engine, concurrency=8)
     noise: list[str] = []
 
     async def work() -> None:
@@ -105,31 +102,6 @@ def test_what_a_call_sampled_that_the_wall_clock_cut_off_is_not_recorded() -> No
     engine = Slow([[i for line in LINES for i in RENDERER.encode(line)]])
     (t,) = asyncio.run(replace(world(LINES), engine=engine, limits=RolloutLimits(max_wall_s=0.2)).collect([TASK]))
     assert (t.stop, t.failure, [line.text for line in t.lines]) == (Stop.WALL_CLOCK, None, LINES[:1])
-
-
-class Gone(Dying):
-    """Nothing can be taken back either: as with vLLM, whose process would have to answer."""
-
-    async def undo(self, call: asyncio.Task[Chunk]) -> int:
-        raise EngineDied("the process is gone")
-
-
-def test_an_engine_that_dies_while_it_samples_ahead_leaves_no_error_to_asyncio() -> None:
-    noise: list[str] = []
-
-    async def work() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: noise.append(context["message"]))
-        async with (
-            ScriptedEngine([[1, 2, 3]]).session((1,), Sampling()) as inner,
-            ahead(Gone(inner, itertools.count(20)), Tally()) as session,
-        ):
-            session.guess(Guess((), 1, frozenset()))
-            await asyncio.sleep(0)
-
-    with pytest.raises(EngineDied, match="gone"):
-        asyncio.run(work())
-    gc.collect()
-    assert noise == []
 
 
 @pytest.mark.heavy

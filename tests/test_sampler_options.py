@@ -70,11 +70,11 @@ def test_an_option_that_is_a_function_is_named() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--sampler.depth", "3"], "option depth of sampler repl is '3'; its options are give_up_after, optimistic"),
-        (["--sampler", "fenced", "--sampler.optimistic", "true"], "sampler fenced .*; its options are block, output"),
+        (["--sampler.depth", "3"], "option depth of sampler repl is '3'; its options are give_up_after, candidates"),
+        (["--sampler", "fenced", "--sampler.candidates", "2"], "sampler fenced .*; its options are block, output"),
         (["--sampler", "samplers_with_options:instance", "--sampler.depth", "3"], "it has no options"),
         (["--sampler.give-up-after", "-1"], "sampler.give_up_after is -1; give at least 0"),
-        (["--sampler.optimistic", "3"], "sampler.optimistic is 3; give true or false"),
+        (["--sampler", "samplers_with_options:Mine", "--sampler.loud", "3"], "sampler.loud is 3; give true or false"),
         (["--sampler", "samplers_with_options:Mine", "--sampler.depth", "1.5"], "is 1.5; give a whole number"),
         (["--sampler", "samplers_with_options:Mine", "--sampler.depth", "true"], "is True; give a whole number"),
         (["--sampler", "samplers_with_options:Mine", "--sampler.rate", "much"], "is 'much'; give a number"),
@@ -96,12 +96,12 @@ def test_options_in_parentheses_are_held_to_the_same_types() -> None:
 
 def test_a_file_gives_options_as_a_table_and_flags_win(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('[sampler]\ngive_up_after = 3\nname = "repl"\noptimistic = true\n')
-    assert sampler_of("--config", str(file)) == "repl(give_up_after=3, optimistic=True)"
-    assert sampler_of("--config", str(file), "--sampler.give-up-after", "5") == "repl(give_up_after=5, optimistic=True)"
+    file.write_text('[sampler]\ncandidates = 2\ngive_up_after = 3\nname = "repl"\n')
+    assert sampler_of("--config", str(file)) == "repl(candidates=2, give_up_after=3)"
+    assert sampler_of("--config", str(file), "--sampler.give-up-after", "5") == "repl(candidates=2, give_up_after=5)"
     assert sampler_of("--config", str(file), "--sampler", "fenced") == "fenced"
     file.write_text("sampler = 'repl(give_up_after=3)'\n")
-    assert sampler_of("--config", str(file), "--sampler.optimistic", "true") == "repl(give_up_after=3, optimistic=True)"
+    assert sampler_of("--config", str(file), "--sampler.candidates", "2") == "repl(give_up_after=3, candidates=2)"
 
 
 def test_a_table_of_a_file_is_held_to_the_signature_too(tmp_path: Path) -> None:

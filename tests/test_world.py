@@ -77,7 +77,7 @@ def test_a_run_of_the_version_before_keeps_its_engine_options_its_preload_and_it
     assert world.rollout == RolloutLimits(max_lines=5)
     sampler = load_sampler(world.sampler)
     assert isinstance(sampler, ReplSampler)
-    assert (sampler.give_up_after, sampler.optimistic) == (3, True)
+    assert sampler.give_up_after == 3
 
 
 def test_another_engine_or_sandbox_takes_the_place_of_the_recorded_one_and_the_same_keeps_its_options(
@@ -103,6 +103,7 @@ def test_what_a_recorded_setting_cannot_be_any_more_is_told_and_left_out(
     world = World.recorded(written(tmp_path, OLD.replace("inodes = 4096", "inodes = 100")))
     assert world.limits == Limits(memory_mb=700)
     assert "limits.inodes = 100 was recorded" in caplog.text
+    assert "rollout.optimistic = True was recorded" in caplog.text
 
 
 @pytest.mark.parametrize(("text", "complaint"), [

@@ -221,8 +221,6 @@ class Run:
         """Write the summary and the report, however the run ended."""
         self.summary["stopped_at_step"] = len(self.folder.rows)
         figures = source.figures
-        if source.facts.optimistic:
-            self.summary["sampled_ahead"] = dict(asdict(figures.tally))
         self.summary["preemptions"] = asdict(figures.pressure) if figures.pressure is not None else None
         self.summary["engine_fallback"] = source.facts.engine_fallback  # of one that was opened later too
         self.summary["faults"] = dict(figures.faults)

@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,8 +31,6 @@ class Plan:
     """Rollouts at once (>= 1)."""
     lines: int
     """Lines of each (>= 1)."""
-    line_s: float = 0.0
-    """How long each line sleeps in its console, seconds."""
 
     def lengths(self) -> list[list[int]]:
         """Tokens of each line of each rollout."""
@@ -43,8 +40,7 @@ class Plan:
     def code(self, ids: Sequence[int]) -> str:
         """The physical line that stands for the sampled `ids`."""
         number = _LEAST_DIGITS + random.Random(hash(tuple(ids))).randrange(_LEAST_DIGITS)
-        value = f"__import__('time').sleep({self.line_s}) or {number}" if self.line_s else str(number)
-        return f"x = {value}" if number % 2 else f"print({value})"
+        return f"x = {number}" if number % 2 else f"print({number})"
 
     def known(self) -> list[list[str]]:
         """Observations of the same lengths as those that the captions bring about."""
@@ -60,12 +56,6 @@ class ForcedRenderer(Renderer):
         self._plain = Renderer.from_folder(folder)
         self._plan = plan
         super().__init__(self._plain.tokenizer)
-
-    def planned(self, plan: Plan) -> "ForcedRenderer":
-        """The same for another plan."""
-        other = copy(self)
-        other._plan = plan
-        return other
 
     @property
     def eos_ids(self) -> frozenset[int]:

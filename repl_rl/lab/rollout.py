@@ -17,7 +17,6 @@ from repl_rl.lab.many import many
 from repl_rl.lab.policies import SIZES, write_policy
 from repl_rl.lab.profile import profile, watched
 from repl_rl.lab.rates import rates
-from repl_rl.lab.slow import slow_lines
 from repl_rl.lab.text_loop import text_loop
 from repl_rl.lab.trl_loop import TrlLoop
 from repl_rl.lab.ways import WAYS, Stage, Way, play
@@ -27,7 +26,7 @@ from repl_rl.sandbox.base import Sandbox
 
 Json = dict[str, object]
 _STOCK = "stock "
-KEYS = ("uninterrupted", "bound", "ours", "optimistic", "request_a_line", "lockstep", "text_loop", "trl")
+KEYS = ("uninterrupted", "bound", "ours", "request_a_line", "lockstep", "text_loop", "trl")
 """The ways, in the order in which each repeat plays them."""
 STOCK_BLOCK = 128
 """Block size of vLLM as it comes, on CPU; ours is smaller, which makes a request a line cheaper for everybody."""
@@ -88,7 +87,6 @@ async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
         await rates(ways, replace(stage, plan=Plan(effort.rollouts, 1)), 1)  # nothing cold is measured
         raw = await rates(ways, stage, repeats)
         profiles = [await _profile(stage) for _ in range(repeats)]
-        slow = await slow_lines(stage, repeats)
     medians = {key: statistics.median(found) for key, found in raw.items()}
     ratios = {key: medians["ours"] / rate for key, rate in medians.items() if key != "ours"}
     stock = {key: _STOCK + key for key in STOCK_WAYS}
@@ -100,7 +98,6 @@ async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
         | {"block_size": STOCK_BLOCK, "ratios": {key: ratios[name] for key, name in stock.items()}},
         "raw": raw,
         "profile": {part: statistics.median(found[part] for found in profiles) for part in profiles[0]},
-        "slow_lines": slow,
         "parameters": parameters,
         "fallback": engine.fallback_reason,
     }

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from repl_rl.engine.ahead import Tally
 from repl_rl.engine.base import Chunk, Sampling
 from repl_rl.engine.kinds import Drive
 from repl_rl.engine.vllm import VllmEngine
@@ -41,31 +40,23 @@ class Played:
     trajectories: Sequence[Trajectory]
     engine_s: float
     """Summed over rollouts, seconds."""
-    tally: Tally
 
 
-async def play(stage: Stage, *, optimistic: bool = False) -> Played:
+async def play(stage: Stage) -> Played:
     """Ours: the very objects that training uses, on the forced engine."""
     plan = stage.plan
     engine = TimedEngine(stage.engine, plan.lengths())
     limits = RolloutLimits(max_lines=plan.lines, max_observation_tokens=64, max_wall_s=600.0)
-    sampler = ReplSampler(optimistic=optimistic)
-    rollouts = Rollouts(engine, stage.sandbox, stage.renderer, sampler, limits, "bare", concurrency=plan.rollouts)
+    rollouts = Rollouts(engine, stage.sandbox, stage.renderer, ReplSampler(), limits, "bare", concurrency=plan.rollouts)
     tasks = [Task("t", QUESTION, "55")] * plan.rollouts
     trajectories = await rollouts.collect(tasks)
-    return Played(trajectories, engine.engine_s, rollouts.tally)
+    return Played(trajectories, engine.engine_s)
 
 
 async def ours(stage: Stage) -> int:
     """A session a rollout, a console each, nobody waits for anybody."""
     stage.engine.use(Drive.SESSION)
     return _sampled((await play(stage)).trajectories)
-
-
-async def optimistic(stage: Stage) -> int:
-    """Ours, sampling on while a line that most likely prints nothing runs."""
-    stage.engine.use(Drive.SESSION)
-    return _sampled((await play(stage, optimistic=True)).trajectories)
 
 
 async def request_a_line(stage: Stage) -> int:
@@ -133,7 +124,6 @@ WAYS: dict[str, Way] = {
     "uninterrupted": uninterrupted,
     "bound": bound,
     "ours": ours,
-    "optimistic": optimistic,
     "request_a_line": request_a_line,
     "lockstep": lockstep,
 }

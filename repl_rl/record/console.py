@@ -111,22 +111,6 @@ class Typist:
         return True
 
 
-_SILENT = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Import, ast.ImportFrom, ast.Pass, ast.Delete, ast.Global)
-
-
-def likely_silent(line: str) -> bool:
-    """True for a physical line of assignments and the like, which prints nothing unless it fails or calls print."""
-    if not line or line[0].isspace() or len(line) > _HOST_COMPILE_CHARS or "print(" in line:
-        return False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            body = ast.parse(line).body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return False
-    return bool(body) and all(isinstance(statement, _SILENT) for statement in body)
-
-
 def is_void(line: str) -> bool:
     """True for a line that computes nothing where a cell would start: blank, a comment, or `pass`."""
     text = line.strip()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from repl_rl.errors import ConfigError, SandboxFault, SetupError
-from repl_rl.record.console import LineBuffer, likely_silent
+from repl_rl.record.console import LineBuffer
 from repl_rl.record.trajectory import HostCall, Line, LineEnd
 from repl_rl.rollout.host_session import HostSession
 from repl_rl.sandbox.base import Calling, Host, PushResult, Sandbox, SandboxSession, console_of
@@ -43,10 +43,6 @@ class Console:
     def ended(self) -> bool:
         """True once it takes no further line."""
         return self._session is not None and self._session.ended
-
-    def likely_silent(self, lines: Sequence[str]) -> bool:
-        """True for one physical line, not within a cell, that prints nothing unless it fails or calls print."""
-        return not self.more and len(lines) == 1 and likely_silent(lines[0])
 
     def awaits(self, line: Line) -> bool:
         """True for a line that an end token closes, where it leaves something to run: code, or a cell that is open."""

@@ -192,7 +192,6 @@ class Episode(Earning):
         physical = self._console.closed(line)
         if not physical:
             raise ConfigError("episode.push()", line.text, "it has no newline; check episode.ended before you push")
-        self._sample_ahead(physical)
         result = await self._run(physical, line.end is LineEnd.EOS)
         shown = result.text if self.ended else result.text + prompt(result.more)
         if shown:
@@ -293,9 +292,3 @@ class Episode(Earning):
         seen = None if failure else self._writer.seen
         record = self._record.trajectory(stop, time.monotonic() - self._started, failure, seen)
         return self._console.host.completed(record)
-
-    def _sample_ahead(self, closed: Sequence[str]) -> None:
-        """Let the engine go on as if the line that is about to run printed nothing, where that is likely."""
-        free = self._record.line_count < self.limits.max_lines and not self.ended
-        if free and self._writer.looks_ahead and self._console.likely_silent(closed):
-            self._writer.guess(self.limits.max_line_tokens)

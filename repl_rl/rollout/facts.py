@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from repl_rl.engine.ahead import Tally
 from repl_rl.engine.base import Engine, Pressure
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.doomed import lines_saved
@@ -25,14 +24,11 @@ class Facts:
     """What the sampler does in place of what was asked for; None: it does that."""
     forbidden_ids: frozenset[int]
     """Ids that the policy never samples."""
-    optimistic: bool
-    """Whether it is sampled ahead."""
 
     @classmethod
     def of(cls, engine: Engine, sandbox: str, sampler: RolloutSampler, renderer: Renderer) -> "Facts":
         """What is told of these."""
-        chosen = sandbox, sampler.fallback(renderer), engine.forbidden_ids, sampler.optimistic
-        return cls(engine.name, engine.fallback_reason, *chosen)
+        return cls(engine.name, engine.fallback_reason, sandbox, sampler.fallback(renderer), engine.forbidden_ids)
 
 
 @dataclass(slots=True)
@@ -46,8 +42,6 @@ class Pressed:
 class Figures:
     """Of rollouts since the run began."""
 
-    tally: Tally = field(default_factory=Tally)
-    """What sampling ahead brought."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """What broke under rollouts, by its name."""
     pressure: Pressure | None = None

@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from repl_rl.engine.ahead import Tally, ahead
 from repl_rl.engine.base import Engine, Lasting, Pressure, Sampling, Seated
 from repl_rl.errors import ConfigError, ReplRLError, RolloutFailure, UserCodeError
 from repl_rl.judges import GroupJudge, judged_together, settled
@@ -54,8 +53,6 @@ class Rollouts:
     """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
     purpose: str = ""
     """What they are played for beside training and evaluation: part of ids, so that no two rollouts share one."""
-    tally: Tally = field(default_factory=Tally, compare=False)
-    """What sampling ahead brought so far; figures only."""
     lengths: Lengths = field(default_factory=Lengths, compare=False)
     """Of rollouts so far, by family of tasks: the longest begin first."""
     pressed: Pressed = field(default_factory=Pressed, compare=False)
@@ -239,8 +236,7 @@ class Rollouts:
         stage, offered = Stage(self, origin, temperature, depth, 0), self._offered(depth)
         host, context = HostSession(offered, self.host_places, stage), self.engine.context_tokens
         async with (
-            self.engine.session(origin.prompt.token_ids, sampling) as plain,
-            ahead(plain, self.tally) if self.sampler.optimistic else nullcontext(plain) as session,
+            self.engine.session(origin.prompt.token_ids, sampling) as session,
             Episode(
                 origin, session, self.sandbox, self.renderer, self.limits, context, host, followed or UNFOLLOWED
             ) as episode,

@@ -38,9 +38,6 @@ class RolloutSampler(ABC):
     """What a policy might write, for `repl-rl sampler check`: rollouts, each a sequence of turns. An end token is put
     after each turn; the sampler stops within a turn wherever it likes."""
 
-    optimistic: bool = False
-    """Sample on while a line that likely prints nothing runs; it is taken back if it prints."""
-
     @abstractmethod
     async def rollout(self, episode: Episode) -> None:
         """Drive `episode` until it has ended, or return to end it (`Stop.FINISHED`).
@@ -144,7 +141,6 @@ class ReplSampler(RolloutSampler):
         self,
         *,
         give_up_after: Annotated[int, AtLeast(0)] = 0,
-        optimistic: bool = False,
         candidates: Annotated[int, AtLeast(1)] = 1,
         thinking: str = "",
         thinking_tokens: Annotated[int, AtLeast(1)] = THINKING_TOKENS,
@@ -154,8 +150,6 @@ class ReplSampler(RolloutSampler):
         Args:
             give_up_after: lines in a row with the same error, void, or timed out, after which a rollout is given up
                 (>= 2); 0: never.
-            optimistic: sample on while a line that likely prints nothing runs; taken back if it prints. Pays where
-                lines are slow.
             candidates: lines written at each place (>= 1), of which the one written most often is executed, the
                 likeliest of several such; the others are kept beside it, and not trained.
             thinking: what ends a span of free text before the first line, such as "</think>": sampled and trained,
@@ -170,7 +164,6 @@ class ReplSampler(RolloutSampler):
         if give_up_after == 1 or give_up_after < 0:
             raise ConfigError("give_up_after", give_up_after, "give 0, or 2 to max_lines")
         self.give_up_after = give_up_after
-        self.optimistic = optimistic
         self.candidates = candidates
         self.thinking = thinking
         self.thinking_tokens = thinking_tokens

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Generic, NamedTuple, TypeVar
@@ -143,7 +143,7 @@ class RolloutThread:
     @property
     def figures(self) -> Figures:
         """Of all rollouts since the run began."""
-        return Figures(self.rollouts.tally, self.rollouts.faults, self.rollouts.pressure)
+        return Figures(self.rollouts.faults, self.rollouts.pressure)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """One trajectory a task id, in order; the engine must hold the weights of `policy_step`. Those that began
@@ -265,15 +265,12 @@ class RolloutThread:
     def memory(self) -> str:
         """What rollouts keep from one step to the next, figures alone, as JSON."""
         rollouts = self.rollouts
-        figures = {"tally": asdict(rollouts.tally), "broken": dict(rollouts.faults)}
-        return json.dumps({"lengths": rollouts.lengths.memory(), **figures})
+        return json.dumps({"lengths": rollouts.lengths.memory(), "broken": dict(rollouts.faults)})
 
     def remember(self, memory: str) -> None:
         """Go on from what `memory` gave."""
         told = json.loads(memory)
         self.rollouts.lengths.remember(told["lengths"])
-        for name, value in told["tally"].items():
-            setattr(self.rollouts.tally, name, value)
         for name, value in told.get("broken", {}).items():  # states of before it was counted have none
             setattr(self.rollouts.broken, name, value)
 

@@ -3,10 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from repl_rl.engine.ahead import AheadSession, Guess
 from repl_rl.engine.base import Chunk, EngineSession, Watch
 from repl_rl.errors import ConfigError
-from repl_rl.record.console import prompt
 from repl_rl.record.trajectory import Line, Observed, Prompt
 from repl_rl.rollout.renderer import Renderer
 
@@ -114,15 +112,3 @@ class Writer:
         """All ids that the engine was given or sampled. What a call sampled that never returned is nobody's."""
         ids = self._engine.ids
         return ids if self._sampling is None else ids[: self._sampling]
-
-    @property
-    def looks_ahead(self) -> bool:
-        """True for an engine session that can sample before it is asked."""
-        return isinstance(self._engine, AheadSession)
-
-    def guess(self, most: int) -> None:
-        """Let the engine go on as if a prompt were all that is observed, with at most `most` ids."""
-        shown = self._renderer.splice(prompt(False))
-        room = min(self._context - len(shown), self._left)
-        if room >= 1 and isinstance(self._engine, AheadSession):
-            self._engine.guess(Guess((*self._pending, *shown), min(most, room), self._renderer.stop_ids))

@@ -1,5 +1,6 @@
 """Finds a sampler by the name that a person gave."""
 
+import warnings
 from collections.abc import Callable, Mapping
 
 from repl_rl.errors import ConfigError, UserCodeError
@@ -88,4 +89,7 @@ def _current(name: str, sampler: RolloutSampler) -> RolloutSampler:
     if sampler.api_version != API_VERSION:
         remedy = f"this is version {API_VERSION}; see the changelog, then adapt the sampler"
         raise ConfigError(f"api_version of sampler {name}", sampler.api_version, remedy)
+    if hasattr(sampler, "optimistic"):
+        text = f"attribute `optimistic` of sampler {name} has no effect; remove it (release 0.5.0 ignores it silently)"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
     return sampler

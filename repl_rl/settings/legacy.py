@@ -13,6 +13,7 @@ _GONE: Mapping[str, object] = {
     "engine_options.seed": 0,
     "engine_options.max_sessions": 256,
     "engine_options.verbose": False,
+    "rollout.optimistic": False,
     "limits.open_files": 64,
     "limits.inodes": 4096,
     "docker.cpus": 2.0,
@@ -27,7 +28,6 @@ _GONE: Mapping[str, object] = {
 """What nobody can choose any more, with what it was by default."""
 ADDED: Mapping[str, object] = {"bos": False, "date": "", "prompt_space": "observed"}
 """Settings that older versions did not write, with what those versions did."""
-_OF_THE_SAMPLER: Mapping[str, object] = {"optimistic": False, "give_up_after": 0}
 _log = logging.getLogger(__name__)
 
 
@@ -53,10 +53,9 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
         if value != default:
             _log.warning("%s = %r was recorded, which this version cannot choose; it is left out", key, value)
     _fold_importance(tables.get("trainer", {}))
-    given = {name: tables.get("rollout", {}).pop(name, default) for name, default in _OF_THE_SAMPLER.items()}
-    options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != _OF_THE_SAMPLER[name])
-    if options and found.get("sampler", "repl") == "repl":
-        found["sampler"] = f"repl({options})"
+    give_up_after = tables.get("rollout", {}).pop("give_up_after", 0)
+    if give_up_after and found.get("sampler", "repl") == "repl":
+        found["sampler"] = f"repl(give_up_after={give_up_after!r})"
     # A table of another engine or sandbox than the chosen one was written with its defaults.
     for seam, kind in (("engine", "vllm"), ("sandbox", "docker")):
         if found.get(seam, kind) != kind:

@@ -9,7 +9,6 @@ from types import TracebackType
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
-from repl_rl.engine.ahead import Tally
 from repl_rl.errors import InvariantError
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.again import Broken
@@ -54,7 +53,7 @@ class FollowingFleet:
 
     def __init__(self, forbidden_ids: frozenset[int], tasks: Mapping[str, Task]) -> None:
         self.tasks = tasks
-        self.facts = Facts(_ELSEWHERE, None, _ELSEWHERE, None, forbidden_ids, optimistic=False)
+        self.facts = Facts(_ELSEWHERE, None, _ELSEWHERE, None, forbidden_ids)
         """Of what is open in this process, which is nothing."""
 
     def __enter__(self) -> "FollowingFleet":
@@ -89,7 +88,7 @@ class FollowingFleet:
 
     def memory(self) -> str:
         """As of a fleet that has played nothing: whoever goes on in other processes can read it."""
-        return json.dumps({"lengths": Lengths().memory(), "tally": asdict(Tally()), "broken": asdict(Broken())})
+        return json.dumps({"lengths": Lengths().memory(), "broken": asdict(Broken())})
 
     def remember(self, memory: str) -> None:
         """Nothing: see `memory`."""

@@ -139,6 +139,22 @@ def test_weights_of_another_model_are_refused_and_the_old_ones_stay(
     assert gap_to_torch(vllm_host, policy_folder) < 1e-4
 
 
+def test_all_ids_of_a_call_that_is_taken_back_are_counted(vllm_host: Host) -> None:
+    """Nobody is woken in the middle of a chunk, so the ids of an unfinished one are asked for."""
+
+    async def work() -> tuple[int, int]:
+        async with vllm_host.engine.session((5, 9), Sampling()) as session:
+            await session.sample((), max_tokens=1, stop_ids=frozenset())
+            call = asyncio.create_task(session.sample((), max_tokens=200, stop_ids=frozenset()))
+            async with vllm_host.engine.session((1, 2), Sampling()) as other:  # takes as many steps of the model
+                await other.sample((), max_tokens=30, stop_ids=frozenset())
+            return await session.undo(call), len(session.ids)
+
+    undone, left = vllm_host.run(work())
+    assert 20 <= undone < 200
+    assert left == 3
+
+
 def test_a_cancelled_session_leaves_nothing_in_vllm(vllm_host: Host) -> None:
     engine = vllm_of(vllm_host)
 

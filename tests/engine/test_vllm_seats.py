@@ -14,7 +14,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from repl_rl.engine import Sampling, Vllm
-from repl_rl.engine.ahead import Guess, Tally, ahead
 from repl_rl.engine.base import EngineSession, Pressure
 from repl_rl.engine.options import Opening
 from repl_rl.engine.vllm import VllmEngine, open_vllm
@@ -144,11 +143,12 @@ def test_a_chunk_longer_than_what_is_reserved_goes_on_in_slices(tight_host: Host
             seen.append(token_id)
             return len(seen) in watched
 
-        async with engine.session((5, 9, 300, 7), GREEDY) as session, ahead(session, Tally()) as other:
+        async with engine.session((5, 9, 300, 7), GREEDY) as session:
             await session.sample((), max_tokens=70, stop_ids=NEVER, watch=watch if watched else None)
-            other.guess(Guess((4,), 40, NEVER))
+            call = asyncio.create_task(session.sample((4,), max_tokens=40, stop_ids=NEVER))
             await asyncio.sleep(0)
-            await other.sample((3,), max_tokens=40, stop_ids=NEVER)
+            await session.undo(call)
+            await session.sample((3,), max_tokens=40, stop_ids=NEVER)
             return list(session.ids)
 
     tight = vllm_of(tight_host)

@@ -300,3 +300,11 @@ def test_a_fleet_goes_on_with_what_one_process_remembers() -> None:
     with fleet(MemoryCluster(1)) as source:
         source.remember(memory)
         assert source.memory() == memory
+
+
+def test_what_only_older_versions_kept_in_a_state_is_passed_over() -> None:
+    with here() as alone, fleet(MemoryCluster(1)) as source:
+        for rollouts in (alone, source):
+            memory = rollouts.memory()
+            rollouts.remember(json.dumps({**json.loads(memory), "tally": {"kept_chunks": 3}}))
+            assert rollouts.memory() == memory

@@ -36,7 +36,6 @@ def weather(place: str) -> str:
 SHIPPED = [
     ReplSampler(),
     ReplSampler(candidates=2),
-    ReplSampler(candidates=2, optimistic=True),
     FencedCodeSampler(),
     InlineCallSampler([weather]),
     ChatToolSampler([weather]),

@@ -31,6 +31,9 @@ def refuses():
 class Old(ReplSampler):
     api_version = 0
 
+class Optimistic(ReplSampler):
+    optimistic = True
+
 class Needy(ReplSampler):
     def __init__(self, depth):
         self.depth = depth
@@ -76,6 +79,12 @@ def test_a_sampler_with_options_is_an_instance_or_a_function(module: str) -> Non
 def test_what_is_no_sampler_is_named_with_its_remedy(module: str, name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_sampler(f"{module}:{name}")
+
+
+def test_an_attribute_that_lost_its_effect_is_warned_of_once(module: str) -> None:
+    with pytest.warns(DeprecationWarning, match="`optimistic` of sampler their_samplers:Optimistic") as told:
+        load_sampler(f"{module}:Optimistic")
+    assert len(told) == 1
 
 
 def test_what_a_users_module_raises_is_attributed_to_it(module: str) -> None:

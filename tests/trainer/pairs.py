@@ -63,7 +63,6 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
         "giving up": ("--sampler", "repl(give_up_after=2)"),
         "candidates": ("--sampler", "repl(candidates=2)"),
         "thinking": ("--sampler", "repl(thinking='</think>', thinking_tokens=4)"),
-        "optimistic": ("--sampler", "repl(optimistic=True)"),
         "fenced": ("--sampler", "fenced"),
         "feedback": ("--sampler", "feedback"),
         "tools": ("--sampler", "judge_tool"),
@@ -395,13 +394,9 @@ def differences(run: Path, whole: Path, promised: str) -> list[str]:
     for name in sorted(mine):
         if name.endswith((".safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")):
             found += [] if alike(run / name, whole / name) else [f"other {name}"]
-    summaries = [without_times(one, SINCE) for one in summaries]
+    summaries = [without_times(one, {"resumed_at_steps"}) for one in summaries]
     found += [f"summary: {unlike(*summaries)}"] if not aged and summaries[0] != summaries[1] else []
     return found
-
-
-SINCE = {"resumed_at_steps", "sampled_ahead"}
-"""What a summary says of a resumption, or of how fast lines ran."""
 
 
 def alike(one: Path, other: Path) -> bool:

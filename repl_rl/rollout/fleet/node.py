@@ -145,7 +145,7 @@ class RolloutNode:
         rollouts = self._opened
         if rollouts is None:
             return Beat(os.getpid(), behind_s, 0, *counted, log=self._log.taken())
-        figures = Figures(rollouts.tally, dict(rollouts.faults), rollouts.pressure)
+        figures = Figures(dict(rollouts.faults), rollouts.pressure)
         return Beat(os.getpid(), behind_s, rollouts.engine.policy_step, *counted, figures, self._log.taken())
 
     async def close(self) -> None:

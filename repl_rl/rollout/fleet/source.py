@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from repl_rl.engine.ahead import Tally
 from repl_rl.engine.base import Pressure
 from repl_rl.machine.files import Json, write_whole
 from repl_rl.machine.heap import rare_collections
@@ -61,7 +60,7 @@ class NodeFleet:
         self._cluster, self._plan = cluster, plan
         self._stack = ExitStack()
         self._lengths = Lengths()
-        self._before = Figures(Tally(), asdict(Broken()))
+        self._before = Figures(asdict(Broken()))
         self._told: dict[str, Figures] = {}
         self._preempted = 0
         self._early: dict[int, tuple[Step, UnderWay[list[Trajectory]]]] = {}
@@ -103,11 +102,10 @@ class NodeFleet:
     def figures(self) -> Figures:
         """See `Fleet.figures`; as the nodes told them last."""
         told = [self._before, *list(self._told.values())]  # which the event loop adds to
-        tally = Tally(**{f.name: sum(getattr(one.tally, f.name) for one in told) for f in fields(Tally)})
         faults = {name: sum(one.faults.get(name, 0) for one in told) for name in self._before.faults}
         pressures = [one.pressure for one in told if one.pressure is not None]
         preempted, recomputed = (sum(getattr(p, f.name) for p in pressures) for f in fields(Pressure))
-        return Figures(tally, faults, Pressure(preempted, recomputed) if pressures else None)
+        return Figures(faults, Pressure(preempted, recomputed) if pressures else None)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """See `Fleet.collect`. Those that began before are waited for."""
@@ -213,15 +211,13 @@ class NodeFleet:
 
     def memory(self) -> str:
         """See `Fleet.memory`; a run goes on with it in one process too."""
-        figures = self.figures
-        told = {"tally": asdict(figures.tally), "broken": dict(figures.faults)}
-        return json.dumps({"lengths": self._lengths.memory(), **told})
+        return json.dumps({"lengths": self._lengths.memory(), "broken": dict(self.figures.faults)})
 
     def remember(self, memory: str) -> None:
         """See `Fleet.remember`."""
         told = json.loads(memory)
         self._lengths.remember(told["lengths"])
-        self._before = Figures(Tally(**told["tally"]), {**self._before.faults, **told.get("broken", {})})
+        self._before = Figures({**self._before.faults, **told.get("broken", {})})
 
     def keep_notes(self, folder: Path) -> None:
         """From now on, write what nodes do into a run's folder: `fleet.json`, and `fleet/`, with a log a node."""
