@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks.pages import ROOT, Block, Report, points, share
 from benchmarks.regimes import Published, about, planned, rows_of
-from repl_rl.lab.credit.conditions import BASELINE, CONDITIONS
+from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.power import ALPHA
 
 PAGE = Block(ROOT / "docs" / "update.md", "stale")
@@ -36,7 +36,7 @@ def _found(name: str, report: Report) -> str:
     text = f"`{name}`: {about(report)}\n| | tokens older than the policy, mean | ratios kept | solved over the budget |"
     text += " difference, points | p after Holm | held out | difference, points | held out, greedy |"
     text += " difference, points |\n" + "|---" * 10 + "|\n"
-    for condition in (one.name for one in CONDITIONS if one.name in found):
+    for condition in sorted(found, key=lambda name: name != BASELINE):
         figures = found[condition]
         runs = [row for row in rows_of(report) if row["condition"] == condition]
         cells = [

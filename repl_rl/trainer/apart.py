@@ -28,8 +28,6 @@ class Apart:
     """Largest gap of one log probability that is no error, nats; None: what the number format makes usual."""
     low: float | None = None
     """Smallest ratio that is kept as it is, in (0, 1); None: all below `cap` are."""
-    stale: bool = False
-    """A mean over many tokens, or no correction, is wanted for older lines too."""
 
     def allowed(self, trained_in: Dtype, sampled_in: Dtype) -> float:
         """Largest gap of one log probability that is no error where both compute in these number formats, nats."""
@@ -53,19 +51,8 @@ def capped(
     cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
     tolerance: Annotated[float | None, Above(0)] = None,
 ) -> Apart:
-    """The corrections of tokens, which differ in what happens above `cap`."""
+    """The corrections of tokens, lines and rollouts, which differ in what happens above `cap`."""
     return Apart(cap, tolerance)
-
-
-def averaged(
-    *,
-    cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
-    tolerance: Annotated[float | None, Above(0)] = None,
-    stale: bool = False,
-) -> Apart:
-    """The corrections of whole lines or rollouts. `stale` asks for them a second time, where `trainer.ahead` is above
-    1."""
-    return Apart(cap, tolerance, stale=stale)
 
 
 def banded(
@@ -78,14 +65,13 @@ def banded(
     return Apart(cap, tolerance, low)
 
 
-def uncorrected(*, tolerance: Annotated[float | None, Above(0)] = None, stale: bool = False) -> Apart:
-    """No correction: every ratio counts as 1. `stale` asks for it a second time, where rollouts run ahead."""
-    return Apart(IMPORTANCE_CAP, tolerance, stale=stale)  # the cap is read by nobody
+def uncorrected(*, tolerance: Annotated[float | None, Above(0)] = None) -> Apart:
+    """No correction: every ratio counts as 1."""
+    return Apart(IMPORTANCE_CAP, tolerance)  # the cap is read by nobody
 
 
 IMPORTANCES: Mapping[str, Callable[..., Apart]] = {
-    **{f"token_{how}": capped for how in ("truncate", "mask")},
-    **{f"{whose}_{how}": averaged for whose in ("line", "sequence") for how in ("truncate", "mask")},
+    **{f"{whose}_{how}": capped for whose in ("token", "line", "sequence") for how in ("truncate", "mask")},
     "token_band": banded,
     "none": uncorrected,
 }
@@ -123,8 +109,8 @@ def refuse_stale(steps: int, corrected: str, plan: str) -> None:
         plan: `trainer.groups`.
 
     Raises:
-        ConfigError: groups are played again, or a window is asked for where nothing is ahead; or lines that are
-            older are not corrected, or several steps old and corrected as a whole, and that was asked for once only.
+        ConfigError: groups are played again, a window is asked for where nothing is ahead, or older lines are corrected
+            by anything but the ratios of their tokens.
     """
     windowed = isinstance(groups(plan), Windowed)
     if steps and plan and not windowed:
@@ -133,13 +119,7 @@ def refuse_stale(steps: int, corrected: str, plan: str) -> None:
     if windowed and not steps:
         remedy = "groups of later steps pass those that take long; set trainer.ahead to 1 or more, or leave it out"
         raise ConfigError("trainer.groups without trainer.ahead", plan, remedy)
-    name, apart = importance(corrected)
-    if not steps or name.startswith("token") or apart.stale:
-        return
-    all_the_same = f"choose token_truncate, or say that you want it all the same with {name}(stale=True)"
-    if name == "none":
-        remedy = f"older lines were written by another policy than the one that learns from them; {all_the_same}"
+    name, _ = importance(corrected)
+    if steps and not name.startswith("token"):
+        remedy = "older lines need the ratio of each token; choose token_truncate, token_mask or token_band"
         raise ConfigError("trainer.importance with trainer.ahead", corrected, remedy)
-    if steps > 1 or windowed:
-        why = "a mean over a line or a rollout leaves the ratio of a surprising token near 1: hardly a correction"
-        raise ConfigError("trainer.importance with lines several steps old", corrected, f"{why}; {all_the_same}")

@@ -87,9 +87,8 @@ class TrainerConfig:
     "": none."""
     importance: str = "token_truncate"
     """What is done about sampler and trainer being apart: "token_truncate(cap=2.0)" cuts the ratio of each token to
-    cap, "token_mask" leaves its token out, "token_band(low=0.5, cap=2.0)" below low too; "line_..." and "sequence_..."
-    take the geometric mean of a line's or a rollout's tokens, with `ahead` above 1 as "line_mask(stale=True)"; "none"
-    corrects nothing, with `ahead` as "none(stale=True)". With
+    cap, "token_mask" leaves its token out, "token_band(low=0.5, cap=2.0)" below low too. Without `ahead`, "line_..."
+    and "sequence_..." take the geometric mean of a line's or a rollout's tokens, and "none" corrects nothing. With
     "token_truncate(tolerance=1e-3)", a log probability further off, nats, that the policy of now wrote stops the run;
     the default is 1e-3 where both compute in float32, else 1.0: the rounding of bfloat16 alone moves single tokens by
     tenths of a nat."""

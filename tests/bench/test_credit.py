@@ -25,7 +25,6 @@ from repl_rl.lab.credit.conditions import (
     MERGED,
     SAME_AS,
     SHAPINGS,
-    UNCORRECTED,
     Condition,
     conditions,
 )
@@ -83,9 +82,9 @@ class Played:
 
 def test_every_cell_is_there_or_is_the_same_as_another_one() -> None:
     cells = {f"{estimator}/{shaping}" for estimator in ESTIMATORS for shaping in SHAPINGS}
-    others = {condition.name for condition in (*MERGED, *ERRORS, *AGED, *UNCORRECTED)}
+    others = {condition.name for condition in (*MERGED, *ERRORS, *AGED)}
     assert {c.name for c in CONDITIONS} == cells - set(SAME_AS) | others | {"fenced"}
-    assert len(CONDITIONS) == len({c.name for c in CONDITIONS}) == 41
+    assert len(CONDITIONS) == len({c.name for c in CONDITIONS}) == 33
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)

@@ -11,7 +11,7 @@ from repl_rl.cli.bench import CreditBenchConfig
 from repl_rl.coldstart.demonstrations import ECHO
 from repl_rl.errors import ConfigError
 from repl_rl.lab.credit.beginnings import BEGINNINGS
-from repl_rl.lab.credit.conditions import AGED, BASELINE, UNCORRECTED, conditions
+from repl_rl.lab.credit.conditions import AGED, BASELINE, conditions
 from repl_rl.lab.credit.experiment import Experiment
 from repl_rl.lab.credit.power import smallest_difference
 from repl_rl.lab.credit.settings import REGIMES, Settings
@@ -35,7 +35,7 @@ def test_a_regime_is_named_as_its_file_and_compares_six_conditions_with_six_seed
     chosen = [condition.name for condition in conditions(found.conditions)]
     assert BASELINE in chosen
     few, stale = found.start == "shown", name.startswith("stale")  # a real model: a check of signs
-    assert len(chosen) == len(found.conditions) >= (2 if name in AGAIN else 4 if few else 6)
+    assert len(chosen) == len(found.conditions) >= (2 if name in AGAIN else 3 if stale else 4 if few else 6)
     assert found.seeds >= (3 if few else 4 if stale else 6)
     assert (found.agreement_tokens > 0) is not stale
     settings = Settings(**{field.name: getattr(found, field.name) for field in fields(Settings)})
@@ -76,19 +76,15 @@ def test_two_regimes_at_least_are_planned_to_detect_three_points() -> None:
 
 def test_the_age_of_rollouts_is_tried_with_every_correction_and_changes_nothing_else() -> None:
     assert set(regime("stale").conditions) == {BASELINE, *(condition.name for condition in AGED)}
-    assert {(c.ahead, c.importance.split("(")[0]) for c in AGED} == {
-        (ahead, importance)
-        for ahead in (1, 2, 4, 8)
-        for importance in ("token_truncate", "token_mask", "token_band", "line_truncate")
+    assert {(c.ahead, c.importance) for c in AGED} == {
+        (ahead, importance) for ahead in (1, 2, 4, 8) for importance in ("token_truncate", "token_mask", "token_band")
     }
     (fresh,) = conditions([BASELINE])
-    assert {replace(c, name=BASELINE, ahead=0, importance=fresh.importance) for c in (*AGED, *UNCORRECTED)} == {fresh}
+    assert {replace(c, name=BASELINE, ahead=0, importance=fresh.importance) for c in AGED} == {fresh}
 
 
-def test_the_long_run_about_the_age_of_rollouts_has_each_lead_uncorrected_and_as_it_is_by_default() -> None:
-    named = {BASELINE, *(f"ahead_{n}/{how}" for n in (1, 4, 8) for how in ("token_truncate", "uncorrected"))}
-    assert named < set(regime("stale_long").conditions)
-    assert {c.importance for c in UNCORRECTED} == {"none(stale=True)"}
+def test_the_long_run_about_the_age_of_rollouts_has_leads_far_apart_as_they_are_by_default() -> None:
+    assert set(regime("stale_long").conditions) == {BASELINE, *(f"ahead_{n}/token_truncate" for n in (1, 4, 8))}
 
 
 def test_a_flag_wins_over_the_regime_and_an_unknown_one_is_named_with_those_that_are() -> None:

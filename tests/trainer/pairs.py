@@ -159,10 +159,8 @@ SETTINGS: Mapping[str, Mapping[str, Words]] = {
 REFUSED: Sequence[Mapping[str, Sequence[str]]] = (
     {"groups": ["window"], "ahead": ["0"]},
     {"groups": ["refill"], "ahead": ["1", "2"]},
-    {"groups": ["window"], "importance": ["line_mask", "sequence_truncate"]},
     {"kv": ["keep"], "ahead": ["0"]},
-    {"importance": ["none"], "ahead": ["1", "2"]},
-    {"importance": ["line_mask", "sequence_truncate"], "ahead": ["2"]},
+    {"importance": ["line_mask", "sequence_truncate", "none"], "ahead": ["1", "2"]},
     {"estimator": ["outcome"], "rewards": ["function", "potential"]},
     {"estimator": ["outcome"], "fade": ["on"]},
     {"sampler": ["feedback", "tools"], "prompt": ["file"]},

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -388,8 +389,6 @@ def test_a_window_where_nothing_is_ahead_or_that_a_source_knows_nothing_of_is_re
         replace(CONFIG, groups="window", ahead=0)
     with pytest.raises(ConfigError, match=r"share of trainer\.groups window is 1\.5; .* at most 1"):
         replace(CONFIG, groups="window(share=1.5)")
-    with pytest.raises(ConfigError, match=r"lines several steps old is 'line_mask'"):
-        replace(CONFIG, groups="window", ahead=1, importance="line_mask")
 
     class Blind(EarlySource):
         first = None  # type: ignore[assignment]
@@ -413,30 +412,20 @@ def test_a_source_that_cannot_play_ahead_is_refused(tmp_path: Path) -> None:
         fit(tiny_model(), tiny_tokenizer(), IDS, SampledSource(tiny_model()), CONFIG, tmp_path, ignore)
 
 
-def test_whole_lines_and_rollouts_are_no_correction_of_what_is_several_steps_old_unless_asked_for_twice() -> None:
-    for importance in ("line_truncate", "sequence_mask(cap=3.0)"):
-        with pytest.raises(ConfigError, match=r"trainer\.importance with lines several steps old .* near 1"):
-            replace(CONFIG, importance=importance)
-        assert replace(CONFIG, importance=importance, ahead=1).ahead == 1
-        name, opened, options = importance.partition("(")
-        asked_twice = f"{name}(stale=True{f', {options}' if opened else ')'}"
-        with pytest.raises(ConfigError, match=rf"or say that you want it all the same with {name}\(stale=True\)$"):
-            replace(CONFIG, importance=asked_twice.replace("True", "False"))
-        assert replace(CONFIG, importance=asked_twice).ahead == 2
-    for importance in ("token_truncate", "token_mask", "token_band"):
-        assert replace(CONFIG, importance=importance).ahead == 2
-        with pytest.raises(ConfigError, match=f"option stale of trainer.importance {importance} is True"):
-            replace(CONFIG, importance=f"{importance}(stale=True)")
+@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize(
+    "importance", ["line_truncate", "line_mask", "sequence_truncate", "sequence_mask(cap=3.0)", "none"]
+)
+def test_older_lines_are_corrected_by_ratios_of_tokens_alone(importance: str, ahead: int) -> None:
+    assert replace(CONFIG, importance=importance, ahead=0).importance == importance
+    told = rf"trainer\.importance with trainer\.ahead is '{re.escape(importance)}'; .* choose token_truncate"
+    with pytest.raises(ConfigError, match=told):
+        replace(CONFIG, importance=importance, ahead=ahead)
 
 
-def test_lines_that_another_policy_wrote_go_uncorrected_only_where_that_was_asked_for_twice() -> None:
-    assert replace(CONFIG, ahead=0, importance="none").importance == "none"
-    for ahead in (1, 2):
-        with pytest.raises(
-            ConfigError, match=r"trainer\.importance with trainer\.ahead .* want it .* none\(stale=True\)$"
-        ):
-            replace(CONFIG, ahead=ahead, importance="none")
-        assert replace(CONFIG, ahead=ahead, importance="none(stale=True)").ahead == ahead
+@pytest.mark.parametrize("importance", ["token_truncate", "token_mask", "token_band"])
+def test_each_correction_of_tokens_goes_with_a_lead(importance: str) -> None:
+    assert replace(CONFIG, importance=importance).ahead == 2
 
 
 def test_groups_that_are_played_again_do_not_go_with_a_lead() -> None:

@@ -1,5 +1,5 @@
 """What is compared: estimators under three reward tables, other penalties for errors, rollouts several steps old under
-four corrections and none, and blocks in place of lines."""
+three corrections, and blocks in place of lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -64,24 +64,20 @@ ERRORS = (
 """Other ways to have an error cost something, each as much as `two_stream/penalty` takes for one: of one class alone,
 only the first of a streak, only where another rollout did without, and paid back when it is mended."""
 LEADS = (1, 2, 4, 8)
-CORRECTIONS = ("token_truncate", "token_mask", "token_band", "line_truncate(stale=True)")
+CORRECTIONS = ("token_truncate", "token_mask", "token_band")
 AGED = tuple(
-    Condition(f"ahead_{ahead}/{importance.partition('(')[0]}", ahead=ahead, importance=importance)
+    Condition(f"ahead_{ahead}/{importance}", ahead=ahead, importance=importance)
     for ahead in LEADS
     for importance in CORRECTIONS
 )
 """Rollouts that run so many steps ahead of the update, with the outcome alone. The ratios of fresh ones are 1, so that
 all corrections are `outcome/none` there."""
-UNCORRECTED = tuple(
-    Condition(f"ahead_{ahead}/uncorrected", ahead=ahead, importance="none(stale=True)") for ahead in LEADS
-)
-"""The same, learned from as if they were fresh."""
 
 
 def _all() -> tuple[Condition, ...]:
     cells = ((f"{estimator}/{name}", estimator, table) for estimator in ESTIMATORS for name, table in SHAPINGS.items())
     lines = (Condition(name, estimator, table) for name, estimator, table in cells if name not in SAME_AS)
-    return (*lines, *MERGED, *ERRORS, *AGED, *UNCORRECTED, Condition("fenced", way="fenced"))
+    return (*lines, *MERGED, *ERRORS, *AGED, Condition("fenced", way="fenced"))
 
 
 CONDITIONS = _all()
