@@ -146,12 +146,19 @@ def _lock_output(final: Path, output: Output) -> Iterator[None]:
             stack.enter_context(alone(lock, output.verb))
         except (BlockingIOError, FileNotFoundError) as error:  # not found: its owner has removed it just now
             raise output.at_work(final, lock) from error
+        except OSError:  # the disk has no room for it
+            _remove_lock(lock)
+            raise
         try:
             yield
         finally:
-            with suppress(OSError):  # another process may be about to lock it
-                (lock / OWNER).unlink()
-                lock.rmdir()
+            _remove_lock(lock)
+
+
+def _remove_lock(lock: Path) -> None:
+    with suppress(OSError):  # another process may be about to lock it
+        (lock / OWNER).unlink(missing_ok=True)
+        lock.rmdir()
 
 
 def take_place(made: Path, final: Path, output: Output) -> None:
