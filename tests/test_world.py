@@ -106,6 +106,18 @@ def test_what_a_recorded_setting_cannot_be_any_more_is_told_and_left_out(
     assert "rollout.optimistic = True was recorded" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("recorded", "read"),
+    [
+        ("repl(optimistic=True)", "repl"),
+        ("repl(optimistic=True, give_up_after=2)", "repl(give_up_after=2)"),
+        ("repl(give_up_after=2, optimistic=True)", "repl(give_up_after=2)"),
+    ],
+)
+def test_a_run_that_was_sampled_optimistically_is_read_without_it(recorded: str, read: str, tmp_path: Path) -> None:
+    assert World.recorded(written(tmp_path, f'sampler = "{recorded}"\n')).sampler == read
+
+
 @pytest.mark.parametrize(("text", "complaint"), [
     ('sandbox = "moon"', r"sandbox is 'moon'; choose one of local"),
     ("[rollout]\nmax_lnes = 3", r"unknown key in .*config.toml is 'rollout.max_lnes'; did you mean"),

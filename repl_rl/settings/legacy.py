@@ -1,6 +1,7 @@
 """Settings that older versions recorded, in today's words."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 
 _OF_VLLM = ("kv_cache_gib", "block_size", "threads", "drive", "sleep")
@@ -28,6 +29,8 @@ _GONE: Mapping[str, object] = {
 """What nobody can choose any more, with what it was by default."""
 ADDED: Mapping[str, object] = {"bos": False, "date": "", "prompt_space": "observed"}
 """Settings that older versions did not write, with what those versions did."""
+# `sampler = "repl(optimistic=True)"` of version 0.2. It changed speed alone, so a run is read without it.
+_OPTIMISTIC = re.compile(r"(?<=\()optimistic=(True|False)(, )?|, optimistic=(True|False)")
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +59,8 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
     give_up_after = tables.get("rollout", {}).pop("give_up_after", 0)
     if give_up_after and found.get("sampler", "repl") == "repl":
         found["sampler"] = f"repl(give_up_after={give_up_after!r})"
+    if isinstance(sampler := found.get("sampler"), str):
+        found["sampler"] = _OPTIMISTIC.sub("", sampler).removesuffix("()")
     # A table of another engine or sandbox than the chosen one was written with its defaults.
     for seam, kind in (("engine", "vllm"), ("sandbox", "docker")):
         if found.get(seam, kind) != kind:
