@@ -198,7 +198,7 @@ def command(argv: Sequence[str]) -> tuple[int, str]:
 
 
 def outputs(disk: Disk) -> None:
-    """What `sft` and `transcripts` write, with room that ends at two places in it, with an older output and without."""
+    """Write the outputs of `sft` and `transcripts` on a disk that fills up, with an older output and without."""
     out = disk.place / "out"
     for verb in OUTPUTS:
         assert command([*verb, "--out", str(out)])[0] == 0

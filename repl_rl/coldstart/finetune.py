@@ -40,7 +40,7 @@ IGNORED = -100
 """The label of a token that is context and not learned."""
 _TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 OnStep = Callable[[int, float], None]
-"""Told the optimizer step, from 1, and its loss, nats a learned token."""
+"""Called with the optimizer step, from 1, and its loss in nats per learned token."""
 
 
 def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
@@ -171,7 +171,7 @@ def context_tokens(base: Path) -> int:
 
 
 class Told(TrainerCallback):
-    """Tells each step's loss."""
+    """Pass each step's loss to a callback."""
 
     def __init__(self, on_step: OnStep) -> None:
         self._on_step = on_step

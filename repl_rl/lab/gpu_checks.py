@@ -181,8 +181,8 @@ def sleeping(place: Place) -> Figures:
 
 
 def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank: int = 0) -> Figures:
-    """Train the bundled policy: no log probability is off, each step is told of, and the memory that a run is known to
-    take before it begins is taken."""
+    """Train the bundled policy: no log probability is off, each step is reported, and no less memory is taken than
+    `count_trainer_bytes` counts."""
     kind = _needed(place, engine)
     world, told = World(engine=kind, concurrency=8 * prompts), list[StepRecord]()
     config = TrainerConfig(steps=steps, prompts_per_step=prompts, lora_rank=lora_rank)

@@ -17,7 +17,7 @@ def write_durably(final: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write files into a folder, which then becomes `final`, in place of an older one.
 
     It has another name until all of it is on the disk. So whoever stops this process, or the machine, leaves a whole
-    folder or none; what is left of an unfinished one is removed when the next is written or the run is resumed.
+    folder or none; an unfinished one is removed when the next is written or the run is resumed.
 
     Raises:
         OSError: it could not be written; nothing of it is left.

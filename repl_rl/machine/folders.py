@@ -110,7 +110,7 @@ def open_output_folder(out: Path, output: Output, overwrite: bool) -> Iterator[P
     If the block raises, or the process is killed, `out` stays as it was.
 
     Args:
-        out: the output folder of a verb; a link stands for the folder that it leads to.
+        out: the output folder of a verb; a link is followed.
         output: the kind of folder that the verb writes.
         overwrite: replace an older folder of that kind; anything else is refused.
 

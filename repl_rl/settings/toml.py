@@ -16,14 +16,14 @@ UNRECORDED: Mapping[str, bool] = {"unrecorded": True}
 
 
 def load(file: Path) -> Mapping[str, object]:
-    """What a TOML file says, without removed settings that changed nothing.
+    """Read a TOML file, without removed settings that hold their neutral value.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
-        return without_removed(found)  # here and not later: a table may be too deep for those who walk through it
+        return without_removed(found)  # raises here where a table is nested too deeply
     except OSError as error:
         raise ConfigError("config file", str(file), f"it cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

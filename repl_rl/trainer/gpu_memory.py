@@ -49,7 +49,7 @@ def read_gpu_memory() -> GpuMemory | None:
     ask = f"import torch; print(*torch.cuda.mem_get_info({own_gpu(torch.cuda.device_count())}))"
     asked = subprocess.run([sys.executable, "-P", "-c", ask], capture_output=True, text=True, check=False)
     if asked.returncode:
-        said = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said = (asked.stderr.strip().splitlines() or ["no error message"])[-1]
         raise ConfigError("GPU", said, "PyTorch cannot use it; see nvidia-smi, or hide it with CUDA_VISIBLE_DEVICES=")
     return GpuMemory(*map(int, asked.stdout.split()))
 

@@ -62,7 +62,7 @@ class Sinks(TrainerCallback):
     ) -> None:
         """Have TensorBoard ignore points of steps that a resumed run makes again.
 
-        A new run says so too: TensorBoard's reader ignores the first such event that it finds.
+        A new run writes such an event too, because TensorBoard's reader ignores the first one that it finds.
         """
         for board in self._boards if state.is_world_process_zero else ():
             writer = import_module("torch.utils.tensorboard").SummaryWriter

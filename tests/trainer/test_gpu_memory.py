@@ -79,7 +79,7 @@ def on(free: int, total: int | None = None) -> GpuMemory:
 
 
 def fits(world: World, memory: GpuMemory, local: bool = True) -> bool:
-    """Whether a run of the bundled policy begins, which has weights, gradients and two moments."""
+    """Return True if a run of the bundled policy begins; it has weights, gradients and two moments."""
     try:
         validate_gpu_memory(world, TrainerConfig(), local, memory)
     except ConfigError:
@@ -94,7 +94,7 @@ def fits(world: World, memory: GpuMemory, local: bool = True) -> bool:
     (World(engine=Vllm(kv_cache_gib=1, sleep=True)), 4 * WEIGHTS + GIB),
 ])  # fmt: skip
 def test_a_run_begins_where_what_it_takes_is_free_to_the_byte(world: World, needed: int) -> None:
-    """A vLLM that sleeps is awake where there are no gradients."""
+    """A vLLM that sleeps is awake while there are no gradients."""
     assert fits(world, on(needed))
     assert not fits(world, on(needed - 1))
 

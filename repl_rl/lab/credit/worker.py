@@ -47,7 +47,7 @@ class HeldOut(NamedTuple):
     """Of the first tasks, greedy."""
 
 
-def held_out(source: RolloutThread, tasks: Sequence[Task], transcripts: int) -> HeldOut:
+def play_held_out(source: RolloutThread, tasks: Sequence[Task], transcripts: int) -> HeldOut:
     """Play held-out tasks at temperature 1, and greedily; so many of the latter are told line by line."""
     sampled, greedy = source.sample(tasks), source.sample(tasks, temperature=0.0)
     found = describe(sampled)
@@ -100,7 +100,7 @@ class Worker:
             teach(self.settings, way, self.base, self.policy(way))
         self.use(way, seed=0)
         self.source.load_weights(self.policy(way), 0)
-        found = held_out(self.source, self.held_out, self.settings.transcripts)
+        found = play_held_out(self.source, self.held_out, self.settings.transcripts)
         return Start(way, found.figures, round(time.monotonic() - began, 1), found.transcripts)
 
     def run(self, condition: Condition, job: Job) -> Run:
@@ -114,7 +114,7 @@ class Worker:
         config = trainer_config(condition, self.settings, job.learning_rate)
         begin, asked = self.policy(condition.way), self.settings.agreement_tokens > 0 and not job.tuning
         model, ledger = spent(begin, config, self.source, self.task_ids, self.settings.tokens, seed, asked)
-        after = HeldOut({}, []) if job.tuning else held_out(self.source, self.held_out, self.settings.transcripts)
+        after = HeldOut({}, []) if job.tuning else play_held_out(self.source, self.held_out, self.settings.transcripts)
         agreed = self.agreed(model, ledger, config, begin, seed) if asked else {}
         del model
         gc.collect()
