@@ -4,6 +4,10 @@ Two figures are kept. One adds up what the system says of processes that live an
 exact for ordinary programs. Of a process whose parent ignores SIGCHLD the system keeps nothing once it has ended. The
 other figure samples: what is seen for the first time counts as if it had run since the look before, at its own rate.
 Short processes are seen as seldom as they are short, so this is right on average, and the figures agree.
+
+A console that has started no process is bounded by its own limit (RLIMIT_CPU). As long as the number of the youngest
+process of the namespace stays the same, a look reads only that number: what a whole look touches, a third of a MiB of
+memory that the consoles share, becomes the supervisor's own.
 """
 
 import os
@@ -15,6 +19,10 @@ _MOST_S = 0.5
 """At most so much is counted of a process that is seen for the first time, per core that it uses."""
 _TRUST = 0.8
 """Of the sampled figure, which scatters."""
+_WHOLE_EVERY = 10
+"""Every such look is a whole one: numbers come round again."""
+_LAST_PID = "/proc/loadavg"
+"""Its last word is the number of the youngest process or thread of the namespace."""
 
 
 class CpuTime:
@@ -24,14 +32,32 @@ class CpuTime:
         self._looked_s = time.monotonic()
         self._sampled_s = 0.0
         self._known: dict[tuple[bytes, bytes], float] = {}
+        self._youngest = 0
+        self._looks = 0
         self.others = 0
         """Processes beside the supervisor and the console, at the last look."""
+
+    def exceeds(self, limit_s: float) -> bool:
+        """Return True if the console and its other processes used more than `limit_s` seconds of CPU.
+
+        A console without other processes is not measured: RLIMIT_CPU bounds it.
+
+        Raises:
+            OSError: the console has taken from this process what it needs to look.
+        """
+        before, self._youngest = self._youngest, _youngest_process()
+        self._looks += 1
+        if before == 0:
+            alone = sum(map(str.isdecimal, os.listdir("/proc"))) <= 2  # the supervisor and the console
+        else:
+            alone = self.others == 0 and self._youngest == before and self._looks % _WHOLE_EVERY != 0
+        return not alone and self.look() > limit_s
 
     def look(self) -> float:
         """Seconds of CPU used so far.
 
         Raises:
-            OSError: the console has taken from this process what it needs to look.
+            OSError: as in `exceeds`.
         """
         now_s = time.monotonic()
         since_s, self._looked_s = min(now_s - self._looked_s, _MOST_S), now_s
@@ -60,3 +86,11 @@ class CpuTime:
         self._known = known
         self.others = len(known) - 1
         return max(exact_s, _TRUST * self._sampled_s)
+
+
+def _youngest_process() -> int:
+    file = os.open(_LAST_PID, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(file, 100).rpartition(b" ")[2])
+    finally:
+        os.close(file)

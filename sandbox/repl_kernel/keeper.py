@@ -8,7 +8,6 @@ namespaces with it.
 import contextlib
 import json
 import os
-import random
 import select
 import shutil
 import signal
@@ -91,7 +90,8 @@ class Keeper:
                     self._status = signal.SIGXCPU
                     break
                 pause_s = _SOONEST_S if self._cpu.others else min(2 * pause_s, _LATEST_S)
-                look_s = time.monotonic() + pause_s * random.uniform(0.75, 1.25)  # at no time that can be foreseen
+                # A random time: a program that knew it could hide its processes from the look.
+                look_s = time.monotonic() + pause_s * (0.75 + os.getrandom(1)[0] / 510)
             wait_ms = None if self._cpu_s is None else max(0.0, look_s - time.monotonic()) * 1000
             for fd, _ in poller.poll(wait_ms):
                 if fd == reader:
@@ -106,7 +106,7 @@ class Keeper:
     def _is_over(self, cpu_s: float) -> bool:
         """Whether the processes of the console have used more CPU time than they may."""
         try:
-            return self._cpu.look() > cpu_s
+            return self._cpu.exceeds(cpu_s)
         except OSError:  # the console has lowered the limits of this process
             return True
 

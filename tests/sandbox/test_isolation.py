@@ -121,8 +121,11 @@ os.fork() or hide()
 """
 
 
-SPIN = "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()"
-"""Works for ever, on no line's time."""
+SPIN = [
+    "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()",
+    "os.fork() or [None for _ in iter(int, 1)]",
+]
+"""Work for ever, on no line's time: in the console's own process and in another one."""
 
 
 @pytest.mark.parametrize(("seconds", "most_s"), [(0.1, 4.0), (0.005, 2.0)])
@@ -144,12 +147,13 @@ def test_processes_that_hide_from_the_count_use_up_the_cpu_time_too(seconds: flo
     assert used_s < most_s  # 22.6 and 2.8 s where nothing but the system's own count is added up
 
 
-def test_a_console_that_works_between_its_lines_is_ended_while_nobody_sends_one() -> None:
+@pytest.mark.parametrize("spin", SPIN)
+def test_a_console_that_works_between_its_lines_is_ended_while_nobody_sends_one(spin: str) -> None:
     async def main() -> tuple[PushResult, PushResult]:
         limits = Limits(cpu_s=1)
         async with open_sandbox("local", limits=limits, warm=0) as sandbox, sandbox.session() as session:
             before = {*descendants(os.getpid())}
-            started = [await session.push(line) for line in ("import threading", SPIN)][-1]
+            started = [await session.push(line) for line in ("import os, threading", spin)][-1]
             await asyncio.to_thread(wait_for, lambda: before - {*descendants(os.getpid())}, None, 60)
             return started, await session.push("1")
 
