@@ -1,8 +1,8 @@
 """repl_rl: a line-streaming, REPL-interleaved reasoning trainer.
 
-Public names are imported when they are first used, so that `import repl_rl` stays light. Type checkers and editors read
-`__init__.pyi`, which says the same in plain imports; a test holds the two together. (The library `lazy_loader` would
-read that file at run time: a dependency, and a parse at each start, in place of the few lines below.)
+Public names are imported on first use, so that `import repl_rl` is fast. Type checkers and editors read `__init__.pyi`,
+which has the same names as plain imports; a test compares the two. The library `lazy_loader` would read that file at
+run time. It would add a dependency and a parse at each start, and save only the few lines below.
 """
 
 from importlib import import_module

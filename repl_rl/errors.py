@@ -1,36 +1,37 @@
-"""The exception tree. Everything that repl_rl raises on purpose is drawn here::
+"""Exception tree of repl_rl, with all errors that it raises on purpose::
 
-    ReplRLError                 a bug or a bad configuration; it rises to the caller
-    ├── ConfigError             input that a person can mend: thing, value, remedy; exit code 2
+    ReplRLError                 a bug or a bad configuration; propagates to the caller
+    ├── ConfigError             input that the user can fix: thing, value, remedy; exit code 2
     │   └── SetupError          a task's workspace cannot be made in a console
-    ├── SandboxUnavailable      no isolation can be had on this machine; exit code 2
+    ├── SandboxUnavailable      this machine does not support the isolation; exit code 2
     ├── EngineError             the inference engine failed; the step ends
-    │   ├── EngineDied          its process is gone
-    │   ├── WeightSyncError     sampler and trainer disagree about the policy
-    │   └── NodeLost            a node of a fleet is gone or frozen; its groups are played elsewhere
-    ├── BrokenDown              the engine or the consoles died again and again; exit code 3
+    │   ├── EngineDied          its process died
+    │   ├── WeightSyncError     sampler and trainer have different weights
+    │   └── NodeLost            a worker died or froze; another worker plays its groups
+    ├── BrokenDown              the engine or the consoles died repeatedly; exit code 3
     ├── StoreError              a stored trajectory cannot be read
     ├── InvariantError          a record would break an invariant of `trajectory`
     └── UserCodeError           a sampler, judge or reward of the user raised or misbehaved
     RolloutFailure              data, recorded on one trajectory; never trained on
     └── SandboxFault            our console failed, not the policy's code
-        └── SandboxLost         what makes consoles died or cannot be reached; the rollout is played again
+        └── SandboxLost         the source of consoles died or cannot be reached; the rollout is retried
 
-Cancellation (`asyncio.CancelledError`, `KeyboardInterrupt`) is neither and always passes through.
+Cancellation (`asyncio.CancelledError`, `KeyboardInterrupt`) belongs to neither tree and always passes through.
 """
 
 
 class ReplRLError(Exception):
-    """A bug or a bad configuration."""
+    """Bug or bad configuration."""
 
     exit_code = 1
 
+    # The default would call `__init__` with the finished message as its only argument.
     def __reduce__(self) -> tuple[object, ...]:
         return _as_it_was, (type(self), str(self), self.__dict__)
 
 
 def _as_it_was(kind: type[ReplRLError], message: str, attributes: dict[str, object]) -> ReplRLError:
-    """An error from another process: its message is made already."""
+    """Rebuild an error from another process, whose message is already complete."""
     error = kind.__new__(kind)
     Exception.__init__(error, message)
     error.__dict__.update(attributes)
@@ -38,7 +39,7 @@ def _as_it_was(kind: type[ReplRLError], message: str, attributes: dict[str, obje
 
 
 class ConfigError(ReplRLError):
-    """Input that a person can mend. `thing` is what is wrong, `value` what it is, `remedy` what to do."""
+    """Input that the user can fix: `thing` is wrong, has the value `value`, and `remedy` fixes it."""
 
     exit_code = 2
 
@@ -50,33 +51,33 @@ class ConfigError(ReplRLError):
 
 
 class SetupError(ConfigError):
-    """A task's workspace cannot be made in a console. `thing` says where: one of its files, modules or lines."""
+    """Task's workspace that cannot be made in a console. `thing` names the file, module or line of it."""
 
 
 class SandboxUnavailable(ReplRLError):
-    """No isolation of the asked-for kind can be had here; the message names the fix."""
+    """Isolation of the requested kind that this machine does not support; the message names the fix."""
 
     exit_code = 2
 
 
 class EngineError(ReplRLError):
-    """The inference engine failed; the training step ends."""
+    """Failure of the inference engine; the training step ends."""
 
 
 class EngineDied(EngineError):
-    """The engine's process is gone."""
+    """Death of the engine's process."""
 
 
 class WeightSyncError(EngineError):
-    """The engine's log probabilities differ from the trainer's: its weights are not the policy's."""
+    """Different log probabilities of engine and trainer: the engine's weights are not the policy's."""
 
 
 class NodeLost(EngineError):
-    """A node of a fleet is gone, frozen, or of no use."""
+    """Worker that died, froze, or cannot be used."""
 
 
 class BrokenDown(ReplRLError):
-    """What a run cannot do without died again and again. Once the cause is gone, `--resume` goes on."""
+    """Repeated death of a part that a run needs. After its cause is fixed, `--resume` continues the run."""
 
     exit_code = 3
 
@@ -85,26 +86,29 @@ class BrokenDown(ReplRLError):
 
 
 class StoreError(ReplRLError):
-    """A stored trajectory cannot be read."""
+    """Stored trajectory that cannot be read."""
 
     exit_code = 2
 
 
 class InvariantError(ReplRLError, ValueError):
-    """A record would break an invariant of `repl_rl.record.trajectory`. Names the field, the value and the remedy."""
+    """Record that would break an invariant of `repl_rl.record.trajectory`.
+
+    Names the field, the value and the remedy.
+    """
 
 
 class UserCodeError(ReplRLError):
-    """A sampler, judge or reward function supplied by the user raised or returned something unusable."""
+    """Sampler, judge or reward function of the user that raised an error or returned an unusable value."""
 
 
 class RolloutFailure(Exception):
-    """Why one rollout has no usable outcome. It is recorded on its trajectory and never trained on."""
+    """Reason for which one rollout has no usable outcome. It is recorded on its trajectory and never trained on."""
 
 
 class SandboxFault(RolloutFailure):
-    """Our console failed (a lost kernel, a broken protocol), as opposed to the policy's code."""
+    """Failure of our console (a lost kernel, a broken protocol), as opposed to the policy's code."""
 
 
 class SandboxLost(SandboxFault):
-    """What makes consoles died, such as a fork server, or cannot be reached. No line of the policy's did that."""
+    """Source of consoles, such as a fork server, that died or cannot be reached. No line of the policy caused it."""

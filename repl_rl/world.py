@@ -1,9 +1,9 @@
-"""The policy and the world that it acts in: one value, read in one way, with two doors.
+"""Rollout config: policy, tasks, engine, sandbox and limits as one value, which opens rollouts or consoles.
 
     world = World(engine="transformers", concurrency=8)
     async with world.rollouts() as rollouts: ...     # policy, engine and consoles, opened together
     async with world.consoles() as sandbox: ...      # the consoles alone, with the same limits and preloads
-`World.recorded(run)` is the one that a stored run was played in.
+`World.recorded(run)` is the config of a stored run.
 """
 
 import asyncio
@@ -47,76 +47,108 @@ from repl_rl.tasks.weights import OWN, weighed
 
 _log = logging.getLogger(__name__)
 QUICKSTART = "builtin:quickstart"
-"""The bundled tasks."""
+"""Bundled tasks."""
 TRIED = 16
-"""Workspaces that are made once before an engine opens; others are made when their first rollout begins."""
+"""Number of workspaces that are tested before an engine opens; others are made when their first rollout begins."""
 OF_A_RUN = frozenset(
     {
         *("name", "out", "overwrite", "resume", "states", "train_tasks", "eval_tasks", "eval_every", "validation"),
         *("curriculum", "trainer", "fleet"),
     }
 )
-"""What `config.toml` of a training run says beside its world."""
+"""Settings in a training run's `config.toml` that are not part of its rollout config."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The policy and the world that it acts in."""
+    """Rollout config: the policy and the environment that it acts in."""
 
     model: str = BUNDLED
-    """The policy: a folder (weights, config, tokenizer; or PEFT adapters), a .gguf file, or owner/name[@revision] of
-    the hub; builtin:quickstart is the bundled tiny one."""
+    """Policy: a folder (weights, config, tokenizer; or PEFT adapters), a .gguf file, or owner/name[@revision] of the
+    hub. builtin:quickstart is the bundled tiny one.
+    """
     tasks: str = QUICKSTART
-    """Their source: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE, math:FILE, verifiers:NAME."""
+    """Source of tasks: builtin:NAME, a JSONL or Parquet file, dataset:NAME, gsm8k:FILE, math:FILE, verifiers:NAME."""
     judge: str = ""
-    """What grades answers: judges with weights, such as "task + 0.2*my_judges:format"; the first says whether a task is
-    solved, and task is the judge that each task names. "": that one alone."""
+    """Judges of answers, with weights, such as "task + 0.2*my_judges:format".
+
+    The first decides whether a task is solved; task is the judge that each task names. "" means task alone.
+    """
     group_judge: str = ""
-    """Functions of yours, module:function or weight*module:function with + between, from a task and all of its rollouts
-    to what each gets on top of its outcome, such as a ranking. "": none."""
+    """Functions that score a group, module:function or weight*module:function with + between.
+
+    From a task and all of its rollouts they compute an addition to each outcome, such as a ranking. "" means none.
+    """
     engine: Annotated[EngineKind | str, ENGINES] = "vllm"
-    """What samples."""
+    """Inference engine that samples."""
     sandbox: Annotated[SandboxKind | str, SANDBOXES] = "local"
-    """Where lines run."""
+    """Sandbox in which lines run."""
     preload: str = ""
-    """Modules that every console has imported already, so that they cost it nothing: names with commas between."""
+    """Modules that every console has already imported, at no cost per console: names with commas between."""
     sampler: Annotated[str, Optioned(sampler_options)] = "repl"
-    """How a rollout goes: a shipped sampler, or module:name of a class, an instance or a function. Its options are said
-    as --sampler.KEY VALUE, such as --sampler.give-up-after 3, or in parentheses: "repl(give_up_after=3)"."""
+    """Sampler of rollouts: a shipped one, or module:name of a class, an instance or a function.
+
+    Its options are given as --sampler.KEY VALUE, such as --sampler.give-up-after 3, or in parentheses:
+    "repl(give_up_after=3)".
+    """
     host_functions: str = ""
-    """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between;
-    options in parentheses, such as "llm_query(train=True),my_tools:search(calls=8)"."""
+    """Functions of the host that lines may call: llm_query, rollout, or module:name of your own, with commas between.
+
+    Options follow in parentheses, such as "llm_query(train=True),my_tools:search(calls=8)".
+    """
     prompt: Annotated[str, PROMPT] = "bare"
-    """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file; config.toml has the file's text."""
+    """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file. config.toml stores a file's text."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
-    """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
+    """Arguments of the model's chat template, such as enable_thinking; an argument that it does not read is refused."""
     bos: bool = True
-    """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one. Runs
-    of versions that wrote none are played as they were."""
+    """Begin plain prompts with the BOS token if the model's own tokenizer writes one.
+
+    Runs of versions without it are played as recorded.
+    """
     prompt_space: PromptSpace = "auto"
-    """The writer of the space after a prompt (>>> and ...): observed, the console; sampled, the policy, as part of its
-    line's first token. auto: sampled where the vocabulary joins a word and the space before it, as that of pretrained
-    models does; config.toml keeps which."""
+    """Writer of the space after a prompt (>>> and ...): the console (observed) or the policy (sampled).
+
+    A sampled space is part of the line's first token. auto means sampled if the vocabulary joins a word and the space
+    before it, as in pretrained models; config.toml stores the choice.
+    """
     date: str = ""
-    """Date and time that the model's chat template writes, such as 2026-11-27 or 2026-11-27T09:30. "": those at which
-    the run begins; where its template reads the clock, config.toml keeps them."""
+    """Date and time for the model's chat template, such as 2026-11-27 or 2026-11-27T09:30.
+
+    "" means the time at which the run starts. If the template reads the clock, config.toml stores the value.
+    """
     overshoot: Overshoot = "forbid"
-    """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
-    that text into the next line, or refuse a vocabulary that has them."""
+    """Treatment of tokens that have text after a newline: forbid, carry or refuse.
+
+    forbid gives them probability 0 in sampler and trainer. carry moves that text into the next line. refuse rejects a
+    vocabulary that has them.
+    """
     context_tokens: Annotated[int | None, AtLeast(2), CONTEXT] = None
-    """Longest sequence that is sampled in, tokens, prompt included, >= 2. None: what the model's config.json says."""
+    """Longest sequence to sample in, tokens, prompt included, >= 2.
+
+    None takes the length in the model's config.json.
+    """
     dtype: Dtype = "auto"
-    """Number format of sampling weights, keys and values; auto: bfloat16 on a GPU, float32 beside a float32 trainer."""
+    """Number format of sampling weights, keys and values.
+
+    auto means bfloat16 on a GPU, and float32 with a float32 trainer.
+    """
     kv_on_sync: KvOnSync = "drop"
-    """With trainer.ahead: drop or keep keys and values of rollouts under way when weights change (docs/update.md)."""
+    """Treatment of the KV cache of in-flight rollouts at a weight sync, with trainer.ahead: drop or keep.
+
+    See docs/update.md.
+    """
     concurrency: Annotated[int, AtLeast(1)] = 128
-    """Rollouts under way at once, and consoles kept ready for them, >= 1. vllm plays fewer where the lengths that they
-    are expected to reach do not fit into its cache."""
+    """Concurrent rollouts, and consoles kept ready for them, >= 1.
+
+    vllm runs fewer if their expected lengths do not fit into its KV cache.
+    """
     seed: Annotated[int, AtLeast(0)] = 0
-    """Seeds tasks, rollouts and training, >= 0."""
+    """Seed of tasks, rollouts and training, >= 0."""
     trust: bool = field(default=False, metadata=UNRECORDED)
-    """Import each module:name that a file names: a task's row as its judge, or the config.toml of a stored run. Without
-    it only those are imported that the command line names, or a file of --config. It is not recorded."""
+    """Import each module:name that a task's row or the config.toml of a stored run names.
+
+    By default only names on the command line or in a file of --config are imported. It is not recorded.
+    """
     rollout: RolloutLimits = field(default_factory=RolloutLimits)
     limits: Limits = field(default_factory=Limits)
 
@@ -126,7 +158,7 @@ class World:
             instant(self.date)
         object.__setattr__(self, "prompt", template(self.prompt))
         object.__setattr__(self, "sampler", sampler_of(self.tasks, self.sampler))
-        # A name becomes the kind as it is by default, so that equal worlds are equal however they were written.
+        # A name becomes that kind with its default options, so that equal configs compare equal.
         object.__setattr__(self, "engine", ENGINES.chosen(self.engine))
         object.__setattr__(self, "sandbox", SANDBOXES.chosen(self.sandbox))
 
@@ -140,23 +172,26 @@ class World:
         model: str | None = None,
         trust: bool = False,
     ) -> "World":
-        """The world of a stored run, but for what is given; its policy is the one that it trained, where there is one.
+        """Load the config of a stored run, with the given changes. Its policy is the trained one, if the run has one.
 
-        A run may be a stranger's, so its config.toml decides neither what is imported here nor how lines are isolated.
+        A run may come from a stranger, so its config.toml decides neither what is imported here nor how lines are
+        isolated.
 
         Args:
-            run: the run's folder, or a file or folder of trajectories in it. One that belongs to no run has the world
-                that is the default.
-            sandbox: another sandbox; a name is that kind with its default options. None: the run's, if it isolates.
-            engine: another kind of engine, as it is by default.
+            run: the run's folder, or a file or folder of trajectories in it. Trajectories outside of a run give the
+                default config.
+            sandbox: another sandbox; a name means that kind with its default options. None takes the run's, if it
+                isolates.
+            engine: another kind of engine, with its default options.
             model: another policy.
             trust: import each module:name that the run names, and use the container image that it names.
 
         Raises:
-            ConfigError: its config.toml cannot be read, or says what no run can be told; it names code or an image and
-                `trust` is false; or its sandbox does not isolate and `sandbox` is None.
+            ConfigError: its config.toml cannot be read, or holds a setting that no run has; it names code or an image
+                and `trust` is false; or its sandbox does not isolate and `sandbox` is None.
         """
         folder, own = _settings(run)
+        # Refuse foreign code before anything reads these settings.
         if not trust:
             refuse_strangers(own, str(folder / "config.toml") if folder else "settings")
         world = _read_world(folder, own, sandbox, trust)
@@ -168,15 +203,15 @@ class World:
 
     @classmethod
     def recorded_consoles(cls, run: Path, *, sandbox: SandboxKind | str | None = None, trust: bool = False) -> "World":
-        """The consoles of a stored run: its sandbox, limits and preloads. Nothing that plays rollouts is read.
+        """Load the consoles' part of a stored run's config: its sandbox, limits and preloads.
 
         Args:
-            run: as `recorded` takes it.
-            sandbox: as `recorded` takes it.
+            run: as in `recorded`.
+            sandbox: as in `recorded`.
             trust: use the container image that the run names.
 
         Raises:
-            ConfigError: as `recorded`, but for code that the run names.
+            ConfigError: as in `recorded`, except for code that the run names.
         """
         folder, own = _settings(run)
         kept = {"sandbox", "preload", "limits", *SANDBOXES.tables()}
@@ -184,40 +219,40 @@ class World:
 
     @property
     def models(self) -> Path:
-        """Where the folders are that are made of GGUF files and adapters: beside the runs."""
+        """Folder of the models that are made from GGUF files and adapters; it is next to the runs."""
         return Path("runs/.models")
 
     @cached_property
     def policy(self) -> Origin:
-        """Where the policy comes from; it is looked for, downloaded or made once.
+        """Policy on disk; it is found, downloaded or converted once.
 
         Raises:
-            ConfigError: there is none, or it cannot be had.
+            ConfigError: it does not exist, or cannot be loaded.
         """
         return resolve(self.model, self.models, lambda line: print(line, file=sys.stderr, flush=True))
 
     def with_policy_of(self, other: "World") -> Self:
-        """This world, with the policy that `other` has found: of the same `model`, which is not looked for again."""
+        """Return this config with the resolved policy of `other`, which has the same `model`."""
         vars(self)["policy"] = other.policy
         return self
 
     @property
     def model_folder(self) -> Path:
-        """Where the policy lies. Raises as `policy` does."""
+        """Folder of the policy. Raises the errors of `policy`."""
         return self.policy.folder
 
     @property
     def is_bundled_kind(self) -> bool:
-        """True for the bundled policy, or one of its shape and vocabulary. Raises as `policy` does."""
+        """True for the bundled policy, or one of its shape and vocabulary. Raises the errors of `policy`."""
         return is_bundled_kind(self.model_folder)
 
     @cached_property
     def now(self) -> datetime:
-        """The date and time that chat templates read."""
+        """Date and time for chat templates."""
         return instant(self.date) if self.date else datetime.now()
 
     def resolve_prompt_settings(self, recorded: Path | None = None) -> Self:
-        """This world with what its policy decides said: `date` and `prompt_space`. See `date_of`, `prompt_space_of`."""
+        """Return this config with `date` and `prompt_space` resolved; see `date_of` and `prompt_space_of`."""
         date = date_of(self.date, self.model_folder, recorded)
         space = prompt_space_of(self.prompt_space, self.model_folder, recorded)
         if (date, space) == (self.date, self.prompt_space):
@@ -225,7 +260,7 @@ class World:
         return replace(self, date=date, prompt_space=space).with_policy_of(self)
 
     def renderer(self) -> Renderer:
-        """The owner of the policy's tokenizer, with the prompt template tried.
+        """Load the renderer, which owns the policy's tokenizer, and check the prompt template.
 
         Raises:
             ConfigError: the vocabulary or the template does not fit.
@@ -234,11 +269,12 @@ class World:
         renderer = Renderer.from_folder(
             self.model_folder, self.overshoot, self.chat, bos=self.bos, prompt_space=space, now=self.now
         )
+        # Check the template now, before an engine opens.
         renderer.prompt("", self.prompt)
         return renderer
 
     def fitting(self) -> tuple[RolloutSampler, Renderer]:
-        """The sampler, and the owner of the policy's tokenizer, tried with each other; nothing is opened.
+        """Load the sampler and the renderer, and check that they fit; open nothing.
 
         Raises:
             ConfigError: they do not fit, or the prompt or an option has no effect.
@@ -252,27 +288,29 @@ class World:
         return sampler, renderer
 
     def consoles(self, warm: int | None = None) -> AbstractAsyncContextManager[Sandbox]:
-        """The sandbox with this world's limits and preloads, for the length of an `async with`.
+        """Open the sandbox with this config's limits and preloads, for the length of an `async with`.
 
         Args:
-            warm: consoles kept ready (>= 0); None: `concurrency` of them.
+            warm: consoles kept ready (>= 0); None means `concurrency`.
 
         Raises:
-            SandboxUnavailable: its isolation cannot be had on this machine. Nothing weaker is used instead.
+            SandboxUnavailable: this machine does not support its isolation. No weaker one is used instead.
         """
         preload = [name.strip() for name in self.preload.split(",") if name.strip()]
         ready = self.concurrency if warm is None else warm
         return open_sandbox(self.sandbox, limits=self.limits, preload=preload, warm=ready)
 
     def try_workspaces(self, tasks: Iterable[Task]) -> None:
-        """Make the workspaces of `tasks`, the first that differ, so that a bad one is refused before an engine opens.
+        """Make the first distinct workspaces of `tasks`, so that a bad one fails before an engine opens.
 
-        It opens consoles for it, and blocks; where no task has a workspace it does nothing.
+        It opens consoles and blocks. Without a workspace in any task it does nothing.
 
         Raises:
-            SetupError: one cannot be made, or hides a host function; names the task and what of its workspace is wrong.
-            SandboxUnavailable, SandboxFault: there are no consoles here.
+            SetupError: one cannot be made, or hides a host function; names the task and the wrong part of its
+                workspace.
+            SandboxUnavailable, SandboxFault: no console can be started here.
         """
+        # One task per distinct workspace; reversed twice, so that the first task of each is used, in order.
         firsts = {task.workspace: task for task in reversed(list(tasks)) if task.workspace is not None}
         refuse_hidden(host_functions(self.host_functions), firsts.values())
         if firsts:
@@ -290,11 +328,11 @@ class World:
 
     @asynccontextmanager
     async def rollouts(self, replica: int = 0, node: int = 0) -> AsyncIterator[Rollouts]:
-        """Policy, engine, sandbox and sampler, for the length of an `async with`; what one can mend is refused first.
+        """Open policy, engine, sandbox and sampler, for the length of an `async with`; check user input first.
 
         Args:
-            replica: which of several processes this is (>= 0), so that none plays another's rollouts.
-            node: which of a fleet's (>= 0), so that no two engines that do not seed their sessions draw alike.
+            replica: index of this process among several (>= 0), so that no two play the same rollouts.
+            node: index of this worker (>= 0), so that engines that do not seed their sessions sample differently.
 
         Raises:
             ConfigError: the policy, sampler, prompt or an option does not fit.
@@ -313,7 +351,9 @@ class World:
             kv_on_sync=self.kv_on_sync,
         )
         engine_kind = ENGINES.chosen(self.engine)
+        # The check imports engine packages, which takes seconds, so run it in a thread.
         await asyncio.to_thread(engine_kind.check, opening)
+        # Exit order is reversed: the sampler's resources close before the engine and the consoles.
         async with (
             self.consoles() as sandbox,
             lasting(lambda: engine_kind.open(opening)) as engine,
@@ -337,9 +377,10 @@ class World:
 
     @asynccontextmanager
     async def _asked(self, host: Sequence[HostFunction]) -> AsyncIterator[Mapping[str, Model]]:
-        """The models that host functions ask in place of the policy."""
+        """Open the models that host functions query instead of the policy."""
         async with AsyncExitStack() as stack:
             found = {}
+            # Reversed, so that the first function of a model sets the engine's size.
             for name, function in {f.model: f for f in reversed(host) if f.model}.items():
                 folder = resolve(name, self.models, lambda line: print(line, file=sys.stderr)).folder
                 renderer = Renderer.from_folder(folder, self.overshoot, bos=self.bos, now=self.now)
@@ -350,26 +391,28 @@ class World:
             yield found
 
     def drawn(self, split: Split | str = Split.TRAIN, count: int | None = None) -> tuple[Task, ...]:
-        """The world's tasks of a split, with its judges; see `load_tasks`."""
+        """Load this config's tasks of a split, with its judges; see `load_tasks`."""
         named = {judge.name for judge in weighed(self.judge)} if self.judge else {OWN}
-        trust = self.trust or OWN not in named  # then no judge of a row is asked
+        # Without the tasks' own judges, no row's judge is imported, so no trust is needed.
+        trust = self.trust or OWN not in named
         found = load_tasks(self.tasks, split=split, count=count, seed=self.seed, judges=named, trust=trust)
         return judged_by(self.judge, found)
 
 
 def folder_of(run: Path) -> Path | None:
-    """The folder of the run that a file of trajectories, or a folder of them, belongs to; None: it belongs to none."""
+    """Return the folder of the run that a file or folder of trajectories belongs to, or None."""
     places = (run, *run.resolve().parents[:2])
     return next((place for place in places if (place / "config.toml").is_file()), None)
 
 
 def recorded_task(run: Path, id: str, world: World) -> Task | None:
-    """The task of that id among those that a stored run drew, in the world of that run; None: it is not there."""
+    """Return the task of that id among those that a stored run loaded, with its config, or None if it is not there."""
     folder = folder_of(run)
     said = load(folder / "config.toml") if folder else {}
     validation = str(said.get("validation", ""))
     if not world.trust:
         refuse_strangers({"tasks": validation}, str(run))
+    # A separate validation source is used whole; otherwise both sides are splits of one source.
     sides = ((Split.ALL, ""), (Split.ALL, validation)) if validation else ((Split.TRAIN, ""), (Split.HELD_OUT, ""))
     for (split, tasks), name in zip(sides, ("train_tasks", "eval_tasks"), strict=True):
         count = said.get(name)
@@ -380,19 +423,19 @@ def recorded_task(run: Path, id: str, world: World) -> Task | None:
 
 
 def _settings(run: Path) -> tuple[Path | None, Mapping[str, object]]:
-    """The folder of a stored run, and what its config.toml says of its world; None and nothing: it has none."""
+    """Return the folder of a stored run and its rollout settings; without a run, None and no settings."""
     folder = folder_of(run)
     said: Mapping[str, object] = {**ADDED, **modern(load(folder / "config.toml"))} if folder else {}
     return folder, {key: value for key, value in said.items() if key not in OF_A_RUN and key != "trust"}
 
 
 def date_of(date: str, model: Path, recorded: Path | None) -> str:
-    """The date and time that the chat template of a model writes; "": it writes none.
+    """Return the date and time for a model's chat template, or "" if it writes none.
 
     Args:
-        date: the one that was chosen; "": none was.
+        date: the chosen date; "" means that none was chosen.
         model: the folder of the model.
-        recorded: config.toml of the run that is resumed, whose date is used; None, or no such file: the current time.
+        recorded: config.toml of the resumed run, whose date is used. None or a missing file means the current time.
     """
     if date or not reads_clock(model):
         return date
@@ -402,15 +445,16 @@ def date_of(date: str, model: Path, recorded: Path | None) -> str:
 
 
 def recorded_prompt_space(chosen: PromptSpace, model: Path, recorded: Path | None = None) -> PromptSpace:
-    """`chosen`, or for "auto" the form that a run recorded; "auto" where none did.
+    """Return `chosen`, or for "auto" the form that a run recorded, or "auto" if none did.
 
     Args:
         chosen: the setting.
-        model: the folder of the model. A model in a run's folder was trained as that run's config.toml says.
-        recorded: config.toml of the run that is resumed; None, or no such file: it begins.
+        model: the folder of the model. A model in a run's folder was trained as that run's config.toml describes.
+        recorded: config.toml of the resumed run. None or a missing file means a new run.
     """
     if chosen != "auto":
         return chosen
+    # The model may be the run's final policy or one of its checkpoints.
     runs = [place for place in (model.parent, model.parent.parent) if (place / "metrics.jsonl").is_file()]
     files = (recorded, *(run / "config.toml" for run in runs))
     known = next((file for file in files if file is not None and file.is_file()), None)
@@ -419,7 +463,7 @@ def recorded_prompt_space(chosen: PromptSpace, model: Path, recorded: Path | Non
 
 
 def prompt_space_of(chosen: PromptSpace, model: Path, recorded: Path | None) -> PromptSpace:
-    """`recorded_prompt_space`, with "auto" decided by the vocabulary."""
+    """Return `recorded_prompt_space`, with "auto" decided by the vocabulary."""
     space = recorded_prompt_space(chosen, model, recorded)
     if space != "auto":
         return space
@@ -429,7 +473,10 @@ def prompt_space_of(chosen: PromptSpace, model: Path, recorded: Path | None) -> 
 def _read_world(
     folder: Path | None, own: Mapping[str, object], sandbox: SandboxKind | str | None, trust: bool
 ) -> World:
-    """Read a stored run's world; its sandbox is replaced by `sandbox`, or else held to what a stranger may choose."""
+    """Read a stored run's config.
+
+    Replace its sandbox by `sandbox`, or else restrict it to what a stranger may choose.
+    """
     where = str(folder / "config.toml") if folder else "settings"
     world = read(World, own, where)
     theirs = SANDBOXES.chosen(world.sandbox)
@@ -442,15 +489,16 @@ def _read_world(
         return world
     if sandbox is None:
         theirs.refuse_unasked(where)
-    return replace(world, sandbox=theirs.with_usual_programs())  # the user named the kind alone
+    # The user named only the kind, so use its default image and runtime.
+    return replace(world, sandbox=theirs.with_usual_programs())
 
 
 _CODE = ("sampler", "host_functions", "judge", "group_judge")
-"""Settings that may name code of a user's own, as module:name."""
+"""Settings that may name user code, as module:name."""
 
 
 def refuse_strangers(said: Mapping[str, object], where: str) -> None:
-    """Refuse settings of a stored run that name code to import, or a file of this machine to read as a prompt.
+    """Raise ConfigError for settings of a stored run that name code to import, or a local file to read as a prompt.
 
     Raises:
         ConfigError: names the first such setting.
@@ -466,7 +514,7 @@ def refuse_strangers(said: Mapping[str, object], where: str) -> None:
 
 
 def _warn_of_limits(limits: Limits, where: str) -> None:
-    """Name each limit that a stored run sets higher than this machine's default: its lines may use that much."""
+    """Warn of each limit that a stored run sets above this machine's default, because its lines may use that much."""
     usual = Limits()
     pairs = [(one.name, getattr(limits, one.name), getattr(usual, one.name)) for one in fields(Limits)]
     more = [f"{name} = {value} (default {default})" for name, value, default in pairs if value > default]

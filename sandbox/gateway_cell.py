@@ -1,5 +1,5 @@
-# The one cell that a kernel on a Jupyter server runs before a console is had through it. It starts our relay, which it
-# brings along, in a process beside the kernel; `_repl_ask` then passes on one question and its answer.
+# Set-up cell of a kernel on a Jupyter server. It unpacks the relay, and starts it in a process next to the kernel.
+# `_repl_ask` then sends one request to the relay, and returns the reply.
 
 
 class _ReplSaid(str):
@@ -27,7 +27,8 @@ def _repl_open(package, variables, options):
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    threading.Thread(target=process.wait, daemon=True).start()  # a kernel that ends waits for children, dead ones too
+    # A kernel that ends waits for its children, dead ones too, so reap the relay.
+    threading.Thread(target=process.wait, daemon=True).start()
 
     def ask(question):
         process.stdin.write(question.encode() + b"\n")
@@ -36,6 +37,7 @@ def _repl_open(package, variables, options):
             said = process.stdout.readline()
             if not said.startswith(b"?"):
                 return _ReplSaid(said.decode() or '{"fault": "its relay has ended"}')
+            # The relay asks back: `input` reaches the host, which answers a call of one of its functions.
             process.stdin.write(input(said[1:-1].decode()).encode() + b"\n")
             process.stdin.flush()
 

@@ -1,4 +1,4 @@
-"""The command line: parses, wires, exits."""
+"""Command line interface: parse arguments, run a command, exit with its code."""
 
 import atexit
 import importlib
@@ -39,25 +39,26 @@ VERBS = {
     "bench": "measure our console, rollouts, update and credit beside the usual ways",
     "doctor": "say what works on this machine and what does not",
 }
-"""Each verb is a module of this package with a `main(argv) -> exit code`; it is imported only when it is called."""
+"""Commands with their help. A command is a module with `main(argv) -> exit code`, imported only when it is called."""
 _OUTLASTING = {"train", "sft", "transcripts", "serve"}
-"""Verbs that go on where nobody reads what they print: what they make is elsewhere."""
+"""Commands that continue when nobody reads their output, because their results are elsewhere."""
 _INTERRUPTED = 128 + signal.SIGINT
 _STOPPED = {128 + number for number in (signal.SIGINT, *STOPS)}
 _UNREAD = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `repl-rl`; alone it says what to do next.
+    """Run `repl-rl` and return its exit code. Without arguments it suggests the next commands.
 
-    Returns the exit code: 0 done, 1 failed, 2 bad input, 3 where engine or consoles died again and again, 130
-    interrupted, 143 after SIGTERM, 138 after SIGUSR1, 129 after SIGHUP, 141 where nobody reads what it prints and it
-    makes nothing else.
+    Exit codes: 0 success, 1 failure, 2 bad input. The code is 3 if the engine or the consoles died repeatedly. It is
+    130 if interrupted, 143 after SIGTERM, 138 after SIGUSR1 and 129 after SIGHUP. It is 141 if nobody reads the
+    output of a command that has no other result.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
-    logging.getLogger("vllm").setLevel(logging.ERROR)  # TRL imports it before the engine says what it may log
+    # TRL imports vLLM before the engine sets vLLM's log level.
+    logging.getLogger("vllm").setLevel(logging.ERROR)
     with terminable():
         try:
             return _run(arguments)
@@ -67,25 +68,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run() -> NoReturn:
-    """The program: `main`, then the end of the process with its exit code.
+    """Run the program: `main`, then exit the process with its code.
 
-    After a stop, and beside other processes, the interpreter is not taken apart: with vLLM's modules that takes seconds
-    (11 s on two busy cores), and whoever stops a program gives it few.
+    After a stop signal, and in a run of several processes, the interpreter is not finalized. With vLLM's modules that
+    takes seconds (11 s on two busy cores), and a program that is stopped has only a few.
     """
     settle_streams(outlast=bool(_OUTLASTING & {*sys.argv[1:2]}))
     guard_streams()
     stopped: list[int] = []
-    atexit.register(_leave, stopped)  # registered before all others, so it runs after them
-    # Programs of Python that libraries start, such as vLLM's, do not look for modules in the working folder either.
+    # Exit handlers run in reverse order, so the first one registered runs last.
+    atexit.register(_leave, stopped)
+    # Python programs that libraries start, such as vLLM's, must not import from the working folder either.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         code = main()
     except Exception:
+        # Python reports the error of a single process. Several processes must still reach the exit below.
         if processes() == 1:
             raise
         traceback.print_exc()
         code = 1
-    if code in _STOPPED or processes() > 1:  # threads of a process group can wait for others that have ended, for ever
+    # In a run of several processes, threads can wait forever for processes that have ended.
+    if code in _STOPPED or processes() > 1:
         stopped.append(code)
     sys.exit(code)
 
@@ -111,20 +115,24 @@ def _run(arguments: Sequence[str]) -> int:
             raise ConfigError("verb", arguments[0], f"choose one of {', '.join(VERBS)}")
         try:
             code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
-        except SystemExit:  # after --help
+        except SystemExit:
+            # --help ends this way.
             sys.stdout.flush()
             raise
         sys.stdout.flush()
     except ReplRLError as error:
+        # A signal to the process group may have ended the engine first. Then the signal is the reason.
         if (stop := explained(error)) is not error:
             raise stop from error
         print(f"{who()}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
-    except RolloutFailure as failure:  # of a console that a person works in: no trajectory records it
+    except RolloutFailure as failure:
+        # The console of an interactive command failed, so no trajectory records the failure.
         lost = " ".join(str(failure).split())
         print(f"{who()}: error: {lost}; `repl-rl doctor` says whether consoles work here", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever read what we print has left, as `head` does
+    except BrokenPipeError:
+        # The reader of the output has left, as `head` does. Redirect it, so that the flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _UNREAD
     except Exception as error:
@@ -136,7 +144,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _refused(error: Exception) -> str | None:
-    """What is told of what the system refused; None: it is another error."""
+    """Return the message for an error of the operating system, or None for any other error."""
     mending = remedy(cause(error))
     if isinstance(error, OSError) and error.filename is not None:
         return f"file is {error.filename!r}; {error.strerror}; {mending or 'give another path'}"
@@ -144,10 +152,10 @@ def _refused(error: Exception) -> str | None:
 
 
 def _share_cores() -> None:
-    """Leave a core to the engine and the consoles, unless the environment says otherwise.
+    """Leave a core to the engine and the consoles, unless the environment sets the number of threads.
 
-    OpenMP's threads spin at barriers: with as many threads as cores, an update waits for whichever thread a console
-    has displaced (measured: 14 to 28 s instead of 1 s). Read by PyTorch when it is imported, hence set here.
+    OpenMP's threads spin at barriers. With as many threads as cores, an update waits for a thread that a console has
+    displaced (measured: 14 to 28 s instead of 1 s). PyTorch reads the variables at import, hence they are set here.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() - 1)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""`python -m repl_rl.cli` is `repl-rl`."""
+"""Entry point of `python -m repl_rl.cli`, which is `repl-rl`."""
 
 from repl_rl.cli import run
 

@@ -1,7 +1,7 @@
 """`repl-rl bench sandbox | update | rollout | credit | faults | fleet | serve`.
 
-What is measured is measured beside the usual way, in the same run; `faults` says what a run survives, `serve` what a
-server bears.
+Each benchmark measures our way and the usual way in the same run. `faults` tests what a run survives, and `serve` puts
+a server under load.
 """
 
 import json
@@ -32,10 +32,10 @@ from repl_rl.settings.arguments import parse
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Measure, print the figures as JSON, and optionally keep them."""
+    """Run a benchmark, print its metrics as JSON, and optionally save them."""
 
     json: Path | None = None
-    """File for the figures; none: they are only printed."""
+    """File for the metrics. Without it they are only printed."""
 
 
 Config = TypeVar("Config", bound=BenchConfig)
@@ -43,22 +43,22 @@ Config = TypeVar("Config", bound=BenchConfig)
 
 @dataclass(frozen=True)
 class SandboxBenchConfig(BenchConfig):
-    """Our console against jupyter_client with stock ipykernel; ratios say how many times better ours is."""
+    """Compare our console with jupyter_client and stock ipykernel. Each ratio is how many times better ours is."""
 
     docker: bool = False
-    """Measure the docker sandbox beside the local one."""
+    """Also measure the docker sandbox."""
 
 
 @dataclass(frozen=True)
 class UpdateBenchConfig(BenchConfig):
-    """Our update against TRL's on the same rollouts: time and peak memory, ours over TRL's."""
+    """Compare our update with TRL's on the same rollouts: time and peak memory, as ratios of ours to TRL's."""
 
     run: Path | None = None
-    """Folder of a run: its own rollouts of a step, with a policy; none: made-up ones, with random policies."""
+    """Folder of a run, whose rollouts of one step are used. Default: synthetic rollouts, with random policies."""
     step: int = 1
-    """Which step of it, >= 1."""
+    """Step of that run, >= 1."""
     policy: Path | None = None
-    """Folder of the policy; none: the run's checkpoints/final."""
+    """Folder of the policy. Default: checkpoints/final of the run."""
 
     def __post_init__(self) -> None:
         if self.step < 1:
@@ -70,16 +70,16 @@ class UpdateBenchConfig(BenchConfig):
 
 @dataclass(frozen=True)
 class RolloutBenchConfig(BenchConfig):
-    """Our rollouts against other ways to play them: sampled tokens a second with two random policies, on vLLM."""
+    """Compare our rollouts with other ways to play them: sampled tokens per second of two random policies on vLLM."""
 
     rollouts: int = 64
-    """Rollouts at once, >= 1."""
+    """Concurrent rollouts, >= 1."""
     lines: int = 16
-    """Lines of each rollout, >= 2."""
+    """Lines per rollout, >= 2."""
     small: int = 3
-    """Times that each way is played with the policy of 1 M parameters, >= 1."""
+    """Repeats of each way with the policy of 1 M parameters, >= 1."""
     medium: int = 1
-    """Times that each way is played with the policy of 25 M parameters, >= 0; 0 leaves it out."""
+    """Repeats of each way with the policy of 25 M parameters, >= 0. 0 leaves this policy out."""
 
     def __post_init__(self) -> None:
         for name, floor in (("rollouts", 1), ("lines", 2), ("small", 1), ("medium", 0)):
@@ -89,41 +89,43 @@ class RolloutBenchConfig(BenchConfig):
 
 @dataclass(frozen=True)
 class CreditBenchConfig(Settings, BenchConfig):
-    """Does credit a line learn faster than the outcome alone? The bundled policy, at equal sampled tokens.
+    """Compare credit per line with credit from the outcome alone: the bundled policy, at equal sampled tokens.
 
-    How small a difference can be detected is said before anything runs. One cell is repeated with its regime, its
-    condition, its seed and another folder: --regime noise --conditions outcome/none --first-seed 3 --seeds 1 --out DIR
+    The smallest difference that can be detected is printed before anything runs. To repeat one cell, give its regime,
+    condition and seed, and another folder:
+    --regime noise --conditions outcome/none --first-seed 3 --seeds 1 --out DIR
     """
 
     out: Path = Path("runs/credit")
-    """Folder of the runs; those that it holds are not repeated."""
+    """Folder of the runs. Runs that it already holds are not repeated."""
     conditions: tuple[str, ...] = ()
-    """What is compared, such as outcome/none two_stream/gated fenced; none: everything."""
+    """Conditions to compare, such as outcome/none two_stream/gated fenced. Default: all."""
     seeds: int = 4
-    """Runs of each condition, >= 1."""
+    """Runs per condition, >= 1."""
     first_seed: int = 0
-    """The first of the seeds, >= 0."""
+    """First seed, >= 0."""
     spread: float = SPREAD
-    """Deviation over seeds of a difference between solve rates, > 0: says how small a one these seeds detect."""
+    """Standard deviation over seeds of a difference in solve rate, > 0. A smaller one detects smaller differences."""
     earlier: Path | None = None
-    """Report of an earlier experiment, whose spread is taken instead."""
+    """Report of an earlier experiment, whose spread replaces --spread."""
     workers: int = 2
-    """Processes of one core each, >= 1."""
+    """Processes with one core each, >= 1."""
 
 
 @dataclass(frozen=True)
 class FaultsBenchConfig(FaultsConfig, BenchConfig):
-    """What does a training survive? Each fault strikes a small real run at a random moment."""
+    """Test which faults a training run survives. Each fault strikes a small real run at a random moment."""
 
 
 @dataclass(frozen=True)
 class FleetBenchConfig(FleetConfig, BenchConfig):
-    """What does a fleet cost its owner? Nodes of a Ray cluster on this machine whose engine sleeps."""
+    """Measure the overhead of rollout workers in the process of the trainer. The workers are nodes of a Ray cluster on
+    this machine, and their engine sleeps instead of sampling."""
 
 
 @dataclass(frozen=True)
 class ServeBenchConfig(LoadConfig, BenchConfig):
-    """What does a server bear? Conversations that ask without a pause, clients that go away, and a crowd."""
+    """Measure a server under load: conversations without pauses, clients that disconnect, and a crowd."""
 
 
 FIGURES: Mapping[str, Set[str]] = {
@@ -135,9 +137,9 @@ FIGURES: Mapping[str, Set[str]] = {
     "fleet": {"cpus", "lines", "group", "fleets"},
     "serve": {"turns_of_a_conversation", "conversations", "turns", "first_s"},
 }
-"""Benchmarks, each with keys by which its JSON is recognised."""
+"""Benchmarks, each with keys that identify its JSON."""
 _ROWS = ("update",)
-"""Those whose figures are a list of rows, each with the names."""
+"""Benchmarks whose metrics are a list of rows, each with the keys."""
 WHAT = tuple(FIGURES)
 
 
@@ -149,7 +151,7 @@ def _bench_credit(config: CreditBenchConfig) -> object:
 
 
 def _bench_rollout(config: RolloutBenchConfig) -> object:
-    # imported here: vllm and trl take seconds, and vllm is not always installed
+    # Imports of vLLM and TRL take seconds, and vLLM is not always installed.
     from repl_rl.lab.rollout import RolloutEffort, bench_rollout
 
     repeats = {"small": config.small} | ({"medium": config.medium} if config.medium else {})
@@ -168,7 +170,8 @@ def _bench_update(config: UpdateBenchConfig) -> list[dict[str, float | str]]:
 
 
 def _bench_faults(config: FaultsBenchConfig) -> object:
-    for name in config.faults or STRIKES:  # each run takes the place of an older one of its name
+    # Each run replaces an older one of its name. Check now that all of them may be replaced.
+    for name in config.faults or STRIKES:
         RUN.refuse_owned(config.out / name)
         RUN.refuse_other(config.out / name)
         refuse_other_file("log of a run", log_file(config.out, name), is_log)
@@ -184,7 +187,7 @@ def _bench_serve(config: ServeBenchConfig) -> object:
 
 
 def _writable(config: Config, what: str) -> Config:
-    """Refuse now what could not be written after a measurement of many minutes, or is not to be replaced."""
+    """Check before a long measurement that its file can be written and may be replaced. Return the config."""
     if config.json is not None and not config.json.absolute().parent.is_dir():
         raise ConfigError("json", str(config.json), "there is no such folder; give a file in one that exists")
     if config.json is not None:
@@ -193,7 +196,7 @@ def _writable(config: Config, what: str) -> Config:
 
 
 def are_figures(what: str, file: Path) -> bool:
-    """True for a file of figures that the benchmark `what` wrote, of this release or another."""
+    """Return True if the benchmark `what` wrote the file, in this release or another."""
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -203,7 +206,7 @@ def are_figures(what: str, file: Path) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     what, rest = (argv[0], argv[1:]) if argv else ("", argv)
     config: BenchConfig
     if what == "sandbox":

@@ -28,24 +28,24 @@ from repl_rl.tasks import Task
 from repl_rl.world import World
 
 VARIABLE = "REPL_RL_API_KEY"
-"""Holds the key that a server is asked with."""
+"""Environment variable of the API key for a server."""
 _WAIT_S = 600.0
 Show = Callable[[Ran], None]
 
 
 @dataclass(frozen=True)
 class ChatConfig(World):
-    """Ask a policy, question after question, in one console. An empty question, or the end of input, ends it.
+    """Ask a policy question after question in one console. An empty question or the end of input ends the chat.
 
     The key of a server is read from the environment variable REPL_RL_API_KEY.
     """
 
     server: str = ""
-    """Address of a server, up to and with /v1, such as http://127.0.0.1:8000/v1; "": the policy is opened here."""
+    """Address of a server, up to and with /v1, such as http://127.0.0.1:8000/v1. "" loads the policy here."""
     temperature: Annotated[float, AtLeast(0)] = 0.0
     """Sampling temperature, >= 0; 0 is greedy."""
     concurrency: Annotated[int, AtLeast(1)] = 1
-    """Consoles that are kept ready, >= 1."""
+    """Consoles kept ready, >= 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +54,7 @@ class ChatConfig(World):
             return
         if not self.server.startswith(("http://", "https://")):
             raise ConfigError("server", self.server, "give its address, such as http://127.0.0.1:8000/v1")
+        # With a server, every option about the policy and its consoles would have no effect.
         for field in fields(World):
             if getattr(self, field.name) != getattr(ChatConfig(), field.name):
                 raise ConfigError(
@@ -63,23 +64,23 @@ class ChatConfig(World):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How a turn ended."""
+    """Result of a turn."""
 
     stop: str
     answer: str | None
     goes_on: bool
-    """The console stays."""
+    """True if the console stays for the next question."""
 
 
 class Partner(Protocol):
-    """Whoever is asked."""
+    """Interface of a chat partner: a policy in this process or on a server."""
 
     def ask(self, question: str, show: Show) -> Reply:
-        """Ask; `show` is told each line when it has run."""
+        """Ask a question. `show` gets each line after it has run."""
 
 
 class Here:
-    """A policy that was opened here."""
+    """Policy in this process."""
 
     def __init__(self, source: RolloutThread, temperature: float) -> None:
         self._source = source
@@ -88,18 +89,20 @@ class Here:
         self._turns = 0
 
     def ask(self, question: str, show: Show) -> Reply:
-        """As `Partner.ask`."""
+        """See `Partner.ask`."""
         return self._source.run(self._asked(self._source.rollouts, question, show))
 
     def close(self) -> None:
-        """Give the console back."""
+        """Close the console."""
         self._source.run(self._over())
 
     async def _asked(self, rollouts: Rollouts, question: str, show: Show) -> Reply:
+        # The conversation begins with the first question, and again after a turn that ended its console.
         conversation = self._conversation = self._conversation or Conversation(rollouts, keep=True)
         self._turns += 1
         task, teller = Task(f"chat-{self._turns}", question, ""), Teller()
         prompt = prompt_in(conversation, rollouts, task)
+        # A conversation that fills the context cannot continue.
         if len(prompt.token_ids) >= rollouts.engine.context_tokens:
             await self._over()
             remedy = f"the context holds {rollouts.engine.context_tokens}; begin again, or ask less"
@@ -112,6 +115,7 @@ class Here:
         try:
             played = await conversation.turn(task, prompt, self._turns, self._temperature, Followed(heard))
         except BaseException:
+            # After an interrupt the state of the console is unknown, so the conversation ends.
             await self._over()
             raise
         if (last := teller.end().ran) is not None:
@@ -129,10 +133,14 @@ class Here:
 
 
 class There:
-    """A policy behind a server of `repl-rl serve`."""
+    """Policy on a server of `repl-rl serve`."""
 
     def __init__(self, client: httpx.Client, temperature: float) -> None:
-        """Raises ConfigError where nobody answers, or not so."""
+        """Ask the server for the name of its model.
+
+        Raises:
+            ConfigError: the server does not answer, refuses, or answers in another format.
+        """
         self._client = client
         self._temperature = temperature
         self._id: str | None = None
@@ -141,7 +149,7 @@ class There:
             self._model = str(listed["data"][0]["id"])
 
     def ask(self, question: str, show: Show) -> Reply:
-        """As `Partner.ask`."""
+        """See `Partner.ask`."""
         ours: dict[str, object] = {"keep": True} if self._id is None else {"conversation": self._id}
         said = {"model": self._model, "messages": [{"role": "user", "content": question}], "stream": True}
         asked = {**said, "temperature": self._temperature, "repl": ours}
@@ -152,11 +160,13 @@ class There:
         ):
             if told.status_code != 200:
                 told.read()
+            # The server has ended the conversation, for example after its timeout. The next question begins a new one.
             if told.status_code == 404 and self._id is not None:
                 self._id = None
                 return Reply("kept no longer", None, False)
             for event in _events(_checked(told)):
                 found = event.get("repl", {})
+                # An event holds either a complete line, or the result of the turn.
                 if isinstance(line := found.get("line"), dict):
                     show(_ran(line))
                 elif found:
@@ -165,14 +175,14 @@ class There:
         return reply
 
     def close(self) -> None:
-        """End the conversation."""
+        """End the conversation on the server."""
         if self._id is not None:
             with _answering(str(self._client.base_url)):
                 self._client.delete(f"conversations/{self._id}")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     config = apply_model_defaults(parse_with_sources(ChatConfig, "chat", argv), tell=print_to_stderr)
     console = terminal()
     with _partner(config) as partner:
@@ -189,14 +199,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Screen:
-    """Lines of one turn, as a console shows them. Nothing that they print steers the terminal."""
+    """Printer of the lines of one turn, as a console shows them. Their output cannot control the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._asks = PS1
 
     def show(self, ran: Ran) -> None:
-        """A line has run."""
+        """Print a line and its output."""
         error = ran.status is not None and ran.status.is_error
         shown = Text(self._asks, style="dim")
         shown.append(printable(ran.source), style="bold not dim")
@@ -234,7 +244,7 @@ def _there(config: ChatConfig) -> Iterator[Partner]:
 
 
 def _question(console: Console) -> str:
-    """What is typed next; "": nothing more."""
+    """Read the next question. "" ends the chat."""
     try:
         return console.input(Text.assemble(("?", "bold cyan"), " ")).strip()
     except EOFError:
@@ -243,7 +253,7 @@ def _question(console: Console) -> str:
 
 @contextmanager
 def _answering(address: str) -> Iterator[None]:
-    """What a server that is not there, or no server of ours, does is told as what it is."""
+    """Turn errors in the block into a ConfigError: no answer, or one that `repl-rl serve` does not give."""
     try:
         yield
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -254,7 +264,11 @@ def _answering(address: str) -> Iterator[None]:
 
 
 def _checked(told: httpx.Response) -> httpx.Response:
-    """Raises ConfigError for what it refuses."""
+    """Return the response.
+
+    Raises:
+        ConfigError: its status is an error; the message is the server's.
+    """
     if told.status_code != 200:
         try:
             why = str(told.json()["error"]["message"])

@@ -1,7 +1,7 @@
-"""Defaults that follow the model: the bundled policy's stand in the settings, and any other model has its own.
+"""Defaults that depend on the model: the settings hold those of the bundled policy, and any other model has others.
 
-The order, the later wins: defaults of the class; those of a pretrained model, or the recorded ones of a resumed run;
-the preset; the file; flags.
+The order of precedence, the later wins: defaults of the class; those of a pretrained model, or the recorded values of
+a resumed run; the preset; the file; flags.
 """
 
 import json
@@ -27,25 +27,25 @@ W = TypeVar("W", bound=World)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The parts of an update that defaults depend on."""
+    """Properties of an update that defaults depend on."""
 
     adapters: bool = False
-    """Low-rank adapters, in place of the weights."""
+    """True if LoRA adapters are trained in place of the weights."""
     rows: int = 1
-    """Rollouts or trajectories of an optimizer step in this process, >= 1."""
+    """Rollouts or trajectories per optimizer step in this process, >= 1."""
 
 
 NOTHING = Update()
-"""Of a verb that trains nothing."""
+"""Value for a command that trains nothing."""
 
 
 def print_line(line: str) -> None:
-    """Print a line for the person who started the verb."""
+    """Print a line to standard output at once."""
     print(line, flush=True)
 
 
 def print_to_stderr(line: str) -> None:
-    """Print it where standard output is for something else."""
+    """Print a line to standard error, for commands whose standard output has another use."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -56,17 +56,18 @@ def apply_model_defaults(
     gpus: Gpus | None = None,
     tell: Callable[[str], None] = print_line,
 ) -> W:
-    """The settings with the defaults of their model. The model is looked for, downloaded or made once.
+    """Return the settings with the defaults of their model. The model is found, downloaded or converted only once.
 
     Args:
-        asked: what files and flags say.
-        recorded: config.toml of the run that is resumed; None, or no such file: a new run.
-        update: what is trained.
-        gpus: the GPU that this process trains on; None: that of this machine.
-        tell: given a line about the defaults, where there are other than those of the settings.
+        asked: the settings from files and flags.
+        recorded: config.toml of the resumed run. None, or a missing file, means a new run.
+        update: properties of the update.
+        gpus: the GPU that this process trains on. None means that of this machine.
+        tell: callback for lines about defaults that differ from those of the settings classes.
 
     Raises:
-        ConfigError: the model cannot be had, its tokenizer cannot be read, or the defaults do not fit what is said.
+        ConfigError: the model is not available, its tokenizer cannot be read, or the defaults conflict with the
+            settings.
     """
     return follow(asked, asked.config, recorded, update, gpus, tell).with_policy_of(asked.config)
 
@@ -79,18 +80,19 @@ def follow(
     gpus: Gpus | None = None,
     tell: Callable[[str], None] = print_line,
 ) -> T:
-    """`apply_model_defaults` for settings that are no world; their policy is that of `world`."""
+    """Apply the defaults of the policy of `world` to settings that are no `World`. See `apply_model_defaults`."""
     if world.is_bundled_kind:
         return asked.config
     folder, model = world.model_folder, world.model
     log = tell if rank() == 0 else lambda line: None
     own = gpus or OwnGpus()
-    # What to do with text after a newline does not matter here, so no vocabulary is refused.
+    # Tokens with text after a newline do not matter here, so use the option that accepts every vocabulary.
     template = cache(lambda: Renderer.from_folder(folder, "carry").chat.there)
     context = partial(_own_context, folder)
     facts = Facts(template, context, own.there, own.bfloat16, update.adapters, update.rows)
     defaults = following(type(asked.config))
     unsaid = {name: default for name, default in defaults.items() if name not in asked.explicit_names}
+    # A resumed run keeps its recorded values, even if the defaults of the model have changed since.
     if recorded is not None and recorded.is_file():
         there = dict(flatten(load(recorded)))
         values = {name: there[name] for name in unsaid if name in there}
@@ -107,7 +109,8 @@ def follow(
 
 
 def _own_context(folder: Path) -> int | None:
-    """Read the longest sequence from config.json, tokens. None: not stated, or unreadable, which the engine refuses."""
+    """Return the longest sequence in config.json, tokens, or None if it is missing."""
+    # An unreadable file is no error here, because the engine reports it later.
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return longest_context(config)
@@ -121,7 +124,7 @@ def _values(defaults: Mapping[str, Pretrained], facts: Facts) -> dict[str, objec
 
 
 def _of_other_models(asked: Parsed[T], model: str, defaults: Mapping[str, Pretrained], facts: Facts) -> Iterator[str]:
-    """A line for each file that was written for another model, with those of its settings that hold for this one."""
+    """Yield a line per file that names another model, with its settings that override defaults of this model."""
     for file, said in asked.files:
         other = said.get("model")
         if other is None or other == model:

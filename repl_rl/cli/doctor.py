@@ -1,4 +1,4 @@
-"""`repl-rl doctor`: what works on this machine, and what to do about what does not."""
+"""`repl-rl doctor`: check what works on this machine, and name a remedy for what does not."""
 
 import asyncio
 import importlib.util
@@ -26,15 +26,15 @@ from repl_rl.world import World
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """Check this machine. The exit code is 0 when the bundled run would work (--gpu: no check failed), else 1."""
+    """Check this machine. The exit code is 0 if the bundled run would work (--gpu: if no check failed), else 1."""
 
     gpu: bool = False
-    """Try on the first GPU what only a GPU can show: both engines, weight syncs, number formats, sleep, adapters, a
-    short training; a quarter of an hour at most."""
+    """Run the checks that need a GPU on the first one: both engines, weight syncs, number formats, sleep, adapters, a
+    short training. They take at most 15 minutes."""
     json: Path | None = None
-    """File for what --gpu found; none: it is only printed."""
+    """File for the results of --gpu. Without it they are only printed."""
     only: tuple[str, ...] = ()
-    """Parts of names of the checks that --gpu tries; in the file the rows of others stay as they are. None: all."""
+    """Parts of names that select the checks of --gpu. Rows of other checks in the file stay. Default: all checks."""
 
     def __post_init__(self) -> None:
         if self.json is not None and not self.gpu:
@@ -45,18 +45,18 @@ class DoctorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     thing: str
     found: str
     remedy: str = ""
-    """What to do; "" when nothing needs to be done."""
+    """Suggested remedy, or "" if none is needed."""
     required: bool = False
-    """True when the bundled run does not work without it."""
+    """True if the bundled run does not work without it."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     config = parse(DoctorConfig, "doctor", argv)
     if config.gpu:
         return try_gpu(config.json, config.only)
@@ -81,7 +81,8 @@ def _torch() -> Finding:
     version = _version("torch")
     if version is None:
         return Finding("torch", "missing", "pip install torch", required=True)
-    import torch  # heavy: only for this line
+    # torch is slow to import, so it is imported only for this line of the table.
+    import torch
 
     return Finding("torch", f"{version}, {torch.cuda.device_count()} CUDA devices")
 
@@ -103,7 +104,7 @@ def _imports() -> Finding:
 
 
 def _engines() -> list[Finding]:
-    """What can sample. The bundled run needs the default."""
+    """Check each engine. The bundled run needs the default one."""
     found, default = [], World()
     for name, kind in ENGINES.kinds.items():
         required = kind is type(default.engine)
@@ -115,7 +116,7 @@ def _engines() -> list[Finding]:
 
 
 def _sandboxes() -> list[Finding]:
-    """Where lines can run. The bundled run needs the default; nobody needs one that isolates nothing."""
+    """Check each sandbox that isolates. The bundled run needs the default one."""
     found, default = [], World()
     for name, kind in SANDBOXES.kinds.items():
         if not kind.isolates:
@@ -124,6 +125,7 @@ def _sandboxes() -> list[Finding]:
         try:
             found.append(Finding(f"sandbox {name}", asyncio.run(kind().doctor()), required=required))
         except SandboxUnavailable as error:
+            # The message has the form "sandbox 'NAME': problem; remedy".
             problem, _, remedy = str(error).removeprefix(f"sandbox {name!r}: ").rpartition("; ")
             found.append(Finding(f"sandbox {name}", problem, remedy, required))
     return found

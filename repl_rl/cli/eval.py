@@ -1,4 +1,4 @@
-"""`repl-rl eval`: held-out solve rates of a policy, with intervals, and compared with another evaluation."""
+"""`repl-rl eval`: evaluate a policy on held-out tasks, with confidence intervals, and compare two evaluations."""
 
 import os
 from collections.abc import Sequence
@@ -43,21 +43,21 @@ class EvalConfig(World):
     """Evaluate a policy on held-out tasks, at temperature 1 and greedily."""
 
     split: Literal["held_out", "train", "all"] = "held_out"
-    """Which part of the tasks: `all` for a file that is a test set as a whole."""
+    """Part of the tasks. Use `all` for a file that is a test set as a whole."""
     count: Annotated[int, AtLeast(1)] = 240
     """Most tasks, >= 1."""
     samples: Annotated[int, AtLeast(1)] = 1
-    """Rollouts a task at temperature 1, >= 1; with more, pass@k is told too."""
+    """Rollouts per task at temperature 1, >= 1. With more, --k can report pass@k."""
     k: Annotated[int, AtLeast(1)] = 1
-    """Rollouts of which one must be right for pass@k, 1 to `samples`."""
+    """Rollouts for pass@k, of which one must be right, 1 to `samples`. pass@k is reported if this is above 1."""
     greedy: bool = True
-    """Play a greedy rollout of every task too."""
+    """Also play one greedy rollout per task."""
     out: Path | None = None
-    """Folder for trajectories and eval.json; an interrupted evaluation goes on there. None: nothing is kept."""
+    """Folder for trajectories and eval.json. An interrupted evaluation resumes there. Without it nothing is saved."""
     json: Path | None = None
-    """Another file for the figures; none: they are printed, and kept in `out`."""
+    """Another file for the metrics. Without it they are printed, and saved in `out`."""
     against: Path | None = None
-    """eval.json of another evaluation of the same tasks, to compare with; none: no comparison."""
+    """eval.json of another evaluation of the same tasks, to compare with. Without it nothing is compared."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,17 +67,18 @@ class EvalConfig(World):
 
     @property
     def lasting(self) -> str:
-        """What decides the figures, as TOML: an evaluation can only go on where this is the same."""
+        """Settings that decide the metrics, as TOML. An evaluation resumes only if these are the same."""
         return dump(replace(self, model=self.policy.reference, out=None, json=None, against=None, concurrency=1, k=1))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     asked = parse_with_sources(EvalConfig, "eval", argv)
     recorded = asked.config.out / CONFIG if asked.config.out else None
     config = apply_model_defaults(asked, recorded).resolve_prompt_settings(recorded)
     console = terminal()
     tasks = config.drawn(config.split, config.count)
+    # Find bad judges, workspaces and files now, before the engine opens and before anything is written.
     check_judges(tasks)
     config.try_workspaces(tasks)
     if config.json is not None:
@@ -103,11 +104,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _play(config: EvalConfig, tasks: Sequence[Task], folder: EvaluationFolder | None, console: Console) -> Study:
-    """The engine is only opened when something is left to play."""
+    """Play the tasks. The engine opens only if rollouts are left to play."""
     with ExitStack() as stack:
         opened: list[RolloutThread] = []
 
         def play(wanted: Sequence[Task], temperature: float) -> Sequence[Trajectory]:
+            # The first rollout that is not stored yet opens the engine.
             if not opened:
                 opened.append(stack.enter_context(RolloutThread(config.rollouts, {task.id: task for task in tasks})))
             return opened[0].sample(wanted, temperature)

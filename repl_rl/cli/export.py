@@ -1,4 +1,4 @@
-"""`repl-rl export SOURCE --out PLACE`: trajectories as a table for other trainers, and back."""
+"""`repl-rl export SOURCE --out PLACE`: convert trajectories to a table for other trainers, and back."""
 
 import sys
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ _OURS = ".jsonl.gz"
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Write trajectories as a table of the library `datasets`, or a table that was written so as trajectories again."""
+    """Convert trajectories to a table of the library `datasets`, or such a table back to trajectories."""
 
     source: Positional[Path]
-    """Run folder, trajectories folder or one of its files; or a table that this verb wrote."""
+    """Run folder, trajectories folder or one of its files; or a table that this command wrote."""
     out: Path
-    """What to write: a table as one file if it ends in .parquet, else as a folder for datasets.load_from_disk; of a
-    table, a file of trajectories, which ends in .jsonl.gz."""
+    """Path to write. A table becomes one file if the path ends in .parquet, else a folder for datasets.load_from_disk.
+    From a table, the path is a file of trajectories and ends in .jsonl.gz."""
     overwrite: bool = False
-    """Replace an older table, or file of trajectories, that is there; anything else is refused."""
+    """Replace an older table or file of trajectories. Anything else is refused."""
 
     def __post_init__(self) -> None:
         if self.out.exists() and not self.overwrite:
@@ -41,15 +41,16 @@ class ExportConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     config = parse(ExportConfig, "export", argv)
     back = is_table(config.source)
     if back != config.out.name.endswith(_OURS):
         told = f"a table becomes a file of trajectories; let it end in {_OURS}"
         other = f"trajectories become a table; end it in {PARQUET}, or name a folder"
         raise ConfigError("out", str(config.out), told if back else other)
+    # If a table was just restored after an interrupted replacement, check again whether it may be replaced.
     if restore(config.out, TABLE):
-        config = replace(config)  # which refuses a table that is there
+        config = replace(config)
     out = followed("out", config.out)
     if back:
         refuse_other_file("out", out, is_step_file)

@@ -1,4 +1,4 @@
-"""`repl-rl fleet status RUN`: what the nodes of a run do."""
+"""`repl-rl fleet status RUN`: print the status of a run's rollout workers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from repl_rl.settings.arguments import parse
 
 @dataclass(frozen=True)
 class StatusConfig:
-    """Print the nodes of a run that plays with `--fleet ray`: what each does, which were lost, and why."""
+    """Print the nodes (rollout workers) of a run with `--fleet ray`: the status of each, and reasons for lost ones."""
 
     run: Positional[Path]
     """Run folder, such as runs/quickstart."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     action, rest = (argv[0], argv[1:]) if argv else ("", argv)
     if action in ("-h", "--help"):
         print("usage: repl-rl fleet status RUN")

@@ -1,4 +1,4 @@
-"""`repl-rl doctor --gpu`: the checks of `lab/gpu.py` on the first GPU, as a table and as JSON."""
+"""`repl-rl doctor --gpu`: run the checks of `lab/gpu.py` on the first GPU, and print them as a table or JSON."""
 
 import json
 import sys
@@ -15,16 +15,17 @@ from repl_rl.machine.refused import writing
 
 
 def try_gpu(file: Path | None, only: Sequence[str] = ()) -> int:
-    """Run every check on the first GPU, or those that have one of `only` in their names.
+    """Run every check on the first GPU, or those with one of `only` in their names.
 
     Returns:
-        The exit code: 1 where one failed.
+        The exit code: 1 if any check failed.
 
     Raises:
-        ConfigError: there is no GPU, or no such check, or nothing can be written there.
+        ConfigError: this machine has no GPU, a check does not exist, or the file cannot be written.
     """
     checks = chosen(CHECKS, only)
-    import torch  # heavy: only for this option
+    # torch is slow to import, so it is imported only for this option.
+    import torch
 
     if not torch.cuda.is_available():
         remedy = "PyTorch sees none here; run this on a machine with one, with a PyTorch that was built for CUDA"
@@ -33,10 +34,10 @@ def try_gpu(file: Path | None, only: Sequence[str] = ()) -> int:
 
 
 def chosen(checks: Sequence[Check], only: Sequence[str]) -> Sequence[Check]:
-    """Those that have one of `only` in their names; all, where there is none.
+    """Return the checks with one of `only` in their names, or all if `only` is empty.
 
     Raises:
-        ConfigError: one of them is in no name.
+        ConfigError: no check has one of them in its name.
     """
     for part in only:
         if not any(part in check.name for check in checks):
@@ -47,12 +48,12 @@ def chosen(checks: Sequence[Check], only: Sequence[str]) -> Sequence[Check]:
 
 
 def try_on(device: str, checks: Sequence[Check], file: Path | None) -> int:
-    """Run `checks` on `device`, print them, and write them to `file`, after each one anew. Returns the exit code.
+    """Run `checks` on `device`, print the results, and write `file` after each check. Return the exit code.
 
-    Rows of other checks that are in the file stay.
+    Rows of other checks in the file stay.
 
     Raises:
-        ConfigError: nothing can be written there, or what is there is of another device or no such file.
+        ConfigError: the file cannot be written, is of another device, or has another format.
     """
     kept = _kept(device, checks, file)
 
@@ -60,7 +61,8 @@ def try_on(device: str, checks: Sequence[Check], file: Path | None) -> int:
         row = rows[-1]
         why = f": {row.why}" if row.why else ""
         print(f"{row.name}: {row.verdict}{why} ({row.seconds:.0f} s)", file=sys.stderr, flush=True)
-        if file is not None:  # a machine with a GPU may be taken away before the last one
+        # Write after every check: a rented GPU machine may be lost before the last one.
+        if file is not None:
             with writing("file", file):
                 write_whole(file, json.dumps(report(device, rows, kept), indent=2) + "\n")
 
@@ -70,7 +72,7 @@ def try_on(device: str, checks: Sequence[Check], file: Path | None) -> int:
 
 
 def _kept(device: str, checks: Sequence[Check], file: Path | None) -> list[dict[str, Json]]:
-    """The rows of other checks in a file; none, where there is no file yet."""
+    """Return the rows of other checks in the file, or none if it does not exist yet."""
     if file is None:
         return []
     if not file.absolute().parent.is_dir():
@@ -80,6 +82,7 @@ def _kept(device: str, checks: Sequence[Check], file: Path | None) -> list[dict[
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         rows, before = list(found["rows"]), found["device"]
+        # Checks that run now replace their older rows.
         mine = {check.name for check in checks}
         kept = [row for row in rows if row["name"] not in mine]
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -90,7 +93,7 @@ def _kept(device: str, checks: Sequence[Check], file: Path | None) -> list[dict[
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A row a check."""
+    """Return a table with one row per check."""
     shown = Table("check", "verdict", "figures, or why", "s")
     for row in rows:
         shown.add_row(row.name, row.verdict, row.why or told(row.figures), f"{row.seconds:.0f}")
@@ -98,7 +101,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def told(figures: Mapping[str, Json]) -> str:
-    """Figures in a line."""
+    """Format metrics as one line."""
     return ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures.items()
     )

@@ -1,4 +1,4 @@
-"""`repl-rl kernel install`: let Jupyter find our console."""
+"""`repl-rl kernel install`: install the kernelspec by which Jupyter finds our console."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from repl_rl.settings.arguments import parse
 
 @dataclass(frozen=True)
 class InstallConfig:
-    """Write the kernelspec with which Jupyter offers our console. One of --user, --prefix and --sys-prefix says where;
-    without any it is --sys-prefix."""
+    """Install the kernelspec with which Jupyter offers our console. One of --user, --prefix and --sys-prefix selects
+    the place. The default is --sys-prefix."""
 
     user: bool = False
-    """For this user, whatever environment Jupyter runs in."""
+    """Install for this user, for Jupyter in any environment."""
     prefix: Path | None = None
-    """Below this folder, in share/jupyter/kernels; none: one of the other two."""
+    """Install below this folder, in share/jupyter/kernels. Without it one of the other two options applies."""
     sys_prefix: bool = False
-    """For the environment that repl-rl runs in."""
+    """Install for the environment that repl-rl runs in."""
     name: str = jupyter.NAME
-    """Name of the kernelspec: letters, digits, `-`, `.` and `_`. One of ours of the same name is replaced."""
+    """Name of the kernelspec: letters, digits, `-`, `.` and `_`. One of ours with the same name is replaced."""
     isolated: bool = True
-    """Run it inside bubblewrap: without network, on a read-only file system. Jupyter must then run in an environment
-    that repl_rl is installed in."""
+    """Run the console inside bubblewrap: without network, on a read-only file system. Jupyter must then run in an
+    environment with repl_rl."""
 
     def __post_init__(self) -> None:
         if self.user + self.sys_prefix + (self.prefix is not None) > 1:
@@ -34,14 +34,14 @@ class InstallConfig:
 
     @property
     def data_folder(self) -> Path:
-        """Jupyter's data folder to write into."""
+        """Jupyter's data folder to write to."""
         if self.user:
             return Path(jupyter_data_dir())
         return jupyter.data_folder(self.prefix) if self.prefix is not None else jupyter.data_folder()
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     action, rest = (argv[0], argv[1:]) if argv else ("", argv)
     if action in ("-h", "--help"):
         print("usage: repl-rl kernel install [options]    (--help after it lists them)")

@@ -1,4 +1,4 @@
-"""What one would do next, as commands that run as they are printed."""
+"""Suggestions of next commands, which run as printed."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,31 +16,31 @@ from repl_rl.runs.store.text import printable
 from repl_rl.runs.told import RUNS
 
 SERVING = ("fastapi", "uvicorn", "prometheus_client")
-"""What `repl-rl serve` needs beside the package's own requirements."""
+"""Packages of the extra that `repl-rl serve` needs."""
 USUAL = {"engine": "vllm", "sandbox": "local"}
-"""What a command takes where nothing is said; a run's own is said where it is another."""
+"""Defaults of commands. A suggested command names the choice of its run only if it differs."""
 _MOST_SHOWN = 200
-"""Characters of names of settings."""
+"""Longest list of setting names to show, characters."""
 _FINAL = ("gateway", "nodes")
-"""Sandboxes whose consoles take no line after an answer, so that no server can use them."""
+"""Sandboxes whose consoles take no line after an answer, so no server can use them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command, and what it is for."""
+    """Command with its purpose."""
 
     command: str
     about: str
 
 
 def after(run: Path, settings: Mapping[str, object], mine: bool = False) -> list[Step]:
-    """What one would do with a finished run: look at it, run it again, ask what it trained.
+    """Return the next commands for a finished run: view its report, replay a rollout, ask its policy.
 
     Args:
-        run: its folder.
-        settings: what its config.toml says.
-        mine: this command has trained it, so its sandbox and its code are the user's choice, and flags say so. A folder
-            of runs may hold those of strangers: nobody is led to their choice.
+        run: the run folder.
+        settings: the contents of its config.toml.
+        mine: True if this command trained the run. Then the flags repeat its sandbox and its code, which the user
+            chose. Other runs may come from strangers, so no flag repeats their choices, except docker.
     """
     folder, sandbox = shlex.quote(str(run)), str(settings.get("sandbox", USUAL["sandbox"]))
     allowed = " --trust" if mine and _names_code(settings) else ""
@@ -51,6 +51,7 @@ def after(run: Path, settings: Mapping[str, object], mine: bool = False) -> list
         Step(f"repl-rl view {folder}", "the report: curves, every rollout"),
         Step(f"repl-rl replay {folder}{choice}", "a rollout, line by line in a fresh console"),
     ]
+    # Without the packages of the server, suggest branches to sample from the policy.
     if missing(SERVING):
         branch = f"repl-rl replay {folder} --branch 4{choice}{allowed}"
         return [*steps, Step(branch, "let the trained policy go on four times")]
@@ -61,7 +62,7 @@ def after(run: Path, settings: Mapping[str, object], mine: bool = False) -> list
 
 
 def _names_code(settings: Mapping[str, object]) -> bool:
-    # imported here: seconds, which a verb that ends without a run need not take
+    # The import takes seconds, which commands that end without a run should not spend.
     from repl_rl.world import refuse_strangers
 
     try:
@@ -72,19 +73,21 @@ def _names_code(settings: Mapping[str, object]) -> bool:
 
 
 def missing(packages: Sequence[str]) -> list[str]:
-    """Those of the packages that are not installed."""
+    """Return the packages that are not installed."""
     return [package for package in packages if find_spec(package) is None]
 
 
 def again(run: Listed) -> Step:
-    """Return the command that resumes a run, with a note on settings of it that run code or name files."""
+    """Return the command that resumes a run, with a warning if its settings run code or name files."""
     settings, launcher = run.settings, "repl-rl"
+    # Suggest as many processes as the run used.
     if (processes := run.figure("processes") or 1) > 1:
         launcher = f"torchrun --nproc-per-node {processes:.0f} -m repl_rl.cli"
     command = f"{launcher} train --config {shlex.quote(str(run.path / 'config.toml'))} --resume"
     if settings.get("overwrite"):
         command += " --no-overwrite"
-    if Path(str(settings.get("out")), str(settings.get("name"))).resolve() != run.path.resolve():  # it was moved
+    # A run that was moved needs its present folder.
+    if Path(str(settings.get("out")), str(settings.get("name"))).resolve() != run.path.resolve():
         command += f" --out {shlex.quote(str(run.path.parent))} --name {shlex.quote(run.path.name)}"
     obeyed = printable(", ".join(_strangers(settings)))[:_MOST_SHOWN]
     warning = f"; for a run of your own alone: it obeys the run's {obeyed}" if obeyed else ""
@@ -92,11 +95,11 @@ def again(run: Listed) -> Step:
 
 
 def _strangers(settings: Mapping[str, object]) -> list[str]:
-    """Names of the settings of a run that a stranger may not decide: `train --config` obeys them all the same.
+    """Return the names of a run's settings that a stranger may not decide. `train --config` obeys them nevertheless.
 
     They name code to import, a file to read as a prompt, or consoles that are not isolated on this machine.
     """
-    # imported here: seconds, which a verb that ends without a run need not take
+    # These imports take seconds, which commands that end without a run should not spend.
     from repl_rl.sandbox import SANDBOXES
     from repl_rl.settings.arguments import read
     from repl_rl.settings.named import refuse_code
@@ -111,6 +114,7 @@ def _strangers(settings: Mapping[str, object]) -> list[str]:
                 refuse_code(key, str(value))
         except ConfigError:
             found.append(key)
+    # The sandbox depends on several settings, so it is checked as a whole.
     chosen = {key: value for key, value in settings.items() if key in {"sandbox", *SANDBOXES.tables()}}
     try:
         SANDBOXES.chosen(read(World, chosen, "").sandbox).refuse_unasked("")
@@ -120,9 +124,10 @@ def _strangers(settings: Mapping[str, object]) -> list[str]:
 
 
 def welcome() -> None:
-    """Say what to do next in this folder."""
+    """Print the suggested next commands for this folder."""
     console = terminal()
     runs = [run for run in (runs_in(RUNS) if RUNS.is_dir() else []) if run.is_run]
+    # A run in progress comes first, else the run that was written last.
     newest = next((run for run in runs if run.status is Status.RUNNING), runs[0] if runs else None)
     if newest is None:
         console.print(
@@ -161,7 +166,7 @@ def _next(run: Listed) -> list[Step]:
 
 
 def tell(console: Console, steps: Sequence[Step]) -> None:
-    """Print commands, each with what it is for. None is wrapped: it can be copied."""
+    """Print commands with their purposes. Lines do not wrap, so that commands can be copied."""
     width = max(len(step.command) for step in steps)
     for step in steps:
         line = Text(f"  {step.command:<{width}}  ", style="bold")

@@ -1,4 +1,4 @@
-"""What a training changed, told at its end."""
+"""Summary of a training run: its first contents, and the table that is printed at the end."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ from repl_rl.world import World
 
 
 def show(console: Console, name: str, folder: RunFolder, summary: Mapping[str, Json]) -> None:
-    """Print what `summary` says of before and after, where things are, and what one would do next."""
+    """Print the solve rates before and after training, the paths of the results, and the next commands."""
     table = Table("held-out tasks", "before", "after", title=f"{name}: what training changed")
     for key, label in (("solve_rate", "solved, temperature 1"), ("greedy", "solved, greedy"),
                        ("line_error_rate", "lines in error")):  # fmt: skip
@@ -41,7 +41,7 @@ def _number(summary: Mapping[str, Json], key: str) -> float:
 
 
 def opened(world: World, facts: Facts, steps: int, held_out: int) -> dict[str, Json]:
-    """What the summary of a run says before its first step; `held_out`: tasks of its evaluations."""
+    """Return the summary of a run before its first step. `held_out` is the number of its evaluation tasks."""
     return {
         "status": "running",
         "model": world.policy.reference,

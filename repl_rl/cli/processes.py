@@ -1,4 +1,4 @@
-"""A verb in several processes, as `torchrun` and `accelerate launch` start it: the first one speaks and writes."""
+"""Runs of several processes, as `torchrun` and `accelerate launch` start them: only rank 0 prints and writes."""
 
 import logging
 import threading
@@ -9,24 +9,26 @@ from repl_rl.errors import BrokenDown, ConfigError
 from repl_rl.machine.launched import processes, rank
 
 _PATIENCE_S = 60.0
-"""How long others wait for the end that the first process brings."""
+"""Time that other ranks wait for rank 0 to end the run, seconds."""
 
 
 def hush() -> None:
-    """Say only what went wrong, in a process that is not the first: the others say the rest alike."""
+    """Log errors only, on ranks above 0. Their other messages would repeat those of rank 0."""
     if rank():
         logging.getLogger().setLevel(logging.ERROR)
 
 
 def who() -> str:
-    """What this process's errors begin with."""
+    """Return the prefix of this process's error messages."""
     return f"repl-rl: process {rank()}" if rank() else "repl-rl"
 
 
 @contextmanager
 def led() -> Iterator[None]:
-    """A block in which every process finds the same faults of the command: the first one is left the time to say so,
-    and to end. Whoever ended sooner would have it stopped before it speaks."""
+    """Let rank 0 report its ConfigError first, in a block that raises one on every rank.
+
+    The launcher stops all processes as soon as one ends. A faster rank would stop rank 0 before its message.
+    """
     try:
         yield
     except ConfigError:
@@ -36,7 +38,8 @@ def led() -> Iterator[None]:
 
 
 def explained_by_others(error: BaseException) -> BaseException:
-    """`error`; or what it means: the connection to a process that has ended is all that is left of it."""
+    """Return `error`, or a BrokenDown if it is a lost connection to a process that has ended."""
+    # torch raises a plain RuntimeError for a lost connection, so its text decides.
     lost = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection closed"))
     if not (processes() > 1 and lost):
         return error

@@ -1,4 +1,4 @@
-"""Live progress of training: one line a step, and time left."""
+"""Live progress of training: one line per step, and the time left."""
 
 import time
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from rich.console import Console
 
 
 class Progress:
-    """Prints steps, solve rate, error rate, sampled tokens a second, and time left."""
+    """Display of steps, solve rate, error rate, sampled tokens per second, and time left."""
 
     def __init__(self, console: Console, steps: int, done: int = 0) -> None:
-        """`done` of the steps were made before, by a run that is resumed."""
+        """Start at `done` steps, which a resumed run has made before."""
         self._console = console
         self._steps = steps
         self._done = self._before = done
@@ -25,8 +25,9 @@ class Progress:
         self._status.stop()
 
     def advance(self, metrics: Mapping[str, float]) -> None:
-        """Report one finished step."""
+        """Show one finished step."""
         self._done += 1
+        # Estimate the time left from the steps of this process alone.
         left_s = (time.monotonic() - self._started) / (self._done - self._before) * (self._steps - self._done)
         rate = metrics["sampled_tokens"] / max(metrics["rollout_s"], 1e-9)
         text = (
@@ -37,5 +38,6 @@ class Progress:
         )
         if self._console.is_terminal:
             self._status.update(text)
+        # A terminal shows every step in its status line, and keeps every tenth. A log file keeps all.
         if not self._console.is_terminal or self._done % 10 == 0 or self._done == self._steps:
             self._console.print(text)

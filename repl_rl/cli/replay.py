@@ -38,35 +38,35 @@ _COLOURS = {LineStatus.OK: "green", LineStatus.INCOMPLETE: "green", LineStatus.A
 _HELP = "Enter: next recorded line; :b: one line back; :q: leave; anything else is run"
 _REASONS = 3
 _AT_ONCE = 8
-"""Trajectories that are executed again at a time."""
+"""Trajectories that --verify executes concurrently."""
 _UP = Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
-"""Back to the prompt at which Enter was pressed, and without it: the line will stand there."""
+"""Control codes that erase the prompt at which Enter was pressed. The recorded line is printed in its place."""
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Show a trajectory. In a terminal, step through it in a fresh console and type lines of your own."""
+    """Show a trajectory. In a terminal, step through it in a fresh console and type your own lines."""
 
     file: Positional[Path]
     """Run folder, trajectories folder, one of its files, or a notebook that was exported from one."""
     id: str | None = None
-    """Which trajectory; none: the first one, or with --verify all of them."""
+    """Id of the trajectory. Default: the first one, or with --verify all of them."""
     to_line: Annotated[int | None, AtLeast(0)] = None
-    """Have so many recorded lines run in a fresh console, then run what the standard input says, >= 0."""
+    """Number of recorded lines to run in a fresh console, >= 0. Then the lines of the standard input run."""
     verify: bool = False
-    """Execute again and compare what is shown; the exit code is 1 if anything differs, or nothing can be executed."""
+    """Execute again and compare the output. The exit code is 1 if anything differs, or nothing can be executed."""
     branch: Annotated[int, AtLeast(0)] = 0
-    """Continuations to sample from --to-line on with the policy, >= 0."""
+    """Number of continuations to sample with the policy after --to-line, >= 0."""
     export: Path | None = None
-    """Write the trajectory to this file, a notebook if it ends in .ipynb, else text; none: it is shown."""
+    """Write the trajectory to this file: a notebook if it ends in .ipynb, else text. Without it, it is shown."""
     sandbox: str | None = None
-    """Where lines run; none: where the run's did, if that isolates them and is on this machine."""
+    """Sandbox for the lines. Default: that of the run, if it isolates and is on this machine."""
     engine: str | None = None
-    """What samples branches; none: what the run sampled with."""
+    """Engine that samples branches. Default: that of the run."""
     model: str | None = None
-    """Policy that samples branches, as `train` takes it; none: the one that the run trained, or else started from."""
+    """Policy that samples branches, as in `train`. Default: the one that the run trained, or else started from."""
     temperature: Annotated[float, AtLeast(0)] = 1.0
-    """Sampling temperature of branches, >= 0; 0 is greedy."""
+    """Sampling temperature of branches, >= 0. 0 is greedy."""
     trust: bool = False
     """Import each module:name that the run or its tasks name, and start the container image that the run names."""
 
@@ -83,7 +83,7 @@ class ReplayConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     config = parse(ReplayConfig, "replay", argv)
     entries, damage = _read(config)
     console = terminal()
@@ -96,6 +96,7 @@ def main(argv: Sequence[str]) -> int:
         _export(entry, config.export)
     elif config.branch:
         _branch(config, entry, console)
+    # Step through the trajectory only if someone types, or if lines are piped in.
     elif config.to_line is not None or sys.stdin.isatty():
         asyncio.run(_step(config, entry, console))
     else:
@@ -106,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _read(config: ReplayConfig) -> tuple[Sequence[Credited], Sequence[Damage]]:
-    """What was asked for, one trajectory unless all are verified; and what is not readable beside it."""
+    """Load the chosen trajectory, or all of them with --verify, and the list of unreadable parts."""
     if config.file.suffix == ".ipynb":
         return (read_notebook(config.file),), ()
     store = Store(config.file)
@@ -122,13 +123,14 @@ def _export(entry: Credited, path: Path) -> None:
         raise ConfigError("export", str(path), "there is no such folder; give a file in one that exists")
     text = to_notebook(entry) if path.suffix == ".ipynb" else to_text(entry.trajectory)
     content = text.encode()
+    # A file with the same content is an earlier export, so it may be replaced.
     refuse_other_file("export", path, lambda file: file.read_bytes() == content)
     path.write_bytes(content)
     print(path)
 
 
 def _show(entry: Credited, console: Console) -> None:
-    """The transcript as recorded, then a table of its lines."""
+    """Print the recorded transcript, then a table of its lines."""
     console.print(transcript(entry.trajectory))
     table = Table("line", "status", "ms", "reward", "advantage", "", box=None, header_style="dim")
     credit_L = entry.credit_L or (None,) * len(entry.trajectory.lines)
@@ -150,7 +152,7 @@ def _status(status: LineStatus) -> Text:
 
 
 async def _step(config: ReplayConfig, entry: Credited, console: Console) -> None:
-    """Rebuild and go on as a person says; going back is rebuilding to an earlier line."""
+    """Rebuild the console and follow the user's input. A step back rebuilds it up to an earlier line."""
     trajectory = entry.trajectory
     console.print(Text(guarded(clip(trajectory.prompt.text), prompt=True).removesuffix(PS1).rstrip("\n")))
     if sys.stdin.isatty():
@@ -159,20 +161,21 @@ async def _step(config: ReplayConfig, entry: Credited, console: Console) -> None
     async with _consoles(config, 1) as sandbox:
         while line is not None:
             async with open_replay(trajectory, sandbox, line) as replay:
+                # On the first pass, run and show the lines up to --to-line.
                 while not line and replay.position < (config.to_line or 0):
                     _tell(await replay.step(), replay, console)
                 line = await _typed(replay, console)
 
 
 async def _typed(replay: Replay, console: Console) -> int | None:
-    """Do what is typed. Returns the line to go back to; None: it is enough."""
+    """Run the user's input. Return the line to go back to, or None to leave."""
     terminal = sys.stdin.isatty()
     while True:
         if terminal:
             console.print(Text(replay.prompt, style="bold"), end="")
         typed = await asyncio.to_thread(sys.stdin.readline)
         word = typed.strip() if terminal else ""
-        # Within a cell that was typed by hand, an empty line ends it.
+        # Enter runs the next recorded line, except within a cell that the user typed, which an empty line ends.
         recorded = replay.prompt == PS1 or replay.steps[-1].recorded is not None
         if not typed or word == ":q" or (replay.ended and not typed.strip()):
             return None
@@ -189,7 +192,7 @@ async def _typed(replay: Replay, console: Console) -> int | None:
 
 
 def _tell(step: Step | None, replay: Replay, console: Console) -> None:
-    """One line that was executed again: its text, its output, and what is different."""
+    """Print a line that ran again: its text, its output, and the difference from the record."""
     if step is None:
         console.print(Text("(a line that no console ran)", style="dim"))
         return
@@ -239,6 +242,7 @@ def _verify(config: ReplayConfig, trajectories: Sequence[Trajectory], console: C
 def _branch(config: ReplayConfig, entry: Credited, console: Console) -> None:
     trajectory = entry.trajectory
     start = start_at(trajectory, config.to_line or 0)
+    # Sandbox, engine and policy are those of the run unless an option overrides them.
     chosen = World.recorded(
         config.file, sandbox=config.sandbox, engine=config.engine, model=config.model, trust=config.trust
     )

@@ -1,4 +1,4 @@
-"""`repl-rl rollout`: play a few tasks and print what happened as console transcripts."""
+"""`repl-rl rollout`: play a few tasks and print them as console transcripts."""
 
 import os
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ _MOST_CALLS = 20
 
 @dataclass(frozen=True)
 class RolloutConfig(World):
-    """Play tasks and print the transcripts. What the policy wrote is bold, what the console printed is not."""
+    """Play tasks and print the transcripts. Text of the policy is bold, output of the console is not."""
 
     count: Annotated[int, AtLeast(1)] = 4
     """Tasks to play, >= 1."""
     temperature: Annotated[float, AtLeast(0)] = 1.0
-    """Sampling temperature, >= 0; 0 is greedy."""
+    """Sampling temperature, >= 0. 0 is greedy."""
     save: Path | None = None
-    """Folder to store the trajectories in, which has no rollouts yet; none: they are only printed."""
+    """Folder to store the trajectories in. It must not have rollouts yet. Without it they are only printed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +42,7 @@ class RolloutConfig(World):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     asked = parse_with_sources(RolloutConfig, "rollout", argv)
     config = asked.config
     if config.save is not None and os.path.lexists(there := step_file(config.save, 0)):
@@ -63,9 +63,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def transcript(trajectory: Trajectory) -> Text:
-    """A trajectory as one would have seen it in the console, with how it ended.
+    """Return a trajectory as the console showed it, followed by its stop and outcome.
 
-    Below a line stand its calls of host functions, and at the end what was sampled for them.
+    Calls of host functions follow their line. Rollouts that were sampled for them come at the end.
     """
     shown = Text(printable(trajectory.prompt.text), style="dim")
     for segment in trajectory.segments:
@@ -84,7 +84,7 @@ def transcript(trajectory: Trajectory) -> Text:
 
 
 def _calls(line: Line) -> str:
-    """What a line has beside its text, a row each: alternatives, calls. The first one begins a row of its own."""
+    """Return the rows below a line: candidates that were not chosen, and calls. They begin on a new row."""
     calls = line.execution.calls if line.execution is not None else ()
     rows = [f"  [not chosen: {_flat(other.text)}]\n" for other in line.alternatives]
     rows += [_call(call) for call in calls[:_MOST_CALLS]]
@@ -106,6 +106,6 @@ def _flat(text: str) -> str:
 
 
 def _typed(line: Line) -> str:
-    """A line's text; where an end token closed code that ran, the newline that a person would see there."""
+    """Return a line's text, with a newline if an end token closed code that ran, as a console would show it."""
     ran = line.execution is not None and line.execution.ran
     return f"{line.text}\n" if ran and line.end is LineEnd.EOS else line.text

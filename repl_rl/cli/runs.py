@@ -1,4 +1,4 @@
-"""`repl-rl runs` and `repl-rl runs compare A B`: the runs that there are, and two of them side by side."""
+"""`repl-rl runs` and `repl-rl runs compare A B`: list all runs, and compare two of them."""
 
 import json
 import math
@@ -33,38 +33,38 @@ _NOT_SETTINGS = ("name", "out", "overwrite", "resume")
 _COLOURS = {Status.FINISHED: "green", Status.RUNNING: "cyan", Status.FOREIGN: "dim"}
 _UNKNOWN = "–"
 _MOST = 120
-"""Characters of a setting in a terminal, a prompt's text for instance; the page has all of it."""
+"""Longest setting in a terminal, characters. A prompt's text can be longer; the page shows all of it."""
 
 
 @dataclass(frozen=True)
 class RunsConfig:
-    """List run folders with status, figures and disk use, the one that was written to last first.
+    """List run folders with status, metrics and disk usage, last written first.
 
-    `repl-rl runs compare A B` lays two side by side.
+    `repl-rl runs compare A B` compares two.
     """
 
     folder: Positional[Path] = RUNS
-    """Where run folders are."""
+    """Folder of the run folders."""
     json: bool = False
-    """Print a list of JSON objects instead, shares in [0, 1], seconds and bytes."""
+    """Print a list of JSON objects instead, with shares in [0, 1], seconds and bytes."""
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """Lay two runs side by side in one report: settings that differ, figures, curves. Its address is printed."""
+    """Compare two runs in one report: settings that differ, metrics, curves. Its address is printed."""
 
     one: Positional[Path]
     """Run folder, such as runs/quickstart."""
     other: Positional[Path]
     """Run folder."""
     out: Path | None = None
-    """File of the report; none: compare-ONE-OTHER.html beside the first run."""
+    """File of the report. Default: compare-ONE-OTHER.html next to the folder of the first run."""
     open: bool = True
-    """Open a browser; the address is printed in any case."""
+    """Open a browser. The address is printed in any case."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     if argv and argv[0] == "compare":
         _compare(parse(CompareConfig, "runs compare", argv[1:]))
         return 0
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def record(run: Listed) -> dict[str, Json]:
-    """A run as `--json` tells it; null is what nobody knows."""
+    """Return a run as `--json` prints it. Unknown values are null."""
     shares = [f"{name}_{when}" for name in _SHARES for when in ("first", "last")]
     return {
         "name": run.path.name,
@@ -115,6 +115,7 @@ def _list(folder: Path, found: Sequence[Listed], console: Console) -> None:
         table.add_row(Text(printable(run.path.name)), status, *_cells(run), age)
     console.print(table)
     console.print("before, after: held-out tasks solved; errors: lines in error, after", style="dim")
+    # Reasons are too long for the table, so they follow it.
     for run in found:
         if run.why:
             console.print(Text(printable(f"{run.path.name}: {' '.join(run.why.split())}"), style="yellow"))
@@ -146,6 +147,7 @@ def _lasting(seconds: float | None) -> str:
 
 def _compare(config: CompareConfig) -> None:
     for run in (config.one, config.other):
+        # A bare name may be meant as a run in the default folder.
         if not run.exists() and (RUNS / run).is_dir():
             raise ConfigError("run folder", str(run), f"there is none; did you mean {str(RUNS / run)!r}?")
         refuse_foreign(run)
@@ -166,10 +168,10 @@ def _compare(config: CompareConfig) -> None:
 
 
 def differing(one: Path, other: Path) -> Differing:
-    """The settings of two runs that differ, as TOML writes them; "not said" where a run has none of that name.
+    """Return the settings that differ between two runs, as TOML. A missing setting has a placeholder.
 
     Raises:
-        StoreError: those of one cannot be read.
+        StoreError: the settings of a run cannot be read.
     """
     sides = [{name: _literal(value) for name, value in flatten(settings_of(run))} for run in (one, other)]
     names = sorted({*sides[0], *sides[1]} - {*_NOT_SETTINGS})
@@ -185,6 +187,7 @@ def _beside(names: tuple[str, str], settings: Differing, runs: Sequence[Listed],
     table = Table("")
     for name in names:
         table.add_column(Text(printable(name)))
+    # Each run has a list of cells. Transpose them to one row per metric.
     for label, cells in zip(
         ("steps", "solved before", "solved after", "lines in error", "wall clock", "disk"),
         zip(*map(_cells, runs), strict=True),

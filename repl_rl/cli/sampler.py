@@ -1,4 +1,4 @@
-"""`repl-rl sampler check NAME`: hold a sampler to what every sampler must keep."""
+"""`repl-rl sampler check NAME`: run the conformance suite on a sampler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,21 +23,21 @@ from repl_rl.world import World
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Run the conformance suite on a sampler, with a scripted policy. The exit code is 1 if a promise is not kept."""
+    """Run the conformance suite on a sampler, with a scripted policy. The exit code is 1 if any check fails."""
 
     model: str | None = None
-    """The policy, as `train` takes it, whose tokenizer and chat template write the prompts; none: the bundled one."""
+    """Policy, as in `train`, whose tokenizer and chat template write the prompts. Default: the bundled one."""
     prompt_space: PromptSpace = "auto"
     """The writer of the space after a prompt, as in `train`: auto, observed, sampled."""
     overshoot: Overshoot = "forbid"
-    """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
-    that text into the next line, or refuse a vocabulary that has them."""
+    """Treatment of tokens with text after a newline: forbid (probability 0 in sampler and trainer alike), carry that
+    text into the next line, or refuse a vocabulary that has them."""
     prompt: Annotated[str, PROMPT] = "bare"
     """Prompt template: bare, base, few_shot, chat, chat_few_shot, or a text file."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
-    """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
+    """Arguments of the model's chat template, such as enable_thinking. One that it does not read is refused."""
     timeout_s: Annotated[float, Above(0)] = TIMEOUT_S
-    """Wall clock of one check, seconds, > 0."""
+    """Wall clock limit of one check, seconds, > 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", template(self.prompt))
@@ -47,13 +47,14 @@ class CheckConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     action, rest = (argv[0], argv[1:]) if argv else ("", argv)
     if action in ("-h", "--help"):
         print("usage: repl-rl sampler check NAME [options]    (NAME: a shipped sampler or module:name)")
         return 0
     if action != "check":
         raise ConfigError("sampler action", action, "choose check")
+    # Without a name there may still be --help, which exits within `parse`.
     if not rest or rest[0].startswith("-"):
         parse(CheckConfig, "sampler check NAME", rest)
         raise ConfigError("sampler", None, "name a shipped sampler, or module:name, after check")

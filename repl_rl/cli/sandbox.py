@@ -1,4 +1,4 @@
-"""`repl-rl sandbox check | build`: hold a sandbox to its promises, or build the image of the docker one."""
+"""`repl-rl sandbox check | build`: run the conformance suite on a sandbox, or build the image of the docker sandbox."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Run the conformance suite against a sandbox. The exit code is 1 if a promise is not kept."""
+    """Run the conformance suite on a sandbox. The exit code is 1 if any check fails."""
 
     sandbox: Annotated[SandboxKind | str, SANDBOXES] = "local"
-    """Which sandbox."""
+    """Sandbox to check."""
     doctests: Annotated[int, AtLeast(0)] = 60
-    """Transcripts harvested from the standard library to replay, >= 0."""
+    """Transcripts from doctests of the standard library to replay, >= 0."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -35,13 +35,14 @@ class BuildConfig:
     """Build the image of the docker sandbox."""
 
     base: str = ""
-    """Image with pip and Python >= 3.11 to build on; empty: python:3.11-slim-bookworm, or one like it that is there."""
+    """Image with pip and Python >= 3.11 to build on. Empty: python:3.11-slim-bookworm, or a similar local image."""
     wheels: Path | None = None
-    """Folder with the wheels of ipykernel and what it needs, for machines without network; none: pip fetches them."""
+    """Folder with the wheels of ipykernel and its dependencies, for machines without network. Without it pip downloads
+    them."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     action, rest = (argv[0], argv[1:]) if argv else ("", argv)
     if action == "check":
         return _check(parse(CheckConfig, "sandbox check", rest))

@@ -35,19 +35,19 @@ class SftConfig(World):
     data: tuple[Path, ...] = ()
     """Folders or files of trajectories: of `repl-rl transcripts`, or of a training run."""
     samples: Annotated[int, AtLeast(0)] = 0
-    """Rollouts that the policy plays of each training task before it learns, >= 0; 0: none."""
+    """Rollouts per training task that the policy plays before it learns, >= 0. 0 plays none."""
     train_tasks: Annotated[int, AtLeast(1)] = 512
     """Training tasks that it plays, >= 1."""
     per_task: Annotated[int, AtLeast(1)] = 1
-    """Rollouts of a task that are learned, the best right ones, >= 1."""
+    """Rollouts per task to learn from, the best among the right ones, >= 1."""
     learn_errors: bool = False
-    """Learn lines that ended in an error too; otherwise they are context."""
+    """Also learn lines that ended in an error. Otherwise they are context."""
     fresh: bool = False
-    """Learn nothing: write a new small policy with random weights, drawn by --seed, from which a cold start begins."""
+    """Learn nothing: write a new small policy with random weights, drawn with --seed, for a cold start."""
     out: Path = Path("policy")
-    """New folder for the fine-tuned policy; its rollouts are kept in OUT/rollouts."""
+    """New folder for the fine-tuned policy. Its rollouts are stored in OUT/rollouts."""
     overwrite: bool = False
-    """Replace an older policy that this verb made there; anything else is refused."""
+    """Replace an older policy that this command made. Anything else is refused."""
     learning: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     def __post_init__(self) -> None:
@@ -60,12 +60,13 @@ class SftConfig(World):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     asked = parse_with_sources(SftConfig, "sft", argv)
     config = asked.config
     console = terminal()
     if config.fresh:
         return _begin(config, console)
+    # Find what cannot be learned before anything slow starts.
     refuse_incomplete(config.model_folder)
     refuse_untrainable(config.model_folder)
     update = Update(rows=config.learning.batch_size)
@@ -77,6 +78,7 @@ def main(argv: Sequence[str]) -> int:
     tasks = config.drawn(Split.TRAIN, config.train_tasks) if config.samples else ()
     check_judges(tasks)
     with open_output_folder(config.out, POLICY, config.overwrite) as made:
+        # Learn from stored trajectories and from the best rollouts that the policy plays now.
         stored = [trajectory for source in config.data for trajectory in _stored(source, renderer)]
         played = _play(config, tasks, console) if tasks else []
         chosen = select([*stored, *played], config.per_task, renderer.forbidden_ids)
@@ -90,19 +92,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def refuse_untrainable(model: Path) -> None:
-    """Refuse a model whose weights cannot be learned as they are sampled from, before anything is played.
+    """Reject a model that computes differently in training and in sampling, before anything is played.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the model is one of these.
     """
-    from repl_rl.engine.dropout import refuse_random  # torch: slow to import
+    # This imports torch, which is slow.
+    from repl_rl.engine.dropout import refuse_random
     from repl_rl.engine.names import read_config
 
     refuse_random(read_config(model))
 
 
 def _begin(config: SftConfig, console: Console) -> int:
-    from repl_rl.coldstart.fresh import write_fresh_policy  # torch: slow to import
+    # This imports torch, which is slow.
+    from repl_rl.coldstart.fresh import write_fresh_policy
 
     with (
         open_output_folder(config.out, POLICY, config.overwrite) as made,
@@ -114,21 +118,23 @@ def _begin(config: SftConfig, console: Console) -> int:
 
 
 def _stored(source: Path, renderer: Renderer) -> Iterator[Trajectory]:
-    """The trajectories of a folder that this policy's tokenizer wrote.
+    """Yield the trajectories of a folder or file, after checking that this policy's tokenizer encoded them.
 
     Raises:
-        ConfigError: there is nothing there, or they are another tokenizer's: their ids mean something else here.
+        ConfigError: the path does not exist, or another tokenizer encoded them, so that their ids mean other text here.
     """
     if not source.exists():
         raise ConfigError("data", str(source), "there is no such folder or file; give one with trajectories")
     for number, trajectory in enumerate(read(source)):
+        # One tokenizer encodes all trajectories of a source, so the first one is enough.
         if number == 0:
             _refuse_other_tokens(trajectory, renderer, source)
         yield trajectory
 
 
 def _refuse_other_tokens(trajectory: Trajectory, renderer: Renderer, source: Path) -> None:
-    """Refuse trajectories whose ids mean something else here, or whose lines begin otherwise than this policy's."""
+    """Reject trajectories whose ids mean other text here, or whose prompt space differs from this policy's."""
+    # A prompt whose last space is not among its ids leaves that space to the policy.
     text, shown = trajectory.prompt.text, renderer.decode(trajectory.prompt.token_ids)
     withheld = text == f"{shown} "
     if shown != text and not withheld:
@@ -141,7 +147,7 @@ def _refuse_other_tokens(trajectory: Trajectory, renderer: Renderer, source: Pat
 
 
 def _play(config: SftConfig, tasks: Sequence[Task], console: Console) -> Sequence[Trajectory]:
-    """Play the policy's own rollouts. Only training tasks are played: held-out ones stay unseen."""
+    """Play rollouts with the policy. Only training tasks are played, so that held-out ones stay unseen."""
     console.print(f"playing {config.samples} rollouts of each of {len(tasks)} tasks ...")
     with RolloutThread(config.rollouts, {task.id: task for task in tasks}) as source:
         return source.sample([task for task in tasks for _ in range(config.samples)])
@@ -154,7 +160,8 @@ def _show(chosen: Selection, console: Console) -> None:
 
 
 def _learn(config: SftConfig, renderer: Renderer, chosen: Selection, out: Path, console: Console) -> None:
-    from repl_rl.coldstart.finetune import context_tokens, finetune, labelled  # torch and trl: slow to import
+    # This imports torch and TRL, which are slow.
+    from repl_rl.coldstart.finetune import context_tokens, finetune, labelled
 
     room = context_tokens(config.model_folder)
     examples = [labelled(trajectory, config.learn_errors) for trajectory in chosen.kept]

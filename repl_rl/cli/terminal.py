@@ -1,7 +1,7 @@
-"""The one way for text to the terminal. Text of others (tasks, runs, programs) steers it nowhere.
+"""Safe output to the terminal. Untrusted text (of tasks, runs, programs) cannot control it.
 
-A terminal obeys escape sequences: OSC 52 sets the clipboard, others move the cursor over what stands there. Every
-control character is written as its escape (`\\x1b`), in what a verb prints, in logs, warnings and tracebacks.
+A terminal obeys escape sequences: OSC 52 sets the clipboard, others move the cursor over earlier output. Every control
+character is written as its escape (`\\x1b`), in output, logs, warnings and tracebacks.
 """
 
 import re
@@ -15,20 +15,20 @@ from rich.segment import Segment
 from repl_rl.runs.store import printable
 
 _LINE_START = re.compile("(\r)")
-"""Progress bars of libraries go back to the start of their line. Nothing else of a control character is let through."""
+"""Carriage return. It passes unescaped, because progress bars of libraries go back to the start of their line."""
 
 
 class SafeStream:
-    """A text stream that writes control characters of other people's text as their escapes.
+    """Text stream that writes control characters as their escapes.
 
-    Rich writes its own styles: it takes the stream behind this one, and `terminal` filters what it is given to show.
+    Rich writes control codes for its styles, so it uses the stream behind this one. `terminal` filters its text.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
 
     def write(self, text: str) -> int:
-        """Write `text`. Returns its length, as text streams do."""
+        """Write `text` and return its length, as text streams do."""
         parts = _LINE_START.split(text)
         self.rich_proxied_file.write("".join(part if part == "\r" else printable(part) for part in parts))
         return len(text)
@@ -43,15 +43,16 @@ class SafeStream:
 
 
 def guard_streams() -> None:
-    """Send what this program prints, logs, warns of and dies of through `SafeStream`."""
+    """Send all output, logs, warnings and tracebacks of this program through `SafeStream`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, SafeStream):  # None: it was closed before the start
+        # The stream is None if it was closed before the program started.
+        if stream is not None and not isinstance(stream, SafeStream):
             setattr(sys, name, SafeStream(stream))
 
 
 class _Filtered:
-    """A renderable whose text has no control characters. What Rich itself adds to steer the terminal stays."""
+    """Renderable with escaped control characters. Control codes that Rich itself adds stay."""
 
     def __init__(self, renderable: ConsoleRenderable) -> None:
         self._renderable = renderable
@@ -63,24 +64,24 @@ class _Filtered:
 
 class _Filter(RenderHook):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Filter all that a console is asked to print."""
+        """Filter all renderables that a console prints."""
         return [_Filtered(renderable) for renderable in renderables]
 
 
 class _Terminal(Console):
-    """A terminal whose reader may leave: rich ends the program with 1 then, as if it had failed."""
+    """Console that raises BrokenPipeError when its reader leaves. Rich would exit with 1, the code of a failure."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def terminal(*, quiet: bool = False) -> Console:
-    """The terminal, in which every text is what it says: `repl_rl[ray]` names an extra, and is no markup.
+    """Return a console for the terminal that prints text literally: `repl_rl[ray]` is an extra, and no markup.
 
-    What has a style is a `Text`. Numbers and paths get no colours of their own. Control characters are escaped.
+    Only a `Text` has a style. Numbers and paths are not coloured. Control characters are escaped.
 
     Args:
-        quiet: nothing is printed.
+        quiet: print nothing.
     """
     console = _Terminal(highlight=False, markup=False, quiet=quiet)
     console.push_render_hook(_Filter())

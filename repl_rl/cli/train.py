@@ -1,4 +1,4 @@
-"""`repl-rl train`: evaluate, train, evaluate again, and say what changed."""
+"""`repl-rl train`: evaluate a policy, train it, evaluate it again, and print the difference."""
 
 import json
 import logging
@@ -54,34 +54,34 @@ class TrainConfig(World):
     name: str = "quickstart"
     """Name of the run, one component of a path; its folder is OUT/NAME."""
     out: Path = RUNS
-    """Where run folders are made."""
+    """Folder of the run folders."""
     overwrite: bool = False
-    """Replace a run of the same name; what is no run, or has a file of yours in it, is refused."""
+    """Replace a run of the same name. A folder that is no run, or holds a file of yours, is refused."""
     resume: bool = False
-    """Go on with the run of the same name where its newest state is; its settings must be the same, but that steps may
-    grow. Where there is no such run yet it begins."""
+    """Resume the run of the same name from its newest training state, or begin it if it does not exist. Its settings
+    must be the same, except that steps may grow."""
     states: str = "within(seconds=60, keep=2)"
-    """How often all that --resume needs is saved, so that at most so many seconds or one step are lost, and how many
-    such states are kept; "never": not at all."""
+    """Schedule of the training states for --resume. The default loses at most 60 seconds or one step, and keeps the
+    newest 2 states. "never" saves none."""
     fleet: Annotated[str, Optioned(fleet_options)] = "local"
-    """Where rollouts are played: local, in this process, or ray, on nodes of a Ray cluster that is started here, or
-    ray://HOST:PORT, of one that runs. Options are said as --fleet.KEY VALUE, such as --fleet.nodes 2."""
+    """Place of the rollouts: local (this process), ray (nodes of a Ray cluster that is started here) or
+    ray://HOST:PORT (of a running cluster). Options are given as --fleet.KEY VALUE, such as --fleet.nodes 2."""
     train_tasks: Annotated[int, AtLeast(1)] = 4096
     """Tasks to draw from, >= 1."""
     eval_tasks: Annotated[int, AtLeast(1)] = 240
-    """Held-out tasks of the evaluation before and after, >= 1."""
+    """Held-out tasks of the evaluations, >= 1."""
     eval_every: Annotated[int, AtLeast(0)] = 0
-    """Steps between evaluations while training, >= 0; 0: only before and after. Each plays every held-out task twice,
-    at temperature 1 and greedily; checkpoints/best is the policy that solved most at temperature 1."""
+    """Steps between evaluations during training, >= 0. 0 means only before and after. Each plays every held-out task
+    twice, at temperature 1 and greedily. checkpoints/best is the policy that solved most at temperature 1."""
     validation: str = ""
-    """Where held-out tasks come from, as `tasks`; then all of `tasks` is trained on. Empty: `tasks` is split."""
+    """Source of held-out tasks, as in `tasks`. Then all of `tasks` is trained on. Empty: `tasks` is split."""
     curriculum: bool = False
-    """Choose each step's tasks by the solve rates so far: mostly of families that are solved now and then."""
+    """Choose each step's tasks by the solve rates so far, mostly from families that are solved sometimes."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
     @property
     def models(self) -> Path:
-        """See `World.models`."""
+        """Folder of converted models; see `World.models`."""
         return self.out / ".models"
 
     def __post_init__(self) -> None:
@@ -95,11 +95,12 @@ class TrainConfig(World):
             raise ConfigError("eval_every", self.eval_every, remedy)
 
     def split_tasks(self) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-        """The tasks to train on, and those to evaluate on, at most `train_tasks` and `eval_tasks`; no question is in
-        both: what a validation file asks is not trained on.
+        """Return the tasks to train on and those to evaluate on, at most `train_tasks` and `eval_tasks`.
+
+        No question is in both: questions of a validation file are not trained on.
 
         Raises:
-            ConfigError: one of them cannot be read, or is empty.
+            ConfigError: a source cannot be read, or has no tasks.
         """
         if not self.validation:
             return self.drawn(Split.TRAIN, self.train_tasks), self.drawn(Split.HELD_OUT, self.eval_tasks)
@@ -114,8 +115,9 @@ class TrainConfig(World):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb, in as many processes as were started with it. Returns the exit code."""
+    """Run the command, in all processes of its launcher, and return the exit code."""
     hush()
+    # Every rank finds the same errors in the settings. Rank 0 reports them first.
     with led():
         asked = parse_with_sources(TrainConfig, "train", argv, presets=asset("presets"))
         config = asked.config
@@ -123,6 +125,7 @@ def main(argv: Sequence[str]) -> int:
         if config.overwrite:
             read = (config.model, config.tasks, config.validation)
             refuse_inputs("run folder", folder.path, zip(("model", "tasks", "validation"), read, strict=True))
+        # Defaults depend on the model, and on the recorded settings of a resumed run.
         recorded = folder.path / CONFIG if config.resume else None
         update = Update(config.trainer.lora_rank > 0, config.trainer.rows(processes()))
         config = apply_model_defaults(asked, recorded, update)
@@ -133,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
         run = Run(resolved, folder)
         config = run.config
     if config.resume and folder.begun:
+        # Check the settings before the engine opens, and do nothing if no steps are left.
         if run.main:
             check_same_settings(folder.path, run.settings)
         if folder.finished(config.trainer.steps):
@@ -146,24 +150,24 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Run:
-    """One training run from its first evaluation to its summary."""
+    """Training run, from its first evaluation to its summary."""
 
     def __init__(self, config: TrainConfig, folder: RunFolder) -> None:
         self.config = config
         self.folder = folder
         self.main = rank() == 0
-        """This process evaluates, speaks and writes; others play their share of the rollouts, and learn."""
+        """True on the rank that evaluates, prints and writes. Other ranks only play rollouts and train."""
         self.console = terminal(quiet=not self.main)
         self.started = time.monotonic()
         self.spent_s: dict[str, float] = {}
         self.state: State | None = None
         self.training, self.held_out = config.split_tasks()
         self.studies: dict[int, Study] = {}
-        """Evaluations by the step that they came after."""
+        """Evaluations by finished steps."""
         self.solved: dict[int, float] = {}
-        """Their solve rates; those of a run that is resumed, too."""
+        """Solve rates by finished steps, including those before a resume."""
         self.summary: dict[str, Json] = {}
-        # Refuse what would fail later before anything slow starts, and before anything is written.
+        # Find errors before anything slow starts, and before anything is written.
         check_judges([*self.training, *self.held_out])
         if config.curriculum and len({task.family for task in self.training}) < 2:
             raise ConfigError("curriculum", True, "all tasks are of one family, so it has no effect; leave it out")
@@ -174,10 +178,10 @@ class Run:
         self.settings = dump(replace(config, model=config.policy.reference, resume=False))
 
     def execute(self) -> None:
-        """Train and evaluate. A summary is written whatever happens after the run folder was made.
+        """Train and evaluate. Once the run folder exists, a summary is written however the run ends.
 
         Raises:
-            ReplRLError, KeyboardInterrupt: after the summary says how and where the run stopped.
+            ReplRLError, KeyboardInterrupt: the run stopped; the summary already records how and where.
         """
         config = self.config
         engine, sandbox = ENGINES.chosen(config.engine), SANDBOXES.chosen(config.sandbox)
@@ -187,6 +191,7 @@ class Run:
             f"{trainer.prompts_per_step * trainer.group_size} rollouts, {trainer.group_size} per task"
         )
         self.console.print(f"opening engine {engine.kind} and sandbox {sandbox.kind} ...")
+        # Open the source of rollouts before the run folder is made, so that a failure leaves no empty folder.
         with (
             fleet_for(
                 beside(config, config.trainer), {task.id: task for task in self.training}, config.fleet, rank()
@@ -204,6 +209,7 @@ class Run:
                 self._train(source, renderer)
                 self.summary["status"] = "finished"
             except BaseException as error:
+                # A signal, or another process that ended, may be the reason behind the error.
                 reason = explained_by_others(explained(error))
                 self.summary["status"] = "interrupted" if isinstance(reason, KeyboardInterrupt) else "failed"
                 self.summary["error"] = f"{type(reason).__name__}: {reason}"
@@ -211,6 +217,7 @@ class Run:
                     raise reason from error
                 raise
             finally:
+                # A second signal must not interrupt the summary.
                 if self.main:
                     with undisturbed():
                         self._conclude(source)
@@ -218,11 +225,12 @@ class Run:
             show(self.console, config.name, self.folder, self.summary)
 
     def _conclude(self, source: Fleet) -> None:
-        """Write the summary and the report, however the run ended."""
+        """Write the summary and the report of a run that ended in any way."""
         self.summary["stopped_at_step"] = len(self.folder.rows)
         figures = source.figures
         self.summary["preemptions"] = asdict(figures.pressure) if figures.pressure is not None else None
-        self.summary["engine_fallback"] = source.facts.engine_fallback  # of one that was opened later too
+        # The engine may have been opened again since the start, with a fallback.
+        self.summary["engine_fallback"] = source.facts.engine_fallback
         self.summary["faults"] = dict(figures.faults)
         self.summary |= fleet_status(source)
         self.summary["wall_s"] = self._spent("wall_s", self.started)
@@ -233,9 +241,11 @@ class Run:
 
     def _train(self, source: Fleet, renderer: Renderer) -> None:
         config = self.config
+        # A resumed run has its first evaluation in the saved summary.
         if self.state is None and self.main:
             self._evaluate(source, "first", 0)
         begun = time.monotonic()
+        # Without a schedule, no training states are saved.
         kept = saving(config.states)
         keeper = None
         if kept is not None:
@@ -264,6 +274,7 @@ class Run:
         if not self.main:
             return
         self.summary["train_s"] = self._spent("train_s", begun)
+        # Evaluate the exported policy, with and without altered console output.
         source.load_weights(final, config.trainer.optimizer_steps)
         self._evaluate(source, "last", config.trainer.steps)
         self.summary["tamper_followed"] = evaluate_tampered(source, self.held_out)
@@ -272,7 +283,7 @@ class Run:
             draw_curves(self.folder.rows, points, self.folder.path / "curves.png")
 
     def _take_up(self) -> None:
-        """Go on with the summary of the run that is resumed."""
+        """Restore the summary of the run that is resumed."""
         if self.state is not None:
             told = json.loads(self.state.said["run"])
             self.spent_s = told["spent_s"]
@@ -281,7 +292,7 @@ class Run:
             self.console.print(f"going on with {self.folder.path} after step {self.state.step}")
 
     def _lasting(self, begun: float) -> dict[str, object]:
-        """What a run that goes on later needs of this one's summary."""
+        """Return the parts of the summary that a resumed run needs."""
         ends = ("_first", "_best", "best_step", "_fallbacks")
         first = {key: value for key, value in self.summary.items() if key.endswith(ends)}
         spent_s = {"wall_s": self._spent("wall_s", self.started), "train_s": self._spent("train_s", begun)}
@@ -289,7 +300,7 @@ class Run:
         return {"summary": first, "spent_s": spent_s, "solved": self.solved, "resumed": resumed}
 
     def _spent(self, what: str, since: float) -> float:
-        """Seconds, those before the run was resumed with them."""
+        """Return the seconds since `since`, plus those before a resume."""
         return round(self.spent_s.get(what, 0.0) + time.monotonic() - since, 3)
 
     def _fell_back(self, what: str) -> None:
@@ -300,7 +311,8 @@ class Run:
             told.append(what)
 
     def _evaluate(self, source: Fleet, when: str, step: int) -> None:
-        if step not in self.studies:  # the last step's policy may have been evaluated when training came to it
+        # The policy of the last step may have been evaluated during training.
+        if step not in self.studies:
             self.console.print(f"playing {len(self.held_out)} held-out tasks, at temperature 1 and greedily ...")
             self.studies[step] = evaluate(source, self.held_out)
         result = self.studies[step]
@@ -314,10 +326,11 @@ class Run:
         self.console.print(f"held-out tasks, {when}: {result}")
 
     def _during(self, source: Fleet, step: int) -> Mapping[str, float]:
-        """Evaluate after a step of training."""
+        """Evaluate after a training step, and return the metrics."""
         self.studies[step] = result = evaluate(source, self.held_out)
         self.console.print(f"held-out tasks, after step {step}: {result}")
         self.solved[step] = result.solve_rate.value
+        # The policy before training is not a candidate for the best one.
         best = max((step for step in self.solved if step), key=lambda step: self.solved[step])
         self.summary |= {"best_step": best, "solve_rate_best": self.solved[best]}
         return result.figures

@@ -1,4 +1,4 @@
-"""`repl-rl transcripts`: demonstrations to fine-tune on, executed and checked."""
+"""`repl-rl transcripts`: make demonstrations for fine-tuning, executed and checked."""
 
 import asyncio
 import json
@@ -46,56 +46,58 @@ TRANSCRIPTS = Output(
     ("trajectories", _COUNTS, _SETTINGS),
     lambda folder: all((folder / name).exists() for name in ("trajectories", _COUNTS, _SETTINGS)),
 )
-"""The folder that this verb writes: what is in one, and how one of version 0.2 is recognised."""
+"""Output type of a transcripts folder: its file names, and the test that recognizes one of version 0.2."""
 PLACES: Seam[SandboxKind] = Seam("sandbox", {**SANDBOXES.kinds, InProcess.kind: InProcess})
 
 
 @dataclass(frozen=True)
 class TranscriptsConfig:
-    """Make trajectories to learn from, all executed: doctests of installed packages, or plans of built-in tasks."""
+    """Make and execute trajectories to learn from: doctests of installed packages, or plans of built-in tasks."""
 
     from_doctests: tuple[str, ...] = ()
-    """Packages, or parts of one such as sympy.core; stdlib is the standard library. Kept: what prints what they say."""
+    """Packages, or parts of one such as sympy.core. stdlib is the standard library. Examples with the documented output
+    are kept."""
     from_tasks: tuple[str, ...] = ()
-    """Built-in tasks, such as builtin:quickstart: only questions of their training part are demonstrated."""
+    """Built-in tasks, such as builtin:quickstart. Only questions of their training part are demonstrated."""
     mix: Literal["clean", "warm", "cold"] = "clean"
-    """Of built-in tasks: all good; 45 % guesses, mistakes with what follows, and surprises; or 81 % of them."""
+    """Kinds of demonstrations of built-in tasks. clean: all good. warm: 45 % are guesses, mistakes with what follows,
+    and surprises. cold: 81 % are."""
     protocol: Literal["line", "fenced"] = "line"
-    """Of built-in tasks: for the sampler repl, line by line, or fenced, blocks of code."""
+    """Sampler that built-in tasks demonstrate: line (repl, line by line) or fenced (blocks of code)."""
     count: Annotated[int, AtLeast(1)] = 1000
-    """Demonstrations of built-in tasks, >= 1; the families take turns."""
+    """Demonstrations of built-in tasks, >= 1. Families alternate."""
     seed: Annotated[int, AtLeast(0)] = 0
-    """Draws the built-in tasks and their demonstrations, >= 0."""
+    """Seed of the built-in tasks and their demonstrations, >= 0."""
     model: str = QUICKSTART
-    """The policy that will learn from them, as `train` takes it: its tokenizer is used."""
+    """Policy that will learn from them, as in `train`. Its tokenizer is used."""
     out: Path = Path("transcripts")
-    """New folder to write: trajectories/ (a file a package), transcripts.json (counts and reasons), config.toml."""
+    """New folder to write: trajectories/ (one file per package), transcripts.json (counts and reasons), config.toml."""
     overwrite: bool = False
-    """Replace older transcripts that this verb made there; anything else is refused."""
+    """Replace older transcripts that this command made. Anything else is refused."""
     prompt: Annotated[str, PROMPT] = "bare"
-    """Prompt template, the one that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a
-    text file."""
+    """Prompt template that the policy is trained with: bare, base, few_shot, chat, chat_few_shot, or a text file."""
     chat: Mapping[str, Scalar] = field(default_factory=dict)
-    """Arguments of the model's chat template, such as enable_thinking; one that it does not read is refused."""
+    """Arguments of the model's chat template, such as enable_thinking. One that it does not read is refused."""
     bos: bool = True
-    """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), where it writes one."""
+    """Begin plain prompts with the first token that the model's own tokenizer writes (BOS), if it writes one."""
     prompt_space: PromptSpace = "auto"
     """The writer of the space after a prompt, as in `train`: auto, observed, sampled."""
     date: str = ""
-    """Date and time that the model's chat template writes, as `train` takes it. "": those at which the work begins."""
+    """Date and time that the model's chat template writes, as in `train`. "" means the start of this command."""
     overshoot: Overshoot = "forbid"
-    """What to do with tokens that have text after a newline: forbid (probability 0 in sampler and trainer alike), carry
-    that text into the next line, or refuse a vocabulary that has them."""
+    """Treatment of tokens with text after a newline: forbid (probability 0 in sampler and trainer alike), carry that
+    text into the next line, or refuse a vocabulary that has them."""
     max_tokens: Annotated[int, AtLeast(64), CONTEXT] = 1024
-    """Longest trajectory, prompt included, tokens, >= 64; what is longer is cut between two statements."""
+    """Longest trajectory, prompt included, tokens, >= 64. A longer doctest is cut between two statements, and a longer
+    demonstration of a built-in task is dropped."""
     max_lines: Annotated[int, AtLeast(1)] = 32
     """Most lines of one doctest's trajectory, >= 1."""
     sandbox: Annotated[SandboxKind | str, PLACES] = "local"
-    """Where they are executed; inprocess is for built-in tasks: their lines are our own."""
+    """Sandbox that executes them. inprocess is only for built-in tasks, whose lines are our own."""
     concurrency: Annotated[int, AtLeast(1)] = 8
-    """Consoles at once, >= 1."""
+    """Concurrent consoles, >= 1."""
     preload: bool = True
-    """Import each package once, before its consoles are started, and not in every one of them."""
+    """Import each package once before its consoles start, instead of in every one of them."""
     limits: Limits = field(default_factory=lambda: Limits(memory_mb=1024))
 
     def __post_init__(self) -> None:
@@ -113,11 +115,12 @@ class TranscriptsConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     asked = parse_with_sources(TranscriptsConfig, "transcripts", argv)
     world = World(model=asked.config.model)
     folder = world.model_folder
     config = follow(asked, world)
+    # Resolve what depends on the model or the clock, so that the recorded settings reproduce the transcripts.
     date = date_of(config.date, folder, None)
     space = prompt_space_of(config.prompt_space, folder, None)
     config = replace(config, date=date, prompt_space=space)
@@ -126,10 +129,11 @@ def main(argv: Sequence[str]) -> int:
         folder, config.overshoot, config.chat, bos=config.bos, prompt_space=config.prompt_space, now=now
     )
     recipe = Recipe(renderer, config.prompt, config.max_tokens, config.max_lines, config.concurrency)
+    # Write a prompt now, so that a template that does not fit is found before anything runs.
     renderer.prompt("", config.prompt)
     if config.chat and not renderer.chat.applied:
         raise ConfigError("chat", dict(config.chat), f"no chat template is in --prompt {config.prompt}; leave it out")
-    # It warns of texts beyond the policy's context; ours are measured and cut.
+    # transformers warns of texts beyond the policy's context. Such texts are cut or dropped here.
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     harvests = {package: list(harvest(package)) for package in config.from_doctests}
     tallies: dict[str, Tally] = {}
@@ -155,6 +159,7 @@ async def _package(
     tallies: dict[str, Tally],
     out: Path,
 ) -> None:
+    # The top-level package is imported once before its consoles start. The standard library is no single package.
     imported = (package.replace("-", "_").partition(".")[0],) if config.preload and package != STDLIB else ()
     tally = Tally()
     async with _sandbox(config, imported) as sandbox:
@@ -170,6 +175,7 @@ async def _demonstrations(config: TranscriptsConfig, renderer: Renderer, tallies
     async with _sandbox(config) as sandbox:
         demonstrated = demonstrations(course, sandbox, renderer, tally, config.concurrency)
         made = await _collect(demonstrated, tally, config.count // 10 or 1)
+    # A demonstration of a task cannot be cut, so one that is too long is dropped.
     fitting = [t for t in made if len(t.prompt.token_ids) + len(t.completion_ids) <= config.max_tokens]
     tally.whole = len(fitting)
     if len(fitting) < len(made):
@@ -179,7 +185,7 @@ async def _demonstrations(config: TranscriptsConfig, renderer: Renderer, tallies
 
 
 async def _collect(made: AsyncIterator[Trajectory], tally: Tally, told_every: int) -> Sequence[Trajectory]:
-    """Collect what a source makes, and print how far it is."""
+    """Collect the trajectories of a source, and print the progress."""
     kept: list[Trajectory] = []
     async for trajectory in made:
         kept.append(trajectory)

@@ -18,16 +18,16 @@ from repl_rl.settings.arguments import parse
 
 @dataclass(frozen=True)
 class ViewConfig:
-    """Write RUN/report.html anew, print its address, and open it in a browser."""
+    """Write RUN/report.html again, print its address, and open it in a browser."""
 
     run: Positional[Path]
     """Run folder, such as runs/quickstart."""
     serve: bool = False
-    """Follow a running training: serve the report on the loopback interface until interrupted."""
+    """Follow a training in progress: serve the report on the loopback interface until interrupted."""
     port: int = 0
-    """Port to serve on, 0 to 65535; 0: any that is free."""
+    """Port to serve on, 0 to 65535. 0 means any free port."""
     open: bool = True
-    """Open a browser; the address is printed in any case."""
+    """Open a browser. The address is printed in any case."""
 
     def __post_init__(self) -> None:
         if self.port and not self.serve:
@@ -37,7 +37,7 @@ class ViewConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     config = parse(ViewConfig, "view", argv)
     if config.serve:
         _serve(config)
@@ -55,7 +55,7 @@ def _serve(config: ViewConfig) -> None:
     except OSError as error:
         raise ConfigError("port", config.port, f"it cannot be had: {error.strerror}") from error
     with server, _doorway(server.address) as doorway:
-        # A text browser is waited for, and gets its answers meanwhile.
+        # `webbrowser.open` waits for a text browser, so the server answers in another thread.
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
         print(f"{server.address}    (interrupt to stop)", flush=True)
@@ -69,11 +69,12 @@ def _serve(config: ViewConfig) -> None:
 
 @contextmanager
 def _doorway(address: str) -> Iterator[Path]:
-    """A page, readable by this user alone, that leads to `address`.
+    """Yield a page, readable only by this user, that redirects to `address`.
 
-    Every user of the machine can read command lines, the browser's too, and the address has the token.
+    Every user of the machine can read the browser's command line, and the address has the token.
     """
-    with tempfile.TemporaryDirectory(prefix="repl-rl-view-") as folder:  # made with mode 0700
+    # The folder has mode 0700.
+    with tempfile.TemporaryDirectory(prefix="repl-rl-view-") as folder:
         page = Path(folder, "report.html")
         page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')
         yield page

@@ -1,7 +1,7 @@
-"""Plans of console rollouts, good and bad, drawn from a task family's sketch. Pure: nothing is executed here.
+"""Demonstration plans for the console, good and bad, drawn from a task family's sketch. Nothing is executed here.
 
-A plan says what the writer types. What it submits is not in the plan: `ECHO` stands for whatever was printed last, so a
-demonstration answers with what was observed and never with what is known.
+A plan holds the lines to type, but not the submitted value. The placeholder `ECHO` is replaced by the last output, so a
+demonstration answers with what it observed and never with the known answer.
 """
 
 import random
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from repl_rl.tasks import Sketch
 
 ECHO = "{echo}"
-"""In a plan's text: what was printed last, without its newline."""
+"""Placeholder in a plan's text for the last output, without its newline."""
 
 _INTEGER, _QUOTED, _LIST = r"\d+", r"'\w+'", r"\[.*?\]"
 _SUBMIT = f"submit_final_answer({ECHO})\n"
@@ -22,38 +22,38 @@ _SUBMIT = f"submit_final_answer({ECHO})\n"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the writer types, piece by piece: a line with its newline (two close a block), or text up to a watch."""
+    """Pieces of text to type: a line with its newline (two newlines end a block), or text up to a watched string."""
 
     lines: tuple[str, ...]
     end_token: bool = False
-    """The writer ends with the end token: in the console without an answer, so it gives up."""
+    """True if the writer ends with the end token; in the console that means that it gives up without an answer."""
     given: int = 0
-    """So many pieces at the beginning are shown but not learned."""
+    """Number of pieces at the beginning that are shown but not learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How often each kind of demonstration occurs; the shares sum to 1."""
+    """Shares of the kinds of demonstrations; they sum to 1."""
 
     guess: float
-    """Submits at once, without computing anything."""
+    """Share that submits at once, without computing anything."""
     mistake: float
-    """Makes another mistake, and recovers from it or gives up."""
+    """Share that makes another mistake, and recovers from it or gives up."""
     surprise: float = 0.0
-    """Is given lines that compute something else than the question asks, and learns to submit what they showed."""
+    """Share that gets lines with another result than the question asks for, and learns to submit their output."""
 
     @property
     def good(self) -> float:
-        """Computes, looks at the value, submits it."""
+        """Share that computes, reads the value, and submits it."""
         return 1.0 - self.guess - self.mistake - self.surprise
 
 
 CLEAN = Mix(guess=0.0, mistake=0.0)
-"""Computing, reading, copying, and nothing else."""
+"""Only correct demonstrations: compute, read, copy."""
 WARM = Mix(guess=0.05, mistake=0.20, surprise=0.20)
-"""Teaches the console itself, errors and recoveries included, so that nothing is new in `COLD` but the shares."""
+"""Demonstrations that teach the console, with errors and recoveries; `COLD` adds nothing but other shares."""
 COLD = Mix(guess=0.56, mistake=0.22, surprise=0.03)
-"""Makes a cold start whose most likely path is wrong, while the good one is still sampled."""
+"""Demonstrations for a cold start whose most likely path is wrong, while the correct one is still sampled."""
 MIXES = MappingProxyType({"clean": CLEAN, "warm": WARM, "cold": COLD})
 
 
@@ -70,6 +70,7 @@ def plan(drawn: Sketch, mix: Mix, rng: random.Random) -> Plan:
 
 
 def _good(drawn: Sketch, rng: random.Random) -> tuple[str, ...]:
+    # Some sums are computed in a loop, so that the policy learns blocks.
     if drawn.expression.startswith("sum([") and rng.random() < 0.10:
         values = drawn.expression.removeprefix("sum(").removesuffix(")")
         return ("total = 0\n", f"for n in {values}:\n", "    total += n\n\n", "total\n", _SUBMIT)
@@ -85,22 +86,23 @@ def _setup(drawn: Sketch) -> tuple[str, ...]:
 
 
 def _surprise(drawn: Sketch, rng: random.Random) -> Plan:
-    """Lines with other numbers and words: only the console tells what they give, the question does not."""
+    """Return a plan with other numbers and words, so that only the console shows the values, not the question."""
     computed = (altered(line, rng) for line in _plain(drawn)[:-1])
     return Plan((*computed, _SUBMIT), given=len(drawn.setup) + 1)
 
 
 def altered(code: str, rng: random.Random) -> str:
-    """The same code with other numbers and other quoted words."""
+    """Return the same code with other numbers and other quoted words."""
 
     def other(match: re.Match[str]) -> str:
         return "".join(rng.choice("123456789" if c.isdigit() else ascii_lowercase) for c in match[0])
 
+    # A number after a minus sign stays, as in the slice `[::-1]`.
     return re.sub(r"(?<![-\d])\d+|(?<=')\w+(?=')", other, code)
 
 
 def guessed(drawn: Sketch) -> str:
-    """An answer of the right shape, as code, that is taken from the question as it stands: nothing was computed."""
+    """Return an answer of the right type, as code, that is copied from the question without computing anything."""
     words = re.findall(_QUOTED, drawn.question)
     if drawn.answer.startswith("["):
         return str(re.findall(_LIST, drawn.question)[-1])
@@ -111,7 +113,7 @@ def guessed(drawn: Sketch) -> str:
 
 
 def wrong_formula(drawn: Sketch) -> str | None:
-    """An expression that computes something else; None: this one has nothing to swap."""
+    """Return an expression that computes something else, or None if nothing in it can be swapped."""
     swap = {" + ": " - ", " - ": " + ", " * ": " + ", "max(": "min(", "sum(": "len(", "[::-1]": ".upper()"}
     for old, new in swap.items():
         if old in drawn.expression:
@@ -120,7 +122,7 @@ def wrong_formula(drawn: Sketch) -> str | None:
 
 
 def missing_attribute(drawn: Sketch, rng: random.Random) -> str | None:
-    """A method that strings do not have, called on the question's word; None: it quotes no word."""
+    """Return a call of a method that strings do not have, on the question's word, or None if it quotes no word."""
     if "'" not in drawn.question:
         return None
     text = drawn.question.split("'")[-2 if drawn.question.startswith("Count") else 1]
@@ -132,7 +134,8 @@ def _guess(drawn: Sketch) -> str:
 
 
 def _after_error(lines: tuple[str, ...], remaining: tuple[str, ...], drawn: Sketch, rng: random.Random) -> Plan:
-    """What follows a line that the console refused: recovery, a guess, the same line again, or giving up."""
+    """Draw what follows a line that the console refused: recovery, a guess, the same line again, or giving up."""
+    # Not every demonstration recovers, because a cold start needs imperfect behavior to improve on.
     choice = rng.random()
     if choice < 0.35:
         return Plan((*lines, *remaining))

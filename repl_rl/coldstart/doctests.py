@@ -1,4 +1,4 @@
-"""Doctests of installed packages as demonstrations to execute. Pure: nothing of a package is imported or run here."""
+"""Doctests of installed packages, collected as demonstrations. No package is imported or run here."""
 
 import ast
 import builtins
@@ -16,25 +16,25 @@ from repl_rl.machine.docstrings import docstrings
 from repl_rl.record.console import typed_lines
 
 STDLIB = "stdlib"
-"""Stands for the standard library of this Python."""
+"""Package name that means the standard library of this Python."""
 _SUMMARY_CHARS = 160
 _MAX_LINE_CHARS = 500
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
-"""As the packages themselves run their doctests."""
+"""Doctest options that the packages use themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Lines to type for one statement, and what the doctest says that they print."""
+    """Lines to type for one statement, and their documented output."""
 
     lines: tuple[str, ...]
     want: str
     error: str | None
-    """Class of the exception that is expected, without its module; None: it does not raise."""
+    """Class name of the expected exception, without its module; None means that the statement raises nothing."""
     flags: int
 
     def agrees(self, printed: str) -> bool:
-        """Whether the console printed what the doctest says, or raised what it says."""
+        """Return True if the console printed the documented output, or raised the documented exception."""
         if self.error is not None:
             raised = (re.match(r"([\w.]+)", line) for line in printed.split("\n") if not line.startswith(" "))
             return any(found and found[1].rpartition(".")[2] == self.error for found in raised)
@@ -43,25 +43,26 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Specimen:
-    """The doctest of one docstring."""
+    """Doctest of one docstring."""
 
     name: str
     """Module and line, `heapq:12`."""
     question: str
-    """What the prompt asks for: the beginning of the docstring."""
+    """Question of the prompt: the beginning of the docstring."""
     setup: tuple[str, ...]
-    """Lines that import what the doctest takes from its own module."""
+    """Lines that import what the doctest uses from its own module."""
     examples: tuple[Example, ...]
 
 
 def harvest(package: str) -> Iterator[Specimen]:
-    """The doctests of an installed package, a part of one (`sympy.core`), or the standard library (`stdlib`), in order.
+    """Yield the doctests of an installed package, a part of one (`sympy.core`), or the standard library (`stdlib`).
 
     Raises:
-        ConfigError: there is no such package here.
+        ConfigError: the package is not installed.
     """
     root, prefix = _root(package)
     for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+        # The standard library's folder may contain installed packages.
         if "site-packages" in path.relative_to(root.parent).parts:
             continue
         inside = path.relative_to(root).with_suffix("").parts if root.is_dir() else ()
@@ -75,11 +76,11 @@ def harvest(package: str) -> Iterator[Specimen]:
 
 
 def _root(package: str) -> tuple[Path, tuple[str, ...]]:
-    """Folder or file of a package, and the module name that its files' names follow."""
+    """Return the folder or file of a package, and the module name that prefixes the names of its files."""
     if package == STDLIB:
         return Path(sysconfig.get_path("stdlib")), ()
     top, *rest = package.replace("-", "_").split(".")
-    # Only a top level is looked up: finding a part of a package would import the package.
+    # Look up only the top level: finding a part of a package would import the package.
     spec = importlib.util.find_spec(top) if top.isidentifier() else None
     if spec is not None and spec.origin is not None and Path(spec.origin).suffix == ".py":
         origin = Path(spec.origin)
@@ -91,15 +92,17 @@ def _root(package: str) -> tuple[Path, tuple[str, ...]]:
 
 
 def _specimen(module: str, line: str, text: str, path: Path) -> Specimen | None:
-    """None: it has no example that can be typed."""
+    """Return the doctest of a docstring, or None if it has no example that can be typed."""
     try:
         parsed = doctest.DocTestParser().get_examples(text)
     except ValueError:
         return None
+    # Skipped examples and very long lines make poor demonstrations.
     kept = [e for e in parsed if not e.options.get(doctest.SKIP)]
     examples = tuple(_example(e) for e in kept)
     if not examples or max(len(line) for e in examples for line in e.lines) > _MAX_LINE_CHARS:
         return None
+    # Names that the doctest does not bind but its module does are imported first.
     borrowed = sorted(_free_names("\n".join(e.source for e in kept)) & _top_level(path))
     setup = (f"from {module} import {', '.join(borrowed)}",) if borrowed else ()
     return Specimen(f"{module}:{line}", _question(module, text), setup, examples)
@@ -114,14 +117,14 @@ def _example(example: doctest.Example) -> Example:
 
 
 def _question(module: str, text: str) -> str:
-    """The first sentences before the first prompt, in one line."""
+    """Return the question: the docstring's first paragraph before the first prompt, shortened, in one line."""
     prose = text.partition(">>> ")[0].strip().split("\n\n")[0]
     summary = " ".join(prose.split())[:_SUMMARY_CHARS].rstrip(" :.=-")
     return f"Show how {module} is used{': ' + summary if summary else ''}."
 
 
 def _free_names(source: str) -> set[str]:
-    """Names that the code uses and nowhere binds."""
+    """Return names that the code uses and nowhere binds."""
     used: set[str] = set()
     bound: set[str] = set(dir(builtins))
     try:
@@ -130,6 +133,7 @@ def _free_names(source: str) -> set[str]:
         return set()
     for node in nodes:
         match node:
+            # Order of use and binding is ignored: a name that is bound anywhere counts as bound.
             case ast.Name(id=name, ctx=ast.Load()):
                 used.add(name)
             case ast.Name(id=name) | ast.arg(arg=name):
@@ -138,6 +142,7 @@ def _free_names(source: str) -> set[str]:
                 bound.add(name)
             case ast.alias(name=name, asname=asname):
                 bound.add(asname or name.partition(".")[0])
+                # A star import may bind any name, so nothing counts as free.
                 if name == "*":
                     return set()
     return used - bound
@@ -145,7 +150,7 @@ def _free_names(source: str) -> set[str]:
 
 @lru_cache(maxsize=4)
 def _top_level(path: Path) -> frozenset[str]:
-    """Names that a module binds at its top level."""
+    """Return names that a module binds at its top level."""
     return frozenset(_bound(ast.parse(path.read_text("utf-8")).body))
 
 

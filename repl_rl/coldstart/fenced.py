@@ -1,4 +1,4 @@
-"""Plans for `FencedCodeSampler`: blocks of code between fences, then a boxed answer. Pure: nothing is executed here."""
+"""Demonstration plans for `FencedCodeSampler`: fenced blocks of code, then a boxed answer. Nothing is executed here."""
 
 import random
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ def _answered(blocks: Sequence[str], answer: str, given: int = 0) -> Plan:
 
 
 def _block(*lines: str) -> str:
-    """Up to the fence that closes it: what comes after is not the writer's."""
+    """Return a block of code up to its closing fence; later text comes from the sampler."""
     code = "\n".join(lines)
     return f"```python\n{code}\n```"
 
 
 def _good(drawn: Sketch, expression: str) -> tuple[str, ...]:
-    """One block, or two where the value of a name must be seen before it is known what to write next."""
+    """Return one block, or two if the next block depends on the value of a name."""
     if drawn.setup and drawn.setup[-1].isidentifier():
         *setup, name = drawn.setup
         return _block(*setup, f"print({name})"), _block(f"print({expression})")
-    # In the console an empty line closes a block of code; here it is not needed.
+    # Only the console needs the empty line that closes a block of code.
     return (_block(*(line for line in drawn.setup if line), f"print({expression})"),)
 
 
 def _mistake(drawn: Sketch, rng: random.Random) -> Plan:
-    """A block that fails or prints nothing and what is made of it, or an answer that does not follow from it."""
+    """Draw a plan with a mistake: a block that fails or prints nothing, or an answer that ignores the output."""
     good, wrong = _good(drawn, drawn.expression), wrong_formula(drawn)
     kind = rng.random()
     if kind < 0.05:
@@ -50,13 +50,14 @@ def _mistake(drawn: Sketch, rng: random.Random) -> Plan:
         return _answered(_good(drawn, wrong), ECHO)
     attribute = missing_attribute(drawn, rng)
     undefined = f"print({drawn.expression})" if drawn.setup else "print(result)"
+    # An undefined name, a syntax error, a value that is not printed, and a missing attribute.
     failing = [_block(undefined), _block(f"print({drawn.expression}))"), _block(*drawn.setup, drawn.expression)]
     failing += [_block(f"print({attribute})")] if attribute else []
     return _after(rng.choice(failing), good, drawn, rng)
 
 
 def _after(failed: str, good: Sequence[str], drawn: Sketch, rng: random.Random) -> Plan:
-    """What follows a block that showed no value: recovery, a guess, the same block again, or giving up."""
+    """Draw what follows a block that showed no value: recovery, a guess, the same block again, or giving up."""
     choice = rng.random()
     if choice < 0.35:
         return _answered((failed, *good), ECHO)

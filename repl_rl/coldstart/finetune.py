@@ -1,7 +1,7 @@
-"""Supervised fine-tuning on trajectories by TRL's trainer: the loss is on sampled tokens alone.
+"""Supervised fine-tuning on trajectories with TRL's trainer; only sampled tokens have a loss.
 
-TRL gets ids and labels, and tokenises nothing: the ids are those of the trajectory, and a label is the id where the
-policy is to learn it, else -100, which TRL's loss leaves out of sum and count.
+TRL gets ids and labels and tokenizes nothing. The ids are those of the trajectory. The label is the id for a token to
+learn, else -100, which TRL's loss leaves out of sum and count.
 """
 
 import logging
@@ -37,14 +37,14 @@ from repl_rl.record.trajectory import Trajectory, spread
 from repl_rl.rollout.renderer import Renderer
 
 IGNORED = -100
-"""The label of a token that is context and not learned."""
+"""Label of a context token, which is not learned."""
 _TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 OnStep = Callable[[int, float], None]
-"""Called with the optimizer step, from 1, and its loss in nats per learned token."""
+"""Callback for each optimizer step: its number from 1, and its loss in nats per learned token."""
 
 
 def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
-    """TRL's configuration for this one.
+    """Return TRL's configuration for `config`.
 
     Raises:
         ConfigError: this machine cannot compute in `config.dtype`.
@@ -65,7 +65,8 @@ def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
         adam_beta2=0.95,
         weight_decay=0.01,
         max_grad_norm=1.0,
-        max_length=None,  # cutting would leave half a line; what is too long was left out before
+        # Truncation would leave half a line; sequences that are too long were left out before.
+        max_length=None,
         loss_type="nll",
         bf16=low,
         use_cpu=low and on_cpu,
@@ -81,10 +82,10 @@ def sft_args(config: FinetuneConfig, out: Path, seed: int) -> SFTConfig:
 
 
 def labelled(trajectory: Trajectory, learn_errors: bool = False) -> Mapping[str, list[int]]:
-    """`input_ids` and `labels` of a trajectory, both (T,), prompt included.
+    """Return `input_ids` and `labels` of a trajectory, both (T,), prompt included.
 
-    The tokens of each line of the policy are learned; prompt and observations are context. So are, unless
-    `learn_errors`, the lines that ended in an error.
+    The tokens of the policy's lines are learned; prompt and observations are context. Without `learn_errors`, lines
+    that ended in an error are context too.
     """
     prompt = trajectory.prompt.token_ids
     learned_L = [
@@ -102,8 +103,8 @@ def trainer(
     args: SFTConfig,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> SFTTrainer:
-    """TRL's trainer on examples of `labelled`."""
-    # TRL advises about chat templates and end tokens; it tokenises nothing here.
+    """Build TRL's trainer on examples of `labelled`."""
+    # Silence TRL's advice about chat templates and end tokens, because it tokenizes nothing here.
     logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
     columns = {name: [list(example[name]) for example in examples] for name in ("input_ids", "labels")}
     made = SFTTrainer(
@@ -126,18 +127,19 @@ def finetune(
     seed: int = 0,
     on_step: OnStep = lambda step, loss: None,
 ) -> float:
-    """Fine-tune the policy in folder `base` on examples of `labelled`; save it, with its tokenizer, in `out`.
+    """Fine-tune the policy in folder `base` on examples of `labelled`, and save it with its tokenizer in `out`.
 
     An older policy of a fine-tuning in `out` is replaced; anything else there is refused.
 
-    The policy that learns is the one that samples: what `renderer` forbids has probability 0.
+    The trained policy equals the sampled one: ids that `renderer` forbids have probability 0.
 
-    Returns the last step's loss, nats a learned token.
+    Returns the last step's loss in nats per learned token.
 
     Raises:
-        ConfigError: there is nothing to learn, an example is longer than the policy's context or holds an id to learn
-            that is forbidden, or the policy cannot forbid one.
+        ConfigError: there is nothing to learn; an example is longer than the policy's context, or has a forbidden id to
+            learn; or the policy cannot forbid an id.
     """
+    # Check the examples before the model is loaded.
     if not examples:
         raise ConfigError("examples", 0, "give at least one trajectory to learn from")
     never = sum(not renderer.forbidden_ids.isdisjoint(example["labels"]) for example in examples)
@@ -145,6 +147,7 @@ def finetune(
         raise ConfigError("examples with forbidden ids to learn", never, "leave them out, or use --overshoot carry")
     disable_progress_bar()
     torch.manual_seed(seed)
+    # Fused attention ignores capped attention weights, so choose an implementation that fits the architecture.
     found = read_config(base)
     how = attention(*causal_class(found))
     model = AutoModelForCausalLM.from_pretrained(base, config=found, dtype=torch.float32, attn_implementation=how)
@@ -157,7 +160,8 @@ def finetune(
     with whole_folder(out, POLICY) as torn:
         told = Told(on_step)
         trainer(model, renderer.tokenizer, examples, sft_args(config, torn, seed), [told]).train()
-        model.config.use_cache = True  # TRL turns it off for the training
+        # TRL disables the KV cache for the training.
+        model.config.use_cache = True
         model.save_pretrained(torn)
         complete(torn, base)
         for file in (file for pattern in _TOKENIZER_FILES for file in base.glob(pattern)):
@@ -166,17 +170,17 @@ def finetune(
 
 
 def context_tokens(base: Path) -> int:
-    """Most tokens that the policy in folder `base` can see."""
+    """Return the context length in tokens of the policy in folder `base`."""
     return int(AutoConfig.from_pretrained(base).get_text_config().max_position_embeddings)
 
 
 class Told(TrainerCallback):
-    """Pass each step's loss to a callback."""
+    """Callback that passes each step's loss on."""
 
     def __init__(self, on_step: OnStep) -> None:
         self._on_step = on_step
         self.last: float
-        """The newest step's loss, nats a learned token."""
+        """Loss of the newest step in nats per learned token."""
 
     def on_log(
         self,

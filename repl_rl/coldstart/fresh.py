@@ -1,10 +1,10 @@
-"""A policy with random weights: what a cold start begins from.
+"""Policy with random weights and its own tokenizer, the start of a cold start.
 
-Its tokenizer is byte-level BPE with newline-merged tokens, about 384 ids. Text is cut into pieces first. A piece that
-is in the vocabulary is one token, every other piece is one byte a token. So `submit_final_answer` and `>>> ` are one
-token each, digits and the letters of a quoted word stand alone (a tiny policy copies them one by one), and the token
-that ends a line often holds more than its newline: `)` and `')` and `:` merge with it, and so do two newlines, of
-which the second is a blank line. No token has text after its last newline.
+The tokenizer is byte-level BPE with about 384 ids, some of which merge text with a newline. It first cuts text into
+pieces. A piece of the vocabulary is one token; any other piece gives one token per byte. So `submit_final_answer` and
+`>>> ` are one token each. Digits and the letters of a quoted word are single tokens, because a tiny policy copies them
+one by one. The token that ends a line often holds more than its newline: `)`, `')` and `:` merge with it. Two newlines
+merge too, since the second newline is a blank line. No token has text after its last newline.
 """
 
 import json
@@ -40,13 +40,13 @@ _SPACED_WORDS = """
     compute object has no attribute name defined invalid syntax unmatched type str int
 """
 _PIECES = (*_LINE_ENDS, *_PHRASES, *_CODE_WORDS.split(), *(f" {word}" for word in _SPACED_WORDS.split()))
-"""Every text of more than one byte that is one token."""
+"""All texts of more than one byte that are one token."""
 
 
 def write_fresh_policy(folder: Path, seed: int) -> None:
     """Write a tokenizer, a configuration and random weights into `folder`.
 
-    The policy has the shape of Qwen3 and 0.89 M parameters. Equal seeds give equal weights where torch is the same.
+    The policy has the architecture of Qwen3 and 0.89 M parameters. Equal seeds give equal weights with the same torch.
     """
     disable_progress_bar()
     make_tokenizer(folder)
@@ -65,9 +65,9 @@ def random_policy(
     context_tokens: int = CONTEXT_TOKENS,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """A Qwen3 in float32 with random weights, an output layer of its own, and half as many heads for keys and values.
+    """Build a float32 Qwen3 with random weights, an untied output layer, and half as many key-value heads as heads.
 
-    Equal arguments give equal weights where torch is the same.
+    Equal arguments give equal weights with the same torch.
     """
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -91,9 +91,10 @@ def random_policy(
 def make_tokenizer(folder: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`, loadable by `transformers.AutoTokenizer`, into `folder`.
 
-    Nothing is drawn at random: the same version of this file gives the same bytes.
+    Nothing is random: the same version of this file writes the same bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # Without merges, a piece is one token if the vocabulary has it, and bytes otherwise.
     tokenizer = Tokenizer(BPE(vocab=_vocabulary(), merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = Sequence(
         [Split(Regex(_pattern()), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -113,12 +114,13 @@ def make_tokenizer(folder: Path) -> None:
 
 def _vocabulary() -> dict[str, int]:
     alphabet = sorted(ByteLevel.alphabet())
+    # The byte alphabet comes first, so every text has a tokenization.
     pieces = ["".join(_BYTE_TO_CHAR[byte] for byte in piece.encode()) for piece in _PIECES]
     return {token: i for i, token in enumerate(dict.fromkeys((*alphabet, *pieces)))}
 
 
 def _byte_to_char() -> dict[int, str]:
-    """The byte-level alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
+    """Return the byte-level alphabet: printable bytes map to themselves, the others to characters from 256 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {byte: chr(byte) for byte in plain}
     table |= {byte: chr(256 + n) for n, byte in enumerate(b for b in range(256) if b not in table)}
@@ -129,14 +131,16 @@ _BYTE_TO_CHAR = _byte_to_char()
 
 
 def _pattern() -> str:
-    """Cuts text into pieces: the longest known piece, words only as whole words, else one character."""
+    """Return the pattern that cuts text into the longest known pieces, whole words and single characters."""
+    # Alternatives are tried in order, so longer pieces come first.
     known = sorted(_PIECES, key=len, reverse=True)
     return "|".join((*map(_piece_pattern, known), r"[\s\S]"))
 
 
 def _piece_pattern(piece: str) -> str:
     escaped = re.escape(piece)
+    # A word is one token only if no letter or digit adjoins it.
     if piece.strip().isidentifier():
         return rf"(?<![A-Za-z0-9_]){escaped}(?![A-Za-z0-9_])" if piece[0] != " " else rf"{escaped}(?![A-Za-z0-9_])"
-    # Before a blank line the two newlines are one token, so the character before them stands alone.
+    # Before a blank line the two newlines are one token, so the character before them is a separate one.
     return rf"{escaped}(?!\n)" if piece.endswith("\n") and piece != "\n\n" else escaped

@@ -1,6 +1,6 @@
-"""Plays plans as rollouts: a sampler drives, with the plan's writer in the place of the policy.
+"""Demonstration rollouts: a sampler runs with a plan's writer in place of the policy.
 
-So the record of a demonstration is what a rollout of that sampler records: the same ids, the same masks.
+A demonstration is recorded like any rollout of that sampler, with the same ids and the same masks.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ _CONTEXT_TOKENS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A way of working that can be demonstrated."""
+    """Sampler protocol for which demonstrations can be written."""
 
     sampler: Callable[[], RolloutSampler]
     plan: Callable[[Sketch, Mix, random.Random], Plan]
     printed: re.Pattern[str]
-    """Finds in an observation, as its one group, what was printed."""
+    """Pattern that finds the printed text in an observation, as its one group."""
     by_line: bool
-    """Each line is a chunk of its own; otherwise a piece of the plan is."""
+    """True if each line is one chunk; False if each piece of the plan is."""
 
 
 PROTOCOLS = MappingProxyType(
@@ -50,13 +50,13 @@ PROTOCOLS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Which demonstrations are wanted."""
+    """Settings of a set of demonstrations."""
 
     families: tuple[str, ...]
-    """They take turns."""
+    """Task families, used alternately."""
     mix: Mix
     count: int
-    """How many are drawn (>= 1)."""
+    """Number of demonstrations to draw (>= 1)."""
     seed: int = 0
     protocol: str = "line"
     """One of `PROTOCOLS`."""
@@ -73,17 +73,18 @@ class Course:
 async def demonstrations(
     course: Course, sandbox: Sandbox, renderer: Renderer, tally: Tally, concurrency: int = 8
 ) -> AsyncIterator[Trajectory]:
-    """Demonstrations of training questions, in order; `tally` counts those that went another way than planned.
+    """Yield demonstrations of training questions, in order; `tally` counts those that deviated from their plan.
 
-    No held-out question is ever among them. They have no outcome: all are meant to be learned, those that show a
-    mistake too. Equal arguments give equal ids and masks where the Python is the same.
+    No held-out question is among them. They have no outcome, because all are meant to be learned, including those with
+    a mistake. Equal arguments give equal ids and masks with the same Python.
 
     Raises:
-        ConfigError: there is no such family.
+        ConfigError: a family does not exist.
     """
     rng = random.Random(f"{course.seed}/transcripts")
     under_way: deque[asyncio.Task[Trajectory | None]] = deque()
     try:
+        # Keep `concurrency` rollouts running, and yield them in the order in which they were drawn.
         for n in range(course.count + concurrency):
             if n < course.count:
                 family = course.families[n % len(course.families)]
@@ -91,6 +92,7 @@ async def demonstrations(
                 planned = PROTOCOLS[course.protocol].plan(drawn, course.mix, rng)
                 playing = played(task_of(family, drawn), planned, course, sandbox, renderer)
                 under_way.append(asyncio.create_task(playing))
+            # At the end no new rollouts start; the remaining iterations drain the queue.
             if n < concurrency - 1 or not under_way:
                 continue
             trajectory = await under_way.popleft()
@@ -106,35 +108,39 @@ async def demonstrations(
 
 
 async def played(task: Task, planned: Plan, course: Course, sandbox: Sandbox, renderer: Renderer) -> Trajectory | None:
-    """One demonstration without its outcome; None where the rollout did not end as planned."""
+    """Run one demonstration and return it without its outcome, or None if it did not end as planned."""
     protocol = PROTOCOLS[course.protocol]
     writer = _Writer(planned, protocol, renderer)
     never = renderer.forbidden_ids
     engine = ScriptedEngine((), policy=writer, context_tokens=_CONTEXT_TOKENS, logprob=0.0, forbidden_ids=never)
     rollouts = Rollouts(engine, sandbox, renderer, protocol.sampler(), _LIMITS, course.template)
     (trajectory,) = await rollouts.collect([task])
+    # A wrong copy or an early end would teach something other than the plan.
     if writer.strayed or trajectory.stop is not (Stop.EOS if planned.end_token else Stop.ANSWERED):
         return None
     return _given(trajectory.ungraded(), planned.given)
 
 
 class _Writer:
-    """The policy of a scripted engine that writes a plan, and copies what it was shown last."""
+    """Policy of a scripted engine that writes a plan and copies the last output."""
 
     def __init__(self, planned: Plan, protocol: Protocol, renderer: Renderer) -> None:
         self._left = list(planned.lines)
         self._rest: Sequence[int] = ()
-        """Ids of a piece that are written after the console has seen its first line: a blank line that closes a block,
-        where the vocabulary has no id for both newlines."""
+        """Ids to write after the console has executed the first line of their piece.
+
+        Such a piece ends in a blank line that closes a block, and the vocabulary has no id for both newlines.
+        """
         self._printed = protocol.printed
         self._by_line = protocol.by_line
         self._renderer = renderer
         self._known = 0
         self._echo = ""
         self.strayed = False
-        """It was to copy what was printed where no line, or more than one, had been printed."""
+        """True if an output to copy was empty or longer than one line."""
 
     def __call__(self, ids: Sequence[int]) -> Sequence[int]:
+        # Look only at the text since the last call, which ends in the newest observation.
         found = self._printed.search(self._renderer.decode(ids[self._known :])) if self._known else None
         self._echo = found[1] if found else ""
         written = self._next()
@@ -151,11 +157,12 @@ class _Writer:
         return self._up_to_a_line(self._renderer.written(self._after_prompts(piece.replace(ECHO, self._echo))))
 
     def _after_prompts(self, piece: str) -> str:
-        """`piece` with the space after each prompt that the policy writes; a blank line closes a block as it is."""
+        """Return `piece` with the space after each prompt that the policy writes; a blank line gets no space."""
         return re.sub(r"(?m)^(?=.)", " ", piece) if self._by_line and self._renderer.samples_space else piece
 
     def _up_to_a_line(self, ids: Sequence[int]) -> Sequence[int]:
-        """`ids` up to the first that ends a line, where the engine stops; the others wait."""
+        """Return `ids` up to the first that ends a line, where the engine stops, and store the rest."""
+        # A chunk of the line protocol ends at a newline token, as the engine's chunks do.
         ends = [n for n, i in enumerate(ids, 1) if i in self._renderer.newline_ids] if self._by_line else []
         first = ends[0] if ends else len(ids)
         self._rest = ids[first:]
@@ -163,7 +170,7 @@ class _Writer:
 
 
 def _given(trajectory: Trajectory, pieces: int) -> Trajectory:
-    """The same with its first pieces, and what was shown after each, as part of the prompt."""
+    """Return the trajectory with its first pieces, and the observation after each, moved into the prompt."""
     if not pieces:
         return trajectory
     text, ids = trajectory.prompt.text, trajectory.prompt.token_ids

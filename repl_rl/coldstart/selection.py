@@ -1,4 +1,4 @@
-"""What a fine-tuning learns from, and how: demonstrations, and the best of the policy's own rollouts that are right."""
+"""Data selection and settings of a fine-tuning: demonstrations, and the best correct rollouts of the policy."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,8 +15,11 @@ _OWN_TOKEN = b'"submit_final_answer"'
 
 
 def _tuned(folder: Path) -> bool:
-    """True for a policy that version 0.2 wrote and that cannot be any other: one that begins from `--fresh`, or one
-    with its own rollouts. Other policies of 0.2 look like any model, and models of a user's are not replaced."""
+    """Return True for a folder that only version 0.2's fine-tuning can have written.
+
+    Such a policy has the tokenizer of `--fresh`, or its own rollouts. Other policies of 0.2 look like any model, and a
+    user's models are never replaced.
+    """
     if not (folder / "config.json").is_file():
         return False
     tokenizer = folder / "tokenizer.json"
@@ -33,30 +36,30 @@ POLICY = Output(
     ),
     _tuned,
 )
-"""The folder of a policy that was fine-tuned, or begun with random weights: what is in one."""
+"""Output type of a policy folder of a fine-tuning or cold start: its file names, and the test for version 0.2."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinetuneConfig:
-    """How long and how fast to learn.
+    """Length, batch size and learning rate of a fine-tuning.
 
-    The defaults are the bundled policy's. Those of any other model: the learning rate is TRL's for fine-tuning, number
-    format and micro-batches are those of its training. A model of 0.1 B parameters bears ten times that rate for a few
-    steps (docs/pretrained.md).
+    The defaults are those of the bundled policy. For any other model the learning rate is TRL's for fine-tuning, and
+    number format and micro-batches are those of its training. A model of 0.1 B parameters takes ten times that rate for
+    a few steps (docs/pretrained.md).
     """
 
     steps: int = 200
     """Optimizer steps, >= 1."""
     batch_size: int = 32
-    """Trajectories a step, >= 1."""
+    """Trajectories per step, >= 1."""
     micro_batch: Annotated[int, Pretrained.part(8)] = 0
-    """Trajectories that pass through the model together, >= 0; 0: the whole batch."""
+    """Trajectories per forward pass, >= 0; 0 means the whole batch."""
     learning_rate: Annotated[float, Pretrained.of(2e-5)] = 5e-4
-    """Peak of a cosine schedule that falls to a tenth of it, > 0."""
+    """Peak learning rate, > 0; a cosine schedule decays it to a tenth."""
     warmup_steps: int = 10
-    """Steps over which the learning rate rises, >= 0."""
+    """Warm-up steps, over which the learning rate rises, >= 0."""
     dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
-    """Number format of the computation. Weights and optimizer are float32: bfloat16 has no room for small steps."""
+    """Number format of the computation. Weights and optimizer are float32, because bfloat16 loses small updates."""
 
     def __post_init__(self) -> None:
         for name, floor in (("steps", 1), ("batch_size", 1), ("micro_batch", 0), ("warmup_steps", 0)):
@@ -70,21 +73,21 @@ class FinetuneConfig:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is learned, and how many of what were left out."""
+    """Selected trajectories, and the number of rejected ones."""
 
     kept: tuple[Trajectory, ...]
     left_out: Mapping[str, int]
-    """Reason to number of trajectories."""
+    """Number of trajectories per reason."""
 
 
 def select(
     trajectories: Iterable[Trajectory], per_task: int = 1, forbidden_ids: frozenset[int] = frozenset()
 ) -> Selection:
-    """Rejection sampling by outcome: of the graded rollouts of a task the best `per_task` (>= 1) that solved it.
+    """Select rollouts by rejection sampling: of each task the best `per_task` (>= 1) graded rollouts that solved it.
 
-    Best is the higher outcome, then fewer lines in error, then fewer sampled tokens, then the earlier one. A
-    trajectory without an outcome is a demonstration and is kept. One in which the policy wrote a forbidden id cannot be
-    learned, whatever its outcome: its probability is 0. Order is kept.
+    Rollouts are ranked by higher outcome, then fewer lines in error, then fewer sampled tokens, then the earlier one. A
+    trajectory without an outcome is a demonstration and is kept. A trajectory in which the policy wrote a forbidden id
+    is rejected, because that id has probability 0. The order is kept.
 
     Raises:
         ConfigError: `per_task` is below 1.
@@ -95,6 +98,7 @@ def select(
     kept: list[tuple[int, Trajectory]] = []
     solved: dict[str, list[tuple[int, Trajectory]]] = {}
     for number, trajectory in enumerate(trajectories):
+        # The first reason that applies is counted.
         if not trajectory.trainable:
             left_out["failed on our side, or empty"] += 1
         elif any(not forbidden_ids.isdisjoint(line.token_ids) for line in trajectory.lines):
@@ -105,10 +109,12 @@ def select(
             left_out["did not solve its task"] += 1
         else:
             solved.setdefault(trajectory.task_id, []).append((number, trajectory))
+    # Keep the best rollouts per task; sorting is stable, so the earlier of equal ones wins.
     for rollouts in solved.values():
         best = sorted(rollouts, key=lambda numbered: _rank(numbered[1]))[:per_task]
         kept += best
         left_out["a better one of its task is kept"] += len(rollouts) - len(best)
+    # Restore the order of the input.
     ordered = tuple(trajectory for _, trajectory in sorted(kept, key=lambda numbered: numbered[0]))
     return Selection(ordered, {reason: count for reason, count in left_out.items() if count})
 

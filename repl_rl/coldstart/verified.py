@@ -1,4 +1,4 @@
-"""Executes doctests in a sandbox and keeps, as trajectories, what printed what it should."""
+"""Doctest rollouts: execute doctests in a sandbox and keep, as trajectories, those whose output is as documented."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession
 
 _WRITTEN = 0.0
-"""Log probability (nats) of a demonstrated token: it was written, not drawn, so its probability is 1."""
+"""Log probability (nats) of a demonstrated token; it was not sampled, so its probability counts as 1."""
 _REASONS = {
     LineStatus.TIMEOUT: "ran into a time limit",
     LineStatus.MEMORY_LIMIT: "ran into a memory limit",
@@ -38,27 +38,27 @@ _REASONS = {
 
 @dataclass(slots=True)
 class Tally:
-    """What became of all doctests: whole + cut + dropped."""
+    """Counts of doctests by result: whole + cut + dropped."""
 
     whole: int = 0
     cut: Counter[str] = field(default_factory=Counter)
-    """Kept up to the example that went wrong, by what was wrong."""
+    """Doctests that are kept up to their first wrong example, by what is wrong."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """By why nothing of it was kept."""
+    """Doctests of which nothing is kept, by reason."""
 
     @property
     def kept(self) -> int:
         return self.whole + self.cut.total()
 
     def as_record(self) -> Mapping[str, int | Mapping[str, int]]:
-        """As it stands in JSON."""
+        """Return the counts as JSON."""
         return {"kept": self.kept, "kept_whole": self.whole, "kept_in_part": dict(self.cut.most_common()),
                 "dropped": dict(self.dropped.most_common())}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How demonstrations are executed and written down."""
+    """Settings for executing and recording demonstrations."""
 
     renderer: Renderer
     template: str = "bare"
@@ -68,16 +68,17 @@ class Recipe:
     max_lines: int = 32
     """Most lines of one trajectory (>= 1)."""
     concurrency: int = 8
-    """Consoles at once (>= 1)."""
+    """Concurrent consoles (>= 1)."""
 
 
 async def verified(
     specimens: Sequence[Specimen], sandbox: Sandbox, recipe: Recipe, tally: Tally
 ) -> AsyncIterator[Trajectory]:
-    """The trajectories of the doctests whose console printed what they say, in order; `tally` counts the others.
+    """Yield trajectories of doctests that printed the documented output, in order; `tally` counts the others.
 
-    Each is executed in a console of its own. One that goes wrong after examples that printed something is kept up to
-    there. Equal ones are kept once. Lines are `Sampled`, so they are what a fine-tuning learns; all else is `Observed`.
+    Each doctest runs in a separate console. If an example goes wrong, the part before it is kept, provided that it
+    printed something. Duplicates are dropped. Lines are `Sampled`, so a fine-tuning learns them; everything else is
+    `Observed`.
     """
     gate = asyncio.Semaphore(recipe.concurrency)
 
@@ -88,11 +89,13 @@ async def verified(
     seen: set[bytes] = set()
     running = [asyncio.create_task(one(specimen)) for specimen in specimens]
     try:
+        # Await in the order of the specimens, so that results do not depend on timing.
         for task in running:
             trajectory, wrong = await task
             if trajectory is None:
                 tally.dropped[wrong] += 1
                 continue
+            # Many docstrings repeat the same example.
             key = hashlib.sha256(repr(trajectory.completion_ids).encode()).digest()
             if key in seen:
                 tally.dropped["is there already"] += 1
@@ -110,16 +113,18 @@ async def verified(
 
 
 async def _play(specimen: Specimen, sandbox: Sandbox, recipe: Recipe) -> tuple[Trajectory | None, str]:
-    """The trajectory as far as it is right, or None; and what went wrong, or ""."""
+    """Return the correct part of the trajectory, or None, and what went wrong, or ""."""
     began = time.monotonic()
     version = ".".join(map(str, sandbox.python_version))
     start = recipe.renderer.prompt(specimen.question, recipe.template, version)
     segments: list[Segment] = []
-    right = 0  # segments up to the last example that printed what it should, something at all
+    # Number of segments up to the last correct example that printed something.
+    right = 0
     wrong = ""
     async with sandbox.session() as console:
         for example in (*(Example((line,), "", None, 0) for line in specimen.setup), *specimen.examples):
             results = await _type(console, example)
+            # A wrong example is not recorded: the trajectory ends before it.
             wrong = _wrong(example, results)
             if not wrong:
                 _add_segments(segments, example, results, recipe.renderer, start)
@@ -154,7 +159,8 @@ async def _type(console: SandboxSession, example: Example) -> list[PushResult]:
 
 
 def _wrong(example: Example, results: Sequence[PushResult]) -> str:
-    """What went wrong in an example, or ""."""
+    """Return what went wrong in an example, or ""."""
+    # Limits and dead consoles first: their output means nothing.
     for result in results:
         if result.status in _REASONS:
             return _REASONS[result.status]
@@ -172,7 +178,7 @@ def _wrong(example: Example, results: Sequence[PushResult]) -> str:
 def _add_segments(
     segments: list[Segment], example: Example, results: Sequence[PushResult], renderer: Renderer, start: Prompt
 ) -> None:
-    """Append a sampled line and an observation for each line: encoded alone, as a rollout does."""
+    """Append a sampled line and an observation for each line, encoded separately as in a rollout."""
     for line, result in zip(example.lines, results, strict=True):
         before = segments[-1] if segments else start
         assert not isinstance(before, Sampled)

@@ -1,1 +1,1 @@
-"""From trajectories to one reward and one advantage a line."""
+"""Credit assignment: from trajectories to one reward and one advantage per line."""

@@ -1,4 +1,4 @@
-"""A trajectory with what training made of it: kept beside the record, because the record ends when the rollout does."""
+"""A trajectory with its credit from training, which is kept apart because the record ends with the rollout."""
 
 import math
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from repl_rl.record.trajectory import Line, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class LineCredit:
-    """What one line was worth to the update."""
+    """Credit of one line in the update."""
 
     reward: float
-    """The line's reward as the estimator saw it, reward units."""
+    """Reward of the line as the estimator saw it, reward units."""
     advantage: float
-    """The advantage that each of its tokens got, dimensionless."""
+    """Advantage of each of its tokens, dimensionless."""
     logprobs: tuple[float, ...] = ()
-    """The trainer's log probability of each of its tokens, nats; (): not known."""
+    """The trainer's log probability of each of its tokens, nats; () if unknown."""
 
     def __post_init__(self) -> None:
         for name in ("reward", "advantage"):
@@ -30,7 +30,7 @@ class Credited:
 
     trajectory: Trajectory
     credit_L: tuple[LineCredit, ...] = ()
-    """One entry a line; (): nothing was learned from it (an evaluation, or a failure of ours)."""
+    """One entry per line. () means that training did not use it (an evaluation, or a failure of ours)."""
 
     def __post_init__(self) -> None:
         lines = self.trajectory.lines
@@ -48,6 +48,6 @@ class Credited:
 
 
 def ratios(line: Line, credit: LineCredit) -> tuple[float, ...]:
-    """Raw importance ratio of each token, trainer to sampler; () where the trainer's side is not known."""
+    """Return the raw importance ratio of each token, trainer to sampler, or () if the trainer's side is unknown."""
     pairs = zip(credit.logprobs, line.logprobs, strict=False)
     return tuple(math.exp(min(trainer - sampler, 700.0)) for trainer, sampler in pairs)

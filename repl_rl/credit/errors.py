@@ -1,6 +1,6 @@
-"""What an error may cost beside the table: the first of a streak alone, or only where another rollout did without.
+"""Alternatives to the table's price of errors: only the first of a streak costs, or only avoidable errors do.
 
-Neither is a setting of its own: the first is a reward of lines, the second an estimator.
+Neither is a separate setting: the first is a line reward, the second an estimator.
 """
 
 from dataclasses import replace
@@ -11,26 +11,27 @@ from repl_rl.record.trajectory import LineStatus, Trajectory
 
 
 def first_of_streak(trajectory: Trajectory) -> list[float]:
-    """-1 for a line in error after a cell that went well, or after none; 0 for any other, errors after errors too.
+    """Return -1 for each line in error that follows a cell without error, or no cell, and 0 for other lines.
 
-    As a reward that arrives as it was given, such as two_stream(given='as_given') with
-    repl_rl.credit.errors:first_of_streak=0.6: as much as an entry of -0.1 costs in `two_stream`. A policy that is bound
-    to fail again pays once for it, and has to mend it before it can pay again.
+    An error after an error is free. Use this reward unchanged, such as two_stream(given='as_given') with
+    repl_rl.credit.errors:first_of_streak=0.6. It then costs as much as an entry of -0.1 in `two_stream`. A policy that
+    is bound to fail again pays once. It must fix the error before it can pay again.
     """
     values: list[float] = []
     wrong = False
     for line in trajectory.lines:
         status = LineStatus.INCOMPLETE if line.execution is None else line.execution.status
         values.append(-1.0 if status.is_error and not wrong else 0.0)
+        # Only the last line of a cell has its result.
         if status is not LineStatus.INCOMPLETE:
             wrong = status.is_error
     return values
 
 
 def spared(group: GroupRewards, *, line_weight: LineWeight = 0.3) -> Advantages:
-    """`two_stream`, in which the table's penalties count only where some rollout of the group has none.
+    """Compute `two_stream`, but with the table's penalties only if some rollout of the group has none.
 
-    Where all had an error, the task or the policy is to blame, and no line of theirs says how it could be avoided.
+    If all rollouts have an error, the task or the policy is the cause, and no line shows how to avoid it.
     """
     if all(min(row) < 0 for row in group.shaping_G_L if row):
         group = group.each(_without_penalty)

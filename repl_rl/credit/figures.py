@@ -1,4 +1,4 @@
-"""Figures about credit: what the policy is paid for. Nothing in training reads them."""
+"""Metrics of credit assignment, which show what the policy is rewarded for. Training does not read them."""
 
 from collections.abc import Sequence
 from statistics import correlation, fmean
@@ -9,18 +9,22 @@ from repl_rl.record.group import Group
 
 
 def earned_metrics(earned: Sequence[Earned], credit: Credit) -> dict[str, float]:
-    """`shaping_metrics`, and `bound_rate`: the share of rollouts in which the bound took something off the shaping that
-    the estimator adds up; 0 for an estimator that adds none up."""
+    """Return `shaping_metrics` and `bound_rate`.
+
+    `bound_rate` is the share of rollouts in which the bound reduces the shaping that the estimator sums. It is 0 if the
+    estimator sums none.
+    """
     sums = [to_go(e.earnings.shaping_L, 1.0) for e in earned if e.earnings.lines]
+    # The tolerance absorbs rounding in the sums.
     bitten = sum(any(abs(s) > credit.table.bound * (1 + 1e-9) for s in sums_L) for sums_L in sums) * credit.sums
     return {**shaping_metrics(earned), "bound_rate": bitten / max(len(sums), 1)}
 
 
 def shaping_metrics(earned: Sequence[Earned]) -> dict[str, float]:
-    """How line rewards stand to outcomes, over graded rollouts: is the policy paid for solving, or for shaping?
+    """Compare line rewards with outcomes over graded rollouts: is the policy paid for solving, or for shaping?
 
-    `shaping_mean` is the mean sum of a rollout's line rewards; `shaping_share` the part of all absolute reward that
-    they make up; `shaping_correlation` that sum's correlation with the outcome, 0 where one of them does not vary.
+    `shaping_mean` is the mean sum of line rewards per rollout. `shaping_share` is their part of all absolute reward.
+    `shaping_correlation` is the correlation of that sum with the outcome, or 0 if one of them does not vary.
     """
     graded = [e.earnings for e in earned if e.earnings.outcome is not None]
     pairs = [(sum(r.rewards_L), r.outcome) for r in graded if r.outcome is not None]
@@ -34,16 +38,17 @@ def shaping_metrics(earned: Sequence[Earned]) -> dict[str, float]:
 
 
 def length_metrics(groups: Sequence[Group[Earned]], advantages: Sequence[Advantages]) -> dict[str, float]:
-    """Whether long rollouts are paid for being long: sampled tokens of rollouts, as distances to their group's mean.
+    """Measure if long rollouts are paid for their length: sampled tokens, as distances to their group's mean.
 
     `length_outcome_correlation` and `length_advantage_correlation` are their correlations with the outcome and with the
-    mean advantage of a token, also as distances to the group's mean, so that hard tasks with long solutions do not
-    count; 0 where one of them does not vary. `length_drift` is the mean of those distances weighted by advantage, in
-    tokens: above 0 the update pushes towards longer rollouts, whatever the reason.
+    mean advantage per token. These are also distances to the group's mean, so that hard tasks with long solutions do
+    not count. A correlation is 0 if one side does not vary. `length_drift` is the mean of those distances weighted by
+    advantage, in tokens. Above 0, the update pushes towards longer rollouts, for any reason.
     """
     graded: list[tuple[float, float]] = []
     credited: list[tuple[float, float]] = []
     for group, rows in zip(groups, advantages, strict=True):
+        # Distances are taken within each group.
         played = [(m.earnings, row) for m, row in zip(group.members, rows, strict=True) if m.earnings.lines]
         graded += _centred([(r.tokens, r.outcome) for r, _ in played if r.outcome is not None])
         credited += _centred([(r.tokens, _mean_of_tokens(r, row)) for r, row in played])
@@ -67,7 +72,7 @@ def _centred(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Pearson's correlation; 0 where one of both does not vary."""
+    """Return Pearson's correlation, or 0 if one side does not vary."""
     columns = list(zip(*pairs, strict=True))
     # Equal numbers may differ from their own mean in the last bit.
     if not columns or any(max(column) - min(column) < 1e-9 for column in columns):

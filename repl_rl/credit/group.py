@@ -1,4 +1,4 @@
-"""What each rollout of a group earned, and the advantages that follow from it."""
+"""Rewards of each rollout of a group, and the advantages that follow from them."""
 
 import math
 from collections.abc import Sequence
@@ -17,40 +17,40 @@ from repl_rl.record.trajectory import NamedReward, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """How rewards become advantages."""
+    """Settings of credit assignment, from rewards to advantages."""
 
     estimator: Estimator
     table: RewardTable
     extras: tuple[Weighted, ...] = ()
-    """Reward functions of the user, beside the table and the sampler's rewards."""
+    """Reward functions of the user, in addition to the table and the sampler's rewards."""
     potential: Potential | None = None
-    """None: no shaping by a potential."""
+    """Potential that shapes line rewards. None disables it."""
     fade_steps: int = 0
-    """Steps over which line rewards fade to nothing; 0: they stay."""
+    """Steps over which line rewards fade to zero; 0 disables fading."""
     stops: StopPolicy = field(default_factory=StopPolicy)
-    """Which stops are masked or penalised."""
+    """Stops that are masked or penalised."""
     sums: bool = True
-    """The estimator adds shaping up, within `table.bound`; False: it looks at single lines, or at none."""
+    """True if the estimator sums shaping within `table.bound`. False means that it uses single lines, or none."""
 
     def share(self, step: int) -> float:
-        """How much of the line rewards counts after so many steps, in [0, 1]."""
+        """Return the weight of line rewards after `step` steps, in [0, 1]."""
         return max(0.0, 1.0 - step / self.fade_steps) if self.fade_steps else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """What one rollout brings to its group's baseline: little enough to send to every process."""
+    """Contribution of one rollout to its group's baseline, small enough to send to every process."""
 
     task_id: str
     prompt_key: str
     earnings: RolloutEarnings
     solved: bool = False
     named: tuple[NamedReward, ...] = ()
-    """What all lines earned together, by who gave it: the table, the sampler's names, functions, a potential."""
+    """Sum over all lines per source: the table, the sampler's names, functions, a potential."""
 
 
 def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
-    """What a rollout brings to its group: nothing if it may not be trained on.
+    """Return the contribution of a rollout to its group. It is empty if the rollout may not be trained on.
 
     Raises:
         UserCodeError: a function of the user broke its contract.
@@ -59,6 +59,7 @@ def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
         return Earned(trajectory.task_id, trajectory.prompt_key, RolloutEarnings(None))
     shaping_L = shaping(trajectory, credit.table)
     parts = given(trajectory, credit.table.gated, credit.extras, credit.potential)
+    # One row per line: shaping, state, prefix, token count, and each given reward.
     of_lines = zip(
         shaping_L,
         line_states(trajectory),
@@ -81,7 +82,7 @@ def earned_by(trajectory: Trajectory, credit: Credit) -> Earned:
 
 
 def group_advantages(group: Group[Earned], credit: Credit, step: int) -> Advantages:
-    """Advantages of one group after so many steps, a row a rollout."""
+    """Return the advantages of one group after `step` steps, one row per rollout."""
     rewards = GroupRewards(tuple(m.earnings for m in group.members), credit.table.bound)
     return faded(credit.estimator, rewards, credit.share(step))
 
@@ -89,7 +90,10 @@ def group_advantages(group: Group[Earned], credit: Credit, step: int) -> Advanta
 def line_credit(
     trajectory: Trajectory, rewards_L: Sequence[float], advantages_L: Sequence[float], logprobs_T: Sequence[float]
 ) -> tuple[LineCredit, ...]:
-    """What each line was worth, for the store. `logprobs_T` are the trainer's, nats, an entry a completion token."""
+    """Return the credit of each line, for the store.
+
+    `logprobs_T` are the trainer's log probabilities, nats, one per completion token.
+    """
     if not trajectory.trainable:
         return ()
     sampled = (value for value, mine in zip(logprobs_T, trajectory.loss_mask, strict=True) if mine)

@@ -1,9 +1,9 @@
-"""From a trajectory to one reward a line, in reward units (dimensionless).
+"""Line rewards: from a trajectory to one reward per line, in reward units (dimensionless).
 
-A line's reward is what its `LineStatus` is worth in a `RewardTable` (its *shaping*), plus what it was given: by the
-sampler under a name, by functions of the user, by the difference of a potential. What was given arrives as it was
-given, on whatever scale; only shaping is bounded, where an estimator adds it up. The outcome reward is not part of it:
-it belongs to the whole rollout and is `Trajectory.outcome`.
+A line's reward is the value of its `LineStatus` in a `RewardTable` (its *shaping*), plus the rewards that it was given.
+The sampler gives rewards under a name. Functions of the user and the difference of a potential give further ones. Given
+rewards arrive unchanged, on any scale. Only shaping is bounded, if an estimator sums it. The outcome reward is not
+included: it belongs to the whole rollout and is `Trajectory.outcome`.
 """
 
 import inspect
@@ -20,11 +20,10 @@ from repl_rl.settings.named import imported
 
 @dataclass(frozen=True, slots=True)
 class RewardTable:
-    """What a line earns for each `LineStatus`; reward units, finite.
+    """Reward of a line per `LineStatus`; reward units, finite.
 
-    Three have no entry and are worth nothing: `sandbox_fault` is ours; `incomplete` says nothing yet, what came of its
-    cell is known at the cell's last line, whose status is paid; and what a rollout that `exited` is worth is said by
-    `StopPolicy`.
+    Three statuses have no entry and are worth nothing. `sandbox_fault` is our failure. `incomplete` has no result yet;
+    the status of the cell's last line is rewarded. `StopPolicy` decides the value of a rollout that `exited`.
     """
 
     syntax_error: float = -0.1
@@ -34,20 +33,20 @@ class RewardTable:
     timeout: float = -0.1
     """The cell ran past its time limit."""
     memory_limit: float = -0.1
-    """The cell asked for more memory than it may have."""
+    """The cell requested more memory than its limit."""
     output_limit: float = -0.1
-    """The cell printed more than it may."""
+    """The cell printed more than its limit."""
     killed: float = -0.1
     """The cell killed its console."""
     ok: float = 0.0
     """The cell ran."""
     answered: float = 0.0
-    """The cell submitted an answer; whether it is right is the outcome's business."""
+    """The cell submitted an answer. The outcome decides if it is right."""
     gated: bool = False
-    """True: rewards above 0, whoever gave them, count only in a rollout that is solved."""
+    """Count rewards above 0, from any source, only in a rollout that is solved."""
     bound: float = 0.5
-    """Most that the entries of this table can move the return of a line, > 0: an estimator that adds rewards up counts
-    no more than that of what a line and those after it have in the table. No entry is larger."""
+    """Largest effect of the entries of this table on the return of a line, > 0. An estimator that sums rewards limits
+    the table's part of a line and those after it to this bound. No entry is larger."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -62,60 +61,61 @@ class RewardTable:
                 raise ConfigError(f"rewards.{status}", self.of(status), remedy)
 
     def of(self, status: LineStatus) -> float:
-        """The reward of one line with this status; 0 for those without an entry."""
+        """Return the reward of one line with this status, or 0 if the status has no entry."""
         if status in (LineStatus.SANDBOX_FAULT, LineStatus.INCOMPLETE, LineStatus.EXITED):
             return 0.0
         return float(getattr(self, status.value))
 
 
 NO_SHAPING = RewardTable(syntax_error=0, exception=0, timeout=0, memory_limit=0, output_limit=0, killed=0)
-"""Every line is worth nothing: only the outcome counts."""
+"""Table in which every line is worth nothing, so that only the outcome counts."""
 
 
 TABLE, POTENTIAL = "status", "potential"
-"""Names for the metrics: what the table gives, and what a potential does."""
+"""Names under which metrics report rewards of the table and of a potential."""
 
 LineReward = Callable[..., Sequence[float]]
-"""A user's function: one finite reward a line of the trajectory, in reward units. Where it has a second parameter, it
-is given the task as well."""
+"""Function of the user that returns one finite reward per line of the trajectory, in reward units. With a second
+parameter, it also gets the task."""
 
 TIME_LIMIT_S = 10.0
-"""Longest that a `LineReward` may take for one trajectory by default, wall clock."""
+"""Default time limit of a `LineReward` per trajectory, wall clock seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """A `LineReward` held to its contract, times a weight."""
+    """A `LineReward` with a weight and checks of its result."""
 
     function: LineReward
     weight: float = 1.0
     time_limit_s: float = TIME_LIMIT_S
-    """Longest that it may take for one trajectory, wall clock."""
+    """Time limit per trajectory, wall clock seconds."""
     tasks: Mapping[str, object] = field(default_factory=dict)
-    """By id, for a function that takes the task as well."""
+    """Tasks by id, for a function that takes the task as well."""
 
     def said(self, trajectory: Trajectory) -> Sequence[float]:
-        """What the function says, unchecked.
+        """Call the function without checking its result.
 
         Raises:
-            KeyError: it takes the task as well, which is not known.
+            KeyError: the function takes the task as well, which is unknown.
         """
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = inspect.signature(self.function).parameters.values()
+        # A second required parameter takes the task.
         if len([p for p in parameters if p.kind in kinds and p.default is p.empty]) < 2:
             return self.function(trajectory)
         return self.function(trajectory, self.tasks[trajectory.task_id])
 
     @property
     def name(self) -> str:
-        """What metrics call it: module:function."""
+        """Name in metrics: module:function."""
         return f"{getattr(self.function, '__module__', '?')}:{getattr(self.function, '__qualname__', self.function)}"
 
     def __call__(self, trajectory: Trajectory) -> tuple[float, ...]:
-        """One finite number a line, shape (L,).
+        """Return one finite number per line, shape (L,).
 
         Raises:
-            UserCodeError: the function raised, took too long, or gave other than one finite number a line.
+            UserCodeError: the function raised, took too long, or returned anything but one finite number per line.
         """
         values_L = held_to_contract(self, trajectory)
         return tuple(self.weight * value for value in values_L)
@@ -123,21 +123,21 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class Potential:
-    """How promising the console is before each line. Only its differences are paid, so it cannot be farmed.
+    """Potential of the console before each line. Only its differences are paid, so it cannot be farmed.
 
     F(l) = discount * phi(l + 1) - phi(l), and phi = 0 once the rollout is over. The discounted sum over a rollout is
-    -phi(0), whatever happened in between: the same for the whole group, so no policy earns more by it. Source: Ng,
-    Harada and Russell 1999; the end at 0 is that of Grzes 2017. It holds exactly for estimators that add rewards up
-    (`return_to_go`, `state_anchor`); one that normalises line rewards keeps the direction only.
+    -phi(0), independent of the lines in between. It is the same for the whole group, so no policy earns more by it.
+    Sources: Ng, Harada and Russell 1999, and Grzes 2017 for the end at 0. It holds exactly for estimators that sum
+    rewards (`return_to_go`, `state_anchor`). An estimator that normalises line rewards keeps only the direction.
     """
 
     phi: Weighted
-    """One number a line: the potential of the state that the line starts from."""
+    """One number per line: the potential of the state from which the line starts."""
     discount: float = 1.0
-    """Worth of a reward one line later, in (0, 1]; that of the estimator."""
+    """Worth of a reward one line later, in (0, 1], which equals that of the estimator."""
 
     def __call__(self, trajectory: Trajectory) -> tuple[float, ...]:
-        """F of each line, shape (L,).
+        """Return F of each line, shape (L,).
 
         Raises:
             UserCodeError: `phi` broke its contract.
@@ -152,10 +152,11 @@ def line_rewards(
     extras: Sequence[Weighted] = (),
     potential: Potential | None = None,
 ) -> tuple[float, ...]:
-    """One reward a line, shape (L,): the table's entry, the sampler's rewards for that line, those of `extras`.
+    """Return one reward per line, shape (L,): the table's entry, the sampler's rewards for that line, those of
+    `extras`.
 
-    Nothing is scaled: an error costs what the table says, however many there are. A rollout that failed on our side
-    earns nothing.
+    Nothing is scaled: each error costs its entry in the table, regardless of their number. A rollout that failed on our
+    side earns nothing.
 
     Raises:
         UserCodeError: a function of the user broke its contract.
@@ -165,7 +166,7 @@ def line_rewards(
 
 
 def shaping(trajectory: Trajectory, table: RewardTable) -> tuple[float, ...]:
-    """What the status table alone gives each line, shape (L,)."""
+    """Return the reward of each line from the status table alone, shape (L,)."""
     if not trajectory.trainable:
         return (0.0,) * len(trajectory.lines)
     entries_L = [0.0 if line.execution is None else table.of(line.execution.status) for line in trajectory.lines]
@@ -178,10 +179,10 @@ def given(
     extras: Sequence[Weighted] = (),
     potential: Potential | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """What the lines were given beside the table, by the name of each reward, shape (L,) each.
+    """Return the rewards of lines from all sources but the table, by name, each of shape (L,).
 
-    `gated`: what is above 0 counts only in a rollout that is solved, except the differences of a potential, whose sum
-    would not cancel then.
+    With `gated`, values above 0 count only in a rollout that is solved. The differences of a potential are exempt,
+    because their sum would not cancel then.
 
     Raises:
         UserCodeError: a function of the user broke its contract.
@@ -190,12 +191,14 @@ def given(
     if not trajectory.trainable:
         return {}
     parts: dict[str, tuple[float, ...]] = {}
+    # Rewards of the sampler, then of the user's functions.
     for name in dict.fromkeys(reward.name for line in lines for reward in line.rewards):
         parts[name] = tuple(math.fsum(r.value for r in line.rewards if r.name == name) for line in lines)
     for extra in extras:
         parts[extra.name] = _sum(parts.get(extra.name), extra(trajectory))
     if gated and not trajectory.solved:
         parts = {name: _gated(values_L) for name, values_L in parts.items()}
+    # After the gate, so that its differences cancel.
     if potential:
         parts[POTENTIAL] = _sum(parts.get(POTENTIAL), potential(trajectory))
     return parts
@@ -210,10 +213,10 @@ def _sum(some: Sequence[float] | None, more: Sequence[float]) -> tuple[float, ..
 
 
 def line_reward(name: str, tasks: Mapping[str, object] = MappingProxyType({})) -> Weighted:
-    """The function at `module:function`, or `module:function=weight`; `tasks`, by id, for those that take one.
+    """Load the function at `module:function`, or `module:function=weight`. `tasks`, by id, are for those that take one.
 
     Raises:
-        ConfigError: there is no such function, or the weight is no finite number.
+        ConfigError: no such function exists, or the weight is not a finite number.
         UserCodeError: its module raised while it was imported.
     """
     path, equals, weight = name.partition("=")
@@ -231,7 +234,10 @@ def line_reward(name: str, tasks: Mapping[str, object] = MappingProxyType({})) -
 
 
 def broken(trajectory: Trajectory) -> list[float]:
-    """A potential: -1 while the last cell that ran went wrong, else 0. An error costs, and mending it pays it back."""
+    """Return a potential: -1 while the last cell that ran failed, otherwise 0.
+
+    An error costs, and fixing it pays the cost back.
+    """
     values: list[float] = []
     wrong = False
     for line in trajectory.lines:
@@ -242,9 +248,9 @@ def broken(trajectory: Trajectory) -> list[float]:
 
 
 def held_to_contract(extra: Weighted, trajectory: Trajectory) -> tuple[float, ...]:
-    """Call a user's reward function; see `line_rewards` for what it raises.
+    """Call a user's reward function and validate its result. See `line_rewards` for its errors.
 
-    It runs in a thread of its own, which is abandoned when it takes too long: the run ends then.
+    It runs in a separate thread. If it takes too long, the thread is abandoned, because the run ends.
     """
     name = f"line reward {extra.name}"
     call = InThread(lambda: tuple(float(value) for value in extra.said(trajectory)), name)

@@ -1,7 +1,7 @@
-"""Names of what each line starts from: the console state, or all ids before it.
+"""Names of the console state before each line, or of all ids before it.
 
-They are made on the host, states from what ran before. What a sandbox says is untrusted, and would decide here who
-shares a baseline.
+The host computes them, and derives states from the lines that ran before. Reports of a sandbox are untrusted. Here they
+could decide which rollouts share a baseline.
 """
 
 import ast
@@ -12,17 +12,18 @@ from repl_rl.record.trajectory import Line, LineStatus, Observed, Trajectory
 
 
 def line_states(trajectory: Trajectory) -> tuple[str, ...]:
-    """A name of the console state that each line starts from, shape (L,); equal names mean equal states.
+    """Return a name of the console state before each line, shape (L,). Equal names mean equal states.
 
-    It is made from the cells that the console was given before, without their layout and comments, and whatever the
-    policy wrote around them; a cell that never compiled left no trace. So it tells more states apart than there are
-    (`x = 4` and `x = 2 + 2` differ), never fewer, as long as programs are deterministic. A line that a tool executed
-    counts with its text.
+    A name depends on the cells that the console received before, without their layout and comments. Other text of the
+    policy around them does not count, and a cell that never compiled left no trace. Equal states may have different
+    names (`x = 4` and `x = 2 + 2`). Different states never share a name, as long as programs are deterministic. A line
+    that a tool executed counts with its text.
     """
     states: list[str] = []
     ran = ""
     cell: list[str] = []
-    alone = True  # each line of the cell closed one physical line, so they are all of this one cell
+    # True while each line of the cell closed one physical line, so that all of them belong to this cell.
+    alone = True
     for line in trajectory.lines:
         states.append(hashlib.blake2b((ran + _joined(cell)).encode(errors="replace"), digest_size=16).hexdigest())
         if line.execution is None:
@@ -31,6 +32,8 @@ def line_states(trajectory: Trajectory) -> tuple[str, ...]:
         cell += given
         alone = alone and len(given) == 1
         if line.execution.status is not LineStatus.INCOMPLETE:
+            # A cell that never compiled left no trace. With several physical lines per line, an earlier one may have
+            # run.
             if line.execution.status is not LineStatus.SYNTAX_ERROR or not alone:
                 ran += _canonical(_joined(cell))
             cell, alone = [], True
@@ -38,9 +41,9 @@ def line_states(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def line_prefixes(trajectory: Trajectory) -> tuple[str, ...]:
-    """A name of all that stood between the prompt and each line, shape (L,); equal names mean equal ids.
+    """Return a name of everything between the prompt and each line, shape (L,). Equal names mean equal ids.
 
-    Observations count, too: two consoles may have answered the same lines differently.
+    Observations count, too, because two consoles may have answered the same lines differently.
     """
     names: list[str] = []
     so_far = hashlib.blake2b(digest_size=16)
@@ -53,7 +56,7 @@ def line_prefixes(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def _given(line: Line) -> tuple[str, ...]:
-    """What was executed for a line; its text, where no console did."""
+    """Return the physical lines that were executed for a line, or its text if no console executed it."""
     assert line.execution is not None
     return line.execution.ran or (line.text.removesuffix("\n"),)
 
@@ -63,7 +66,7 @@ def _joined(cell: list[str]) -> str:
 
 
 def _canonical(cell: str) -> str:
-    """The cell without layout and comments; the cell itself where Python here cannot parse it."""
+    """Return the cell without layout and comments, or the cell itself if Python cannot parse it here."""
     try:
         body = ast.parse(cell).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""What the stop of a rollout means for learning: one policy, applied once, before anything is made of the rollout."""
+"""Effect of a rollout's stop on training: one policy, applied once, before the rollout is used."""
 
 import math
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ CUT = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_
 
 @dataclass(frozen=True, slots=True)
 class StopPolicy:
-    """Which stops are not learned from as they are. A rollout with a stop that is not named here is trained on."""
+    """Stops that are masked or penalised. A rollout with any other stop is trained on."""
 
     mask: tuple[Name, ...] = ()
-    """Stops whose rollouts teach nothing: no token of theirs gets a gradient, and they are in no baseline."""
+    """Stops whose rollouts teach nothing: none of their tokens gets a gradient, and they are in no baseline."""
     penalise: tuple[Name, ...] = ()
-    """Stops that cost a rollout `penalty`, off its outcome; one without an outcome stays without."""
+    """Stops that subtract `penalty` from a rollout's outcome. A rollout without an outcome stays without one."""
     penalty: float = 0.5
-    """What a penalised stop costs, > 0, in reward units."""
+    """Cost of a penalised stop, > 0, in reward units."""
 
     def __post_init__(self) -> None:
         for name in (*self.mask, *self.penalise):
@@ -38,10 +38,10 @@ class StopPolicy:
             raise ConfigError("stops.penalty", self.penalty, "give a finite number above 0")
 
     def learned(self, trajectory: Trajectory) -> Trajectory:
-        """The rollout as training is to see it.
+        """Return the rollout as training sees it.
 
-        A masked one has nothing that was sampled and no outcome: whatever holds for a rollout that may not be trained
-        on, from masks to baselines, then holds for it too.
+        A masked rollout has no sampled tokens and no outcome. All rules for rollouts that may not be trained on, from
+        masks to baselines, then hold for it, too.
         """
         if trajectory.stop.value in self.mask:
             return replace(trajectory.ungraded(), segments=(), stop=Stop.FINISHED)
@@ -50,7 +50,7 @@ class StopPolicy:
         return trajectory
 
     def rates(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Shares of the rollouts that did not fail on our side: cut by a budget, masked, penalised."""
+        """Return shares of the rollouts that did not fail on our side: cut by a budget, masked, penalised."""
         stops = [t.stop for t in trajectories if t.failure is None]
         count = max(len(stops), 1)
         return {
@@ -61,12 +61,12 @@ class StopPolicy:
 
 
 def ends_of(trajectories: Sequence[Trajectory]) -> list[tuple[bool, int]]:
-    """Whether each rollout that is learned from was cut, and its sampled tokens."""
+    """Return (was it cut, sampled tokens) for each rollout that is trained on."""
     return [(t.stop in CUT, t.sampled_tokens) for t in trajectories if t.trainable]
 
 
 def told_of_ends(ends: Sequence[tuple[bool, int]]) -> dict[str, float]:
-    """The share of rollouts that were cut, and the lengths of the others, by TRL's names."""
+    """Return the share of rollouts that were cut, and the lengths of the others, under TRL's names."""
     whole = [length for cut, length in ends if not cut] or [0]
     return {
         "clipped_ratio": sum(cut for cut, _ in ends) / max(len(ends), 1),

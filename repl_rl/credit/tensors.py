@@ -1,7 +1,7 @@
-"""The only place where lines become padded tensors.
+"""Conversion of lines to padded tensors, which happens only here.
 
-Widening from lines to tokens is `trajectory.spread`; here its rows are padded to one length. Suffixes: `_B` has a row
-a rollout, `_T` a column a completion token (padded on the right).
+`trajectory.spread` expands lines to tokens. Here its rows are padded to one length. Suffixes: `_B` has one row per
+rollout, `_T` one column per completion token, padded on the right.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from repl_rl.record.trajectory import Trajectory, spread
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Token lists of a batch, one row a rollout, as TRL's rollout hook takes them."""
+    """Token lists of a batch, one row per rollout, in the form of TRL's rollout hook."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
     logprobs: list[list[float]]
-    """Sampled log probabilities (nats), 0.0 as a placeholder at observed tokens, which the mask removes."""
+    """Sampled log probabilities, nats. Observed tokens have the placeholder 0.0, which the mask removes."""
     mask: list[list[int]]
-    """1 where the policy sampled the token and may learn from it, else 0."""
+    """1 if the policy sampled the token and may learn from it, otherwise 0."""
 
     def __post_init__(self) -> None:
         rows = {len(rows) for rows in (self.prompt_ids, self.completion_ids, self.logprobs, self.mask)}
@@ -36,7 +36,7 @@ class Columns:
 
 
 def columns(trajectories: Sequence[Trajectory], pad_id: int) -> Columns:
-    """The token lists of a batch. A rollout that may not be trained on is a single masked padding token."""
+    """Return the token lists of a batch. A rollout that may not be trained on is a single masked padding token."""
     return Columns(
         [list(t.prompt.token_ids) for t in trajectories],
         [list(t.completion_ids) if t.trainable else [pad_id] for t in trajectories],
@@ -46,7 +46,9 @@ def columns(trajectories: Sequence[Trajectory], pad_id: int) -> Columns:
 
 
 def widen(values_B_L: Sequence[Sequence[float]], trajectories: Sequence[Trajectory], width: int) -> Tensor:
-    """One value a line to one value a token: float32, shape (B, T) with T = `width`; 0 at observations and padding.
+    """Expand one value per line to one value per token: float32, shape (B, T) with T = `width`.
+
+    Observations and padding are 0.
 
     Raises:
         InvariantError: the values do not match the lines, or a completion is longer than `width`.
@@ -56,13 +58,13 @@ def widen(values_B_L: Sequence[Sequence[float]], trajectories: Sequence[Trajecto
 
 
 def line_numbers(trajectories: Sequence[Trajectory], width: int) -> Tensor:
-    """The line that each token belongs to: int64, shape (B, T); -1 at observations and padding."""
+    """Return the index of each token's line: int64, shape (B, T); -1 at observations and padding."""
     rows = [spread(range(len(t.lines)), t, observed=-1) for t in trajectories]
     return _padded(rows, trajectories, width, -1, torch.int64)
 
 
 def policy_steps(trajectories: Sequence[Trajectory], width: int) -> Tensor:
-    """The policy step that wrote each token: int64, shape (B, T); -1 at observations and padding."""
+    """Return the policy step that sampled each token: int64, shape (B, T); -1 at observations and padding."""
     rows = [spread([line.policy_step for line in t.lines], t, observed=-1) for t in trajectories]
     return _padded(rows, trajectories, width, -1, torch.int64)
 
@@ -72,6 +74,7 @@ def _padded(
 ) -> Tensor:
     out = torch.full((len(rows), width), fill, dtype=dtype)
     for b, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
+        # A rollout that may not be trained on keeps the fill value.
         if not trajectory.trainable:
             continue
         if len(row) > width:

@@ -1,4 +1,4 @@
-"""Inference engines: they sample ids. `open_engine` is the way in; the seam is in `repl_rl.engine.base`."""
+"""Inference engines, which sample ids. `open_engine` opens one; `repl_rl.engine.base` defines the interface."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 ENGINES: Seam[EngineKind] = Seam("engine", {kind.kind: kind for kind in (Vllm, Transformers)})
-"""Every engine that can be chosen by name."""
+"""Registry of the engines that a setting can choose by name."""
 
 
 def open_engine(
@@ -48,30 +48,33 @@ def open_engine(
     growth_tokens: int | None = None,
     kv_on_sync: KvOnSync = "drop",
 ) -> AbstractAsyncContextManager[Engine]:
-    """An engine, for the length of an `async with`; its processes are gone afterwards.
+    """Open an engine for the duration of an `async with` block. Its processes are gone afterwards.
 
     Args:
-        kind: `vllm`, `transformers`, `scripted`, or whatever else is among `ENGINES`; or one with options of its own,
-            such as `Vllm(threads=2)`.
+        kind: `vllm`, `transformers`, `scripted`, or another name in `ENGINES`; or an engine config with options, such
+            as `Vllm(threads=2)`.
         model: the model folder, as `save_pretrained` writes it; the scripted engine does not read it.
-        policy: of `scripted`: a function from ids to the next ids; other engines take none.
-        context_tokens: longest sequence in tokens, prompt included (>= 2); None: what the model's config.json says.
+        policy: function from ids to the next ids, for `scripted` only.
+        context_tokens: longest sequence in tokens, prompt included (>= 2). None means the limit in the model's
+            config.json.
         dtype: of weights and cache; auto is float32 on CPU, bfloat16 on a GPU.
-        max_sessions: most sessions open at once (>= 1); opening one more waits until one is closed. vLLM opens fewer
-            where the lengths that they are expected to reach do not fit into its cache.
-        seed: of the engine's own random stream, used by sessions without a seed of their own.
-        forbidden_ids: ids that are never sampled: give `Renderer.forbidden_ids`. `Rollouts` refuses an engine whose ids
-            are not those of its renderer.
-        growth_tokens: ids that a session can gain after its prompt (>= 1), `RolloutLimits.most_tokens`: it bounds the
-            first guess of how many sessions fit into the cache. None: unknown.
-        kv_on_sync: what becomes of keys, values and states of open sessions when weights change.
+        max_sessions: maximum number of open sessions (>= 1); another one waits until one is closed. vLLM opens fewer if
+            the expected lengths do not fit into its KV cache.
+        seed: of the engine's random stream, used by sessions without a seed.
+        forbidden_ids: ids that are never sampled; give `Renderer.forbidden_ids`. `Rollouts` rejects an engine whose ids
+            differ from those of its renderer.
+        growth_tokens: maximum number of ids that a session gains after its prompt (>= 1), see
+            `RolloutLimits.most_tokens`. It bounds the first estimate of the number of sessions that fit into the cache.
+            None means unknown.
+        kv_on_sync: treatment of keys, values and states of open sessions when weights change.
 
     Raises:
-        ConfigError: unknown kind; and as `EngineKind.open`.
+        ConfigError: `kind` is unknown, `policy` does not fit it, or the reasons of `EngineKind.open`.
     """
     opening = Opening(Path(model), context_tokens, dtype, max_sessions, seed, forbidden_ids, growth_tokens, kv_on_sync)
     if (policy is not None) != (kind == Scripted.kind):
         raise ConfigError("policy of engine", kind, "give a policy with the engine 'scripted', and with no other")
+    # The scripted engine needs no model, and no run can choose it, so the registry does not have it.
     if policy is not None:
         return Scripted(policy).open(opening)
     if isinstance(kind, Scripted):

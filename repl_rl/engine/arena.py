@@ -1,6 +1,6 @@
 """Keys and values of many sessions in two tensors per layer, as a cache that a transformers model can write to.
 
-Convolution and recurrent states, of models that have them, are in `recurrent`.
+`recurrent` holds convolution and recurrent states, for models that have them.
 """
 
 import inspect
@@ -15,24 +15,24 @@ from repl_rl.engine.recurrent import RUNNING, RecurrentStates
 from repl_rl.errors import ConfigError
 
 GRAIN = 64
-"""The arena grows by this many positions, so that it is seldom copied."""
+"""Number of positions by which the arena grows, so that it is seldom copied."""
 FULL, WINDOWED = "full_attention", "sliding_attention"
 STATELESS = frozenset({"mlp", "moe"})
-"""Kinds of layers that keep nothing."""
+"""Kinds of layers that keep no state."""
 _ONE_BY_ONE = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
-"""Models whose scan begins anew where several ids follow a state (transformers 5.19, `mamba_selective_scan`)."""
+"""Models whose scan drops the previous state if several ids follow it (transformers 5.19, `mamba_selective_scan`)."""
 _REMEDY = "the transformers engine keeps keys, values, convolution and recurrent states alone; use --engine vllm"
 
 Masks = Tensor | Mapping[str, Tensor]
-"""One mask for every layer, or one for each kind of layer."""
+"""One mask for every layer, or one per kind of layer."""
 
 
 class Arena:
-    """Slots x positions of keys and values. Each forward names its rows' slots and positions with `aim`, and ends with
-    `settle`.
+    """KV cache of the transformers engine, slots x positions. A forward pass starts with `aim`, which selects the slots
+    and positions of its rows, and ends with `settle`.
 
-    Positions past a row's own length hold rubbish; the attention mask that `aim` returns hides them, and where layers
-    look back through a window, what lies before it.
+    Positions past the length of a row hold garbage. The attention mask that `aim` returns hides them. If layers have a
+    sliding window, it also hides positions before the window.
     """
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -42,9 +42,9 @@ class Arena:
         self._kinds = set(getattr(text, "layer_types", None) or ())
         self._states = RecurrentStates(config)
         self.padded = not self._states.some
-        """True where rows with different numbers of new ids may share a forward pass, the shorter ones padded."""
+        """True if rows with different numbers of new ids may share a forward pass, with the shorter ones padded."""
         self.one_by_one = text.model_type in _ONE_BY_ONE
-        """True where ids after a recurrent state must be fed one by one."""
+        """True if ids after a recurrent state must be fed one by one."""
         self._window: int | None = getattr(text, "sliding_window", None)
         self._slot_count = self._position_count = 0
         self._stores: dict[tuple[int, int], Tensor] = {}
@@ -54,29 +54,34 @@ class Arena:
         self._seen: Sequence[int] = ()
 
     def take(self) -> int:
-        """A slot that nobody holds."""
+        """Return a free slot."""
         if not self.free:
+            # Double the number of slots. The tensors grow at their next write.
             slots = self._slot_count
             self._slot_count = max(8, 2 * slots)
             self.free.extend(range(self._slot_count - 1, slots - 1, -1))
         return self.free.pop()
 
     def give(self, slot: int) -> None:
-        """Hand a slot back."""
+        """Free a slot."""
         self._states.drop(slot)
         self.free.append(slot)
 
     def resume(self, slot: int, computed: int, mark: int) -> int:
-        """Return after how many ids a session goes on whose first `computed` ids were fed and that may go back to
-        `mark`: after `computed`, or after none where a recurrent state has seen others."""
+        """Return the number of ids after which a session resumes: `computed`, or 0 if recurrent states saw other ids.
+
+        `computed` ids of the session were fed, and the session may go back to `mark`.
+        """
         return computed if self.padded else self._states.resume(slot, computed, mark)
 
     def aim(self, slots: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Masks]:
-        """Say where the next forward writes: row b writes `lengths[b]` ids from position `starts[b]` of `slots[b]`.
+        """Select where the next forward pass writes.
+
+        Row b writes `lengths[b]` ids from position `starts[b]` of `slots[b]`.
 
         Returns:
-            position ids (B, Q) and additive attention masks (B, 1, Q, K). Rows shorter than Q are padded on the
-            right; what padding writes lies past the row's length and is overwritten by the row's next ids.
+            Position ids (B, Q) and additive attention masks (B, 1, Q, K). Rows shorter than Q are padded on the right.
+            Padding is written past the row's length, and the row's next ids overwrite it.
         """
         longest = max(lengths)
         first = torch.tensor(starts, device=self._device).unsqueeze(1)
@@ -86,23 +91,27 @@ class Arena:
             self._seen = [start + longest for start in starts]
             self._states.load(self._slots, starts)
         self._positions = first + torch.arange(longest, device=self._device)
+        # The span covers the padding of every row as well.
         self._span = max(starts) + longest
         if self._span > self._position_count:
+            # Round up to a multiple of GRAIN.
             self._position_count = (self._span + GRAIN - 1) // GRAIN * GRAIN
         return self._positions, self._masks()
 
     def settle(self) -> None:
-        """Keep what the forward that `aim` began has made of recurrent states."""
+        """Keep the recurrent states that the forward pass after `aim` computed."""
         if not self.padded:
             self._states.store(self._slots, self._seen, self._slot_count)
 
     def _masks(self) -> Masks:
         seen, now = torch.arange(self._span, device=self._device), self._positions.unsqueeze(-1)
         later = seen > now
+        # An id never attends to later ids, nor to ids that have left the window.
         if self._window is None:
             return self._mask(later)
         gone = later | (seen <= now - self._window)
-        if not self._kinds:  # every layer has the window
+        # Without `layer_types`, every layer has the window.
+        if not self._kinds:
             return self._mask(gone)
         return {FULL: self._mask(later), WINDOWED: self._mask(gone)} if WINDOWED in self._kinds else self._mask(later)
 
@@ -113,7 +122,8 @@ class Arena:
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write (B, H, Q, D) keys and values where `aim` said; return all that these rows may look at, (B, H, K, D)."""
+        """Write (B, H, Q, D) keys and values where `aim` selected. Return (B, H, K, D), all that these rows may attend
+        to."""
         return self._written(key_states, layer_idx, 0), self._written(value_states, layer_idx, 1)
 
     def _written(self, states: Tensor, layer: int, which: int) -> Tensor:
@@ -122,11 +132,12 @@ class Arena:
         return store[self._slots, :, : self._span]
 
     def _store(self, states: Tensor, layer: int, which: int) -> Tensor:
-        """The tensor (slots, H, positions, D) that these states belong into; heads and widths differ by layer."""
+        """Return the tensor (slots, H, positions, D) for these states. Heads and widths differ per layer."""
         old = self._stores.get((layer, which))
         shape = (self._slot_count, states.size(1), self._position_count, states.size(3))
         if old is not None and old.shape == shape:
             return old
+        # Copy the old content into a larger tensor.
         store = states.new_zeros(shape, dtype=self._dtype)
         if old is not None:
             store[: old.size(0), :, : old.size(2)] = old
@@ -135,39 +146,40 @@ class Arena:
 
     @property
     def layers(self) -> Sequence[LinearAttentionLayer]:
-        """Convolution and recurrent states of the rows at hand, as models read and write them."""
+        """Convolution and recurrent states of the current rows, as models read and write them."""
         return self._states.layers
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """True where the rows at hand have states from before, in this layer; None asks the last one that has any."""
+        """Return True if the current rows have earlier states in this layer. None means the last layer that has any."""
         had = self.layers[self._states.last if layer_idx is None else layer_idx].has_previous_state
         return all(had.values()) if state_idx is None else bool(had[state_idx])
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, **kwargs: int) -> Tensor:
-        """As transformers' `Cache.update_conv_state`."""
+        """Update the state as transformers' `Cache.update_conv_state` does."""
         updated: Tensor = self.layers[layer_idx].update_conv_state(conv_states, **kwargs)
         return updated
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, **kwargs: int) -> Tensor:
-        """As transformers' `Cache.update_recurrent_state`."""
+        """Update the state as transformers' `Cache.update_recurrent_state` does."""
         updated: Tensor = self.layers[layer_idx].update_recurrent_state(recurrent_states, **kwargs)
         return updated
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows differ in length; positions are always given, so nothing may be derived from this."""
+        """Return 0. Rows differ in length and positions are always given, so nothing may depend on this value."""
         return 0
 
 
 def refuse_unkept(kind: type[PreTrainedModel], config: PretrainedConfig) -> None:
-    """Refuse a model whose past is more than keys, values, convolution and recurrent states per layer.
+    """Reject a model whose past is more than keys, values, convolution and recurrent states per layer.
 
     Raises:
-        ConfigError: it keeps a state elsewhere, shares keys and values between layers, or attends in another way.
+        ConfigError: the model keeps a state elsewhere, shares keys and values between layers, has an unknown kind of
+            layer, or takes no positions.
     """
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
     others = sorted(kinds - {FULL, WINDOWED} - RUNNING - STATELESS)
-    # MiniMax has layers of linear attention, is not stateful in transformers' sense, and brings a cache of its own.
+    # MiniMax has layers of linear attention and its own cache, but is not stateful in transformers' sense.
     elsewhere = not kinds & RUNNING if kind._is_stateful else "linear_attention" in kinds
     if others or elsewhere:
         what = ", ".join(others) or "a running state outside of transformers' cache"
@@ -175,6 +187,7 @@ def refuse_unkept(kind: type[PreTrainedModel], config: PretrainedConfig) -> None
     shared = getattr(text, "num_kv_shared_layers", 0)
     if shared:
         raise ConfigError("num_kv_shared_layers", shared, _REMEDY)
+    # Rows differ in length, so the model must accept explicit positions.
     decoder = inspect.signature(kind.forward).parameters
     if takes_states_alone(kind):
         return
@@ -183,5 +196,5 @@ def refuse_unkept(kind: type[PreTrainedModel], config: PretrainedConfig) -> None
 
 
 def takes_states_alone(kind: type[PreTrainedModel]) -> bool:
-    """True where no layer attends: the model is given its states as `cache_params`, and no positions and no mask."""
+    """Return True if no layer attends. Such a model gets its states as `cache_params`, and no positions and no mask."""
     return "cache_params" in inspect.signature(kind.forward).parameters

@@ -1,13 +1,13 @@
-"""Progress bars in vLLM's process; a file of its own, so that its test runs where vLLM is not installed."""
+"""Progress bars in vLLM's process. This is a separate file, so its test runs without vLLM."""
 
 import importlib
 import threading
 
 
 def without_semaphores() -> None:
-    """Give tqdm's bars a lock of this process alone; to be called before the first bar.
+    """Give tqdm's bars a lock that only this process uses. Call it before the first bar.
 
-    Its own is a named semaphore as well, which the host's resource tracker says is leaked where this process ends
-    without taking itself apart. Bars of one process need none.
+    tqdm's default lock includes a named semaphore. The host's resource tracker reports it as leaked if this process
+    exits without cleanup. Bars of one process do not need it.
     """
     importlib.import_module("tqdm.std").tqdm.set_lock(threading.RLock())

@@ -1,6 +1,6 @@
-"""What an inference engine is to a rollout: a session that takes observed ids and gives sampled ones.
+"""Interfaces of inference engines: an engine session takes observed ids and samples new ones.
 
-Engines deal in token ids only. They know neither text, nor lines, nor consoles.
+Engines handle token ids only. They know neither text, nor lines, nor consoles.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from typing import Protocol, runtime_checkable
 from repl_rl.errors import ConfigError, EngineError
 
 Watch = Callable[[int], bool]
-"""Called with each sampled id in order; True asks to stop after that id."""
+"""Callback that gets each sampled id in order; True stops sampling after that id."""
 
 
 class ChunkEnd(StrEnum):
-    """Why the engine stopped sampling a chunk."""
+    """Reason for the end of a chunk."""
 
     STOP_ID = "stop_id"
-    """The last id is one of the asked-for stop ids."""
+    """The last id is one of the requested stop ids."""
     WATCH = "watch"
     """The watch returned True for the last id."""
     LENGTH = "length"
@@ -31,17 +31,17 @@ class ChunkEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Ids that the policy sampled in one go; never empty. `logprobs` are nats under the raw policy, each <= 0.
+    """Ids that the policy sampled in one call; never empty. `logprobs` are nats under the raw policy, each <= 0.
 
-    The raw policy is that of temperature 1 in which the engine's forbidden ids have probability 0.
+    The raw policy has temperature 1 and gives the engine's forbidden ids probability 0.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     end: ChunkEnd
     policy_step: int
-    """Optimizer steps behind the weights that all of it was sampled from; with keys and values that were kept when
-    weights changed, behind those of the oldest."""
+    """Number of optimizer steps behind the weights that sampled the chunk. If keys and values were kept across a change
+    of weights, it is the number for the oldest of them."""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):
@@ -53,23 +53,25 @@ class Chunk:
             if not isinstance(getattr(self, name), tuple):
                 raise EngineError(f"Chunk.{name} is {getattr(self, name)!r}; give a tuple")
         for logprob in self.logprobs:
+            # NaN fails this comparison as well.
             if not -math.inf < logprob <= 0.0:
                 raise EngineError(f"the engine returned the log probability {logprob!r}; it is finite and <= 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How ids are drawn.
+    """Sampling parameters of a session.
 
-    `temperature` 0 is greedy. Log probabilities are always those of the raw policy (temperature 1), so
-    training needs temperature 1; other values are for evaluation.
+    `temperature` 0 is greedy. Log probabilities are always those of the raw policy (temperature 1), so training needs
+    temperature 1. Other values are for evaluation.
     """
 
     temperature: float = 1.0
     seed: int | None = None
-    """Seeds this session's draws if the engine `seeds_sessions`; None: the engine's own random stream."""
+    """Seed of this session's draws, if the engine has `seeds_sessions`. None uses the engine's random stream."""
     nested: bool = False
-    """Somebody waits for this session who has one open: it is not kept waiting until the cache has room for it."""
+    """True if the caller of this session holds another open session. Such a session is not kept waiting until the KV
+    cache has room for it."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
@@ -77,11 +79,11 @@ class Sampling:
 
 
 class EngineSession(Protocol):
-    """One rollout's conversation with the engine. Ids are only ever appended."""
+    """One rollout's growing sequence of ids in the engine. Ids are only appended, unless `undo` takes a call back."""
 
     @property
     def ids(self) -> Sequence[int]:
-        """Every id of this session in order, as the engine saw or sampled them: prompt, sampled, observed."""
+        """All ids of this session in order, as the engine got or sampled them: prompt, sampled, observed."""
 
     async def sample(
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
@@ -91,91 +93,93 @@ class EngineSession(Protocol):
         The stopping id is part of the chunk. Ids past it never appear, here or in `ids`.
 
         Raises:
-            EngineDied: the engine's process is gone; of a `Lasting` engine, another one takes its place.
+            EngineDied: the engine's process is gone. A `Lasting` engine replaces it.
             EngineError: the context is full, or the engine refused the request.
         """
 
     async def undo(self, call: "asyncio.Task[Chunk]") -> int:
-        """Take back the last call of `sample`, under way or done: ids are what they were before it.
+        """Take back the last call of `sample`, running or done, and restore the ids from before it.
 
         Args:
-            call: the task of that call, begun; it is cancelled.
+            call: the task of that call, which has started; it is cancelled.
 
         Returns:
-            How many ids it had sampled.
+            The number of ids that the call sampled.
         """
 
 
 @runtime_checkable
 class Resting(Protocol):
-    """An engine that can leave its memory to the trainer between rollouts."""
+    """Engine that can release its memory to the trainer between rollouts."""
 
     async def rest(self) -> None:
-        """Do so until a session is opened or weights are loaded; nothing while a session is open."""
+        """Release the memory until a session is opened or weights are loaded. Does nothing while a session is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What it cost that a cache of keys and values was too small for all sessions that were open."""
+    """Preemption counts: the cost of a KV cache that is too small for all open sessions."""
 
     preempted: int = 0
-    """Times that a session lost its keys and values to others."""
+    """Number of times that a session lost its keys and values to others."""
     recomputed: int = 0
-    """Ids whose keys and values were lost so, and computed again where that session went on."""
+    """Number of ids whose keys and values were lost this way. They are computed again when the session continues."""
 
     def since(self, before: "Pressure") -> "Pressure":
-        """What came after `before`."""
+        """Return the counts after `before`, an earlier value."""
         return Pressure(self.preempted - before.preempted, self.recomputed - before.recomputed)
 
     def after(self, before: "Pressure") -> "Pressure":
-        """Both together."""
+        """Return the sum of both counts."""
         return Pressure(self.preempted + before.preempted, self.recomputed + before.recomputed)
 
 
 @runtime_checkable
 class Seated(Protocol):
-    """An engine whose sessions share a cache that can be too small for them."""
+    """Engine whose sessions share a KV cache that can be too small for them."""
 
     @property
     def pressure(self) -> Pressure | None:
-        """Since it was opened; None: there is no such cache after all."""
+        """Preemption counts since the engine was opened. None means that it has no such cache."""
 
 
 @runtime_checkable
 class Lasting(Protocol):
-    """An engine that is opened again where its process has died.
+    """Engine that restarts after its process dies.
 
-    Sessions that were open then raise `EngineDied`, at the latest when they are closed; sessions that are opened
-    later are those of the new one, which has the weights that the old one had.
+    Sessions that are open at that time raise `EngineDied`, at the latest when they are closed. Later sessions use the
+    new process, which has the same weights as the old one.
     """
 
     @property
     def deaths(self) -> int:
-        """How often that has happened."""
+        """Number of times that the engine died."""
 
 
 class Engine(Protocol):
-    """An open engine. Closing it is the business of `open_engine`."""
+    """Open engine. `open_engine` opens and closes it."""
 
     name: str
     policy_step: int
-    """Optimizer steps behind the loaded weights."""
+    """Number of optimizer steps behind the loaded weights."""
     context_tokens: int
-    """Longest sequence, prompt included."""
+    """Longest sequence in tokens, prompt included."""
     fallback_reason: str | None
-    """Why it is driven in a slower way than asked for; None: it is not."""
+    """Reason for a slower request mode than the requested one. None means that there is no fallback."""
     forbidden_ids: frozenset[int]
-    """Ids that its policy never samples, whatever weights are loaded: their probability is 0."""
+    """Ids that the policy never samples, with any weights. Their probability is 0."""
     seeds_sessions: bool
-    """True when `Sampling.seed` alone decides what a session draws."""
+    """True if `Sampling.seed` alone decides what a session draws."""
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
         """Open a session that starts from `prompt_ids` (at least one id)."""
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Replace the weights by those of the checkpoint in `folder`. No later session gets keys or values of the old.
+        """Replace the weights by those of the checkpoint in `folder`.
 
-        Open sessions stay open: calls of `sample` under way end first, the next ones wait and sample from the new
-        weights, with keys and values computed afresh from all ids, unless the engine was opened to keep them. The
-        folder stays as it is until the next call: a `Lasting` engine may need it again.
+        No later session gets keys or values of the old weights. Open sessions stay open. Running calls of `sample`
+        finish first. Later calls wait, then sample from the new weights. They compute keys and values again from all
+        ids, unless the engine was opened to keep them.
+
+        The folder must stay unchanged until the next call, since a `Lasting` engine may need it again.
         """

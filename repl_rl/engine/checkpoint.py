@@ -1,4 +1,4 @@
-"""Reads the names and shapes in a folder of safetensors files without loading a weight."""
+"""Names and shapes in a folder of safetensors files, read without loading a weight."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,13 @@ INDEX = "model.safetensors.index.json"
 
 
 def checkpoint_files(folder: Path) -> Sequence[Path]:
-    """The files of the checkpoint in `folder`: the one that holds all of it, or those that its index names.
+    """Return the files of the checkpoint in `folder`: the one that holds all of it, or those that its index names.
 
-    Others beside them (`consolidated.safetensors`, adapters) are the same weights for other readers, or none of it.
+    Other files in the folder (`consolidated.safetensors`, adapters) hold the same weights for other programs, or do not
+    belong to the checkpoint.
 
     Raises:
-        EngineError: there is no such file, or the index is unreadable or names one that is not there.
+        EngineError: there is no checkpoint, or its index is unreadable or names a missing file.
     """
     if (folder / WHOLE).is_file():
         return (folder / WHOLE,)
@@ -36,10 +37,10 @@ def checkpoint_files(folder: Path) -> Sequence[Path]:
 
 
 def checkpoint_shapes(folder: Path) -> Shapes:
-    """Name -> shape of every weight of the checkpoint in `folder`.
+    """Return the shape of every weight of the checkpoint in `folder`, by name.
 
     Raises:
-        EngineError: there is none, or one of its files is cut short.
+        EngineError: there is no checkpoint, or one of its files is truncated.
     """
     return {name: shape for file in checkpoint_files(folder) for name, shape in _header(file).items()}
 
@@ -48,14 +49,15 @@ def refuse_other(folder: Path, trained: Shapes, known: Shapes) -> None:
     """Check that `folder` has all weights that training changes, and none that the open model does not know.
 
     Args:
-        folder: where weights come from.
-        trained: what the trainer writes of the open model's checkpoint.
-        known: all of that checkpoint: what training leaves alone may be missing or there.
+        folder: source of the new weights.
+        trained: weights of the open model's checkpoint that the trainer writes.
+        known: all weights of that checkpoint. Those that training does not change are optional.
 
     Raises:
-        EngineError: one is missing, unknown, or has another shape.
+        EngineError: a weight is missing, unknown, or has another shape.
     """
     found = checkpoint_shapes(folder)
+    # A weight may be left out only if it is not trained; every weight that is there must have the known shape.
     allowed = {**known, **trained}
     wrong = sorted(name for name in trained.keys() | found.keys() if found.get(name) != allowed.get(name))
     if wrong:
@@ -67,10 +69,10 @@ def refuse_other(folder: Path, trained: Shapes, known: Shapes) -> None:
 
 
 def refuse_incomplete(folder: Path) -> None:
-    """Check the sizes of the checkpoint's files in `folder`, of what an interrupted download or copy leaves behind.
+    """Check the file sizes of the checkpoint in `folder`, since an interrupted download or copy leaves truncated files.
 
     Raises:
-        ConfigError: the index cannot be read or names a missing file, or a file is cut short.
+        ConfigError: the index cannot be read or names a missing file, or a file is truncated.
     """
     known = any((folder / name).is_file() for name in (WHOLE, INDEX))
     try:
@@ -81,7 +83,7 @@ def refuse_incomplete(folder: Path) -> None:
 
 
 def _header(file: Path) -> Shapes:
-    # the format: 8 bytes, little endian, with the length of a JSON object of name -> dtype, shape, offsets; then data
+    # Format: 8 bytes with the little-endian length of a JSON object of name -> dtype, shape, offsets; then the data.
     remedy = "it was cut short in a download or copy; get it again"
     try:
         size = file.stat().st_size
@@ -92,6 +94,7 @@ def _header(file: Path) -> Shapes:
             entries = json.loads(stream.read(length))
         weights = {name: entry for name, entry in entries.items() if name != "__metadata__"}
         shapes = {name: tuple(map(int, entry["shape"])) for name, entry in weights.items()}
+        # The largest offset gives the size of the complete file.
         end = 8 + length + max((int(entry["data_offsets"][1]) for entry in weights.values()), default=0)
     except OSError as error:
         raise EngineError(f"{file} cannot be read ({error.strerror})") from error

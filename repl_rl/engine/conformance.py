@@ -1,6 +1,6 @@
-"""What every engine promises, as checks that any engine can be put through; each raises AssertionError with a sentence.
+"""Conformance suite for engines: checks of the promises of an engine. Each raises AssertionError with a sentence.
 
-Use it for an engine of your own::
+Use it for your own engine::
 
     for check in CHECKS:
         await check(engine, Bench(prompt=(1, 2), observed=(3,), stop_ids=frozenset({4}), weights=folder))
@@ -21,19 +21,19 @@ NONE: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Ids that mean something to the engine under test. All must be in its vocabulary."""
+    """Ids that are meaningful to the engine under test. All must be in its vocabulary."""
 
     prompt: tuple[int, ...]
     observed: tuple[int, ...]
     stop_ids: frozenset[int]
-    """Likely enough that a chunk of `patience` ids hits one."""
+    """Stop ids; a chunk of `patience` ids should very likely contain one of them."""
     weights: Path
-    """A folder that `load_weights` takes."""
+    """Folder that `load_weights` accepts."""
     patience: int = 200
     crowd: int = 64
-    """Sessions for the check of concurrency."""
+    """Number of sessions in the check of concurrency."""
     keeps: bool = False
-    """Open sessions keep keys and values when weights change, and name the oldest."""
+    """True if open sessions keep keys and values when weights change, and report the oldest policy step."""
 
 
 def hold(promise: bool, text: str) -> None:
@@ -43,7 +43,7 @@ def hold(promise: bool, text: str) -> None:
 
 
 async def ids_are_the_prompt_then_sampled_and_observed_ids(engine: Engine, bench: Bench) -> None:
-    """Ids are only ever appended, in the order in which they were given or sampled."""
+    """Check that ids are only appended, in the order in which they were given or sampled."""
     expected = list(bench.prompt)
     async with engine.session(bench.prompt, Sampling()) as session:
         hold(list(session.ids) == expected, "a fresh session has the prompt's ids")
@@ -54,7 +54,7 @@ async def ids_are_the_prompt_then_sampled_and_observed_ids(engine: Engine, bench
 
 
 async def a_stop_id_ends_the_chunk_and_is_its_last(engine: Engine, bench: Bench) -> None:
-    """The stop id is kept, it is the only one of the chunk, and nothing comes after it."""
+    """Check that a chunk keeps its stop id, has no other one, and ends with it."""
     async with engine.session(bench.prompt, Sampling(seed=1)) as session:
         for _ in range(3):
             chunk = await session.sample((), max_tokens=bench.patience, stop_ids=bench.stop_ids)
@@ -63,7 +63,7 @@ async def a_stop_id_ends_the_chunk_and_is_its_last(engine: Engine, bench: Bench)
 
 
 async def max_tokens_ends_the_chunk(engine: Engine, bench: Bench) -> None:
-    """A chunk without a stop has exactly `max_tokens` ids, also right after one that a stop id ended."""
+    """Check that a chunk without a stop has exactly `max_tokens` ids, even right after a chunk that a stop id ended."""
     async with engine.session(bench.prompt, Sampling(seed=2)) as session:
         await session.sample((), max_tokens=bench.patience, stop_ids=bench.stop_ids)
         for most in (1, 5):
@@ -73,7 +73,7 @@ async def max_tokens_ends_the_chunk(engine: Engine, bench: Bench) -> None:
 
 
 async def every_id_has_one_finite_logprob(engine: Engine, bench: Bench) -> None:
-    """One log probability an id, finite and at most 0, whatever the temperature."""
+    """Check that there is one log probability per id, finite and at most 0, at any temperature."""
     for temperature in (0.0, 0.7, 1.0):
         async with engine.session(bench.prompt, Sampling(temperature=temperature)) as session:
             for _ in range(3):
@@ -83,12 +83,12 @@ async def every_id_has_one_finite_logprob(engine: Engine, bench: Bench) -> None:
 
 
 async def greedy_sampling_repeats_itself(engine: Engine, bench: Bench) -> None:
-    """The same session twice gives the same ids."""
+    """Check that the same greedy session gives the same ids twice."""
     hold(await _greedy(engine, bench) == await _greedy(engine, bench), "greedy ids are the same twice")
 
 
 async def a_seed_repeats_its_draws(engine: Engine, bench: Bench) -> None:
-    """The same seed gives the same ids at temperature 1, if the engine says so."""
+    """Check that the same seed gives the same ids at temperature 1, if the engine has `seeds_sessions`."""
     if not engine.seeds_sessions:
         return
     first = await _greedy(engine, bench, Sampling(seed=5))
@@ -96,10 +96,11 @@ async def a_seed_repeats_its_draws(engine: Engine, bench: Bench) -> None:
 
 
 async def a_continued_session_equals_a_fresh_one(engine: Engine, bench: Bench) -> None:
-    """What is kept between chunks is exactly what a session that starts from the same ids computes."""
+    """Check that a continued session computes exactly the same as a fresh one that starts from the same ids."""
     async with engine.session(bench.prompt, GREEDY) as session:
         for _ in range(3):
             await session.sample(bench.observed, max_tokens=6, stop_ids=bench.stop_ids)
+        # The fresh session gets all these ids as its prompt.
         start = [*session.ids, *bench.observed]
         continued = await session.sample(bench.observed, max_tokens=12, stop_ids=NONE)
     async with engine.session(start, GREEDY) as fresh:
@@ -110,7 +111,7 @@ async def a_continued_session_equals_a_fresh_one(engine: Engine, bench: Bench) -
 
 
 async def a_watch_ends_the_chunk_after_its_id(engine: Engine, bench: Bench) -> None:
-    """Ids past the watched one appear nowhere, and sampling goes on as if nobody had watched."""
+    """Check that ids past the watched one appear nowhere, and that sampling then continues as without a watch."""
     async with engine.session(bench.prompt, GREEDY) as session:
         whole = await session.sample(bench.observed, max_tokens=20, stop_ids=NONE)
     for cut in (1, 8):
@@ -126,13 +127,14 @@ async def a_watch_ends_the_chunk_after_its_id(engine: Engine, bench: Bench) -> N
 
 
 async def a_call_taken_back_leaves_no_trace(engine: Engine, bench: Bench) -> None:
-    """After `undo`, ids are what they were before the call, done or under way, and sampling goes on from there."""
+    """Check that `undo` of a running or finished call restores the ids, and that sampling continues from there."""
     async with engine.session(bench.prompt, GREEDY) as session:
         first = await session.sample((), max_tokens=9, stop_ids=NONE)
         expected = await session.sample(bench.observed, max_tokens=9, stop_ids=NONE)
     for finished in (True, False):
         async with engine.session(bench.prompt, GREEDY) as session:
             await session.sample((), max_tokens=9, stop_ids=NONE)
+            # Take back a call that is done, then one that has only started.
             call = asyncio.create_task(session.sample((), max_tokens=30, stop_ids=NONE))
             await (asyncio.wait({call}) if finished else asyncio.sleep(0))
             sampled = await session.undo(call)
@@ -143,14 +145,14 @@ async def a_call_taken_back_leaves_no_trace(engine: Engine, bench: Bench) -> Non
 
 
 async def many_sessions_do_not_disturb_each_other(engine: Engine, bench: Bench) -> None:
-    """A crowd of sessions at once gives each what it gets alone."""
+    """Check that each of many concurrent sessions gives the same ids as alone."""
     alone = await _greedy(engine, bench)
     crowd = await asyncio.gather(*(_greedy(engine, bench) for _ in range(bench.crowd)))
     hold(all(ids == alone for ids in crowd), f"{sum(ids != alone for ids in crowd)} of {bench.crowd} sessions differ")
 
 
 async def a_cancelled_session_frees_the_engine(engine: Engine, bench: Bench) -> None:
-    """Cancellation passes through, and the engine serves others at once."""
+    """Check that a cancellation passes through, and that the engine serves other sessions at once."""
     alone = await _greedy(engine, bench)
     begun = asyncio.Event()
 
@@ -163,6 +165,7 @@ async def a_cancelled_session_frees_the_engine(engine: Engine, bench: Bench) -> 
             while True:
                 await session.sample((), max_tokens=50, stop_ids=NONE, watch=watch)
 
+    # Cancel sessions in the middle of a call.
     tasks = [asyncio.create_task(endless()) for _ in range(4)]
     await begun.wait()
     for task in tasks:
@@ -170,19 +173,20 @@ async def a_cancelled_session_frees_the_engine(engine: Engine, bench: Bench) -> 
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     hold(all(isinstance(end, asyncio.CancelledError) for end in ends), f"the tasks ended with {ends}")
     hold(await _greedy(engine, bench) == alone, "a session after that is served as before")
-    async with asyncio.timeout(60):  # it waits for calls under way, and none is
+    # A load waits for running calls. A cancelled one must not count as running.
+    async with asyncio.timeout(60):
         await engine.load_weights(bench.weights, engine.policy_step)
 
 
 async def a_closed_session_refuses(engine: Engine, bench: Bench) -> None:
-    """Sampling after the block is an error."""
+    """Check that sampling after the block is an error."""
     async with engine.session(bench.prompt, Sampling()) as session:
         await session.sample((), max_tokens=2, stop_ids=NONE)
     await _refused(session.sample((), max_tokens=2, stop_ids=NONE), "a closed session")
 
 
 async def what_makes_no_sense_is_refused(engine: Engine, bench: Bench) -> None:
-    """An empty prompt and a chunk of no ids are errors, and the engine survives them."""
+    """Check that an empty prompt and a chunk of no ids are errors, and that the engine survives them."""
     try:
         async with engine.session((), Sampling()):
             pass
@@ -196,7 +200,7 @@ async def what_makes_no_sense_is_refused(engine: Engine, bench: Bench) -> None:
 
 
 async def a_full_context_is_an_error(engine: Engine, bench: Bench) -> None:
-    """The last chunk is cut where the context ends; the next one is refused."""
+    """Check that the last chunk ends where the context ends, and that the next one is refused."""
     filled = [bench.prompt[0]] * (engine.context_tokens - 2)
     async with engine.session(filled, Sampling()) as session:
         chunk = await session.sample((), max_tokens=5, stop_ids=NONE)
@@ -206,16 +210,17 @@ async def a_full_context_is_an_error(engine: Engine, bench: Bench) -> None:
 
 
 async def loading_weights_sets_the_policy_step(engine: Engine, bench: Bench) -> None:
-    """`policy_step` names the loaded weights."""
+    """Check that `policy_step` is that of the loaded weights."""
     step = engine.policy_step + 1
     await engine.load_weights(bench.weights, step)
     hold(engine.policy_step == step, f"the policy step is {engine.policy_step}, loaded was {step}")
 
 
 async def weights_are_replaced_between_two_calls(engine: Engine, bench: Bench) -> None:
-    """A call under way when weights come ends first; the next one sees every id, and what is loaded."""
+    """Check that a running call finishes before weights change, and that the next one has all ids and new weights."""
     step = engine.policy_step + 1
     async with engine.session(bench.prompt, GREEDY) as session:
+        # The expected ids of three calls. The loaded weights are the same as the old ones.
         calls = [await session.sample(bench.observed, max_tokens=8, stop_ids=NONE) for _ in range(3)]
     async with engine.session(bench.prompt, GREEDY) as session:
         await session.sample(bench.observed, max_tokens=8, stop_ids=NONE)
@@ -236,6 +241,7 @@ async def weights_are_replaced_between_two_calls(engine: Engine, bench: Bench) -
             await engine.load_weights(bench.weights, step)
             order.append("loaded")
 
+        # The load starts while the second call is sampling.
         await asyncio.gather(sample(), load())
         hold(order == ["sampled", "loaded"], f"a load waits for the call under way: {order}")
         chunk = await session.sample(bench.observed, max_tokens=8, stop_ids=NONE)
@@ -244,7 +250,10 @@ async def weights_are_replaced_between_two_calls(engine: Engine, bench: Bench) -
 
 
 async def forbidden_ids_are_never_sampled(engine: Engine, bench: Bench) -> None:
-    """Neither greedily, nor hot, nor after a load; observed, they are ids like others."""
+    """Check that forbidden ids are never sampled, greedily, at a high temperature, or after a load.
+
+    They may be observed.
+    """
     given = sorted(engine.forbidden_ids)[:1]
     for temperature in (0.0, 2.0, 1.0):
         async with engine.session(bench.prompt, Sampling(temperature, seed=3)) as session:
@@ -274,7 +283,7 @@ CHECKS: Sequence[Check] = (
     weights_are_replaced_between_two_calls,
     forbidden_ids_are_never_sampled,
 )
-"""All promises. Each check leaves the engine as it found it, but for the policy step."""
+"""All checks. Each leaves the engine unchanged, except for the policy step."""
 
 
 async def _greedy(engine: Engine, bench: Bench, sampling: Sampling = GREEDY) -> list[int]:

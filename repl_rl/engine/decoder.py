@@ -1,4 +1,4 @@
-"""One decoding step for many rows of different lengths: the arithmetic of the transformers engine."""
+"""One decoding step for many rows of different lengths, the core of the transformers engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,23 +22,23 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(slots=True)
 class Row:
-    """What a session wants to be fed in the next step."""
+    """Input of one session for the next step."""
 
     slot: int
     ids: list[int]
-    """Every id of the session. The decoder only reads it."""
+    """All ids of the session. The decoder only reads them."""
     computed: int
-    """Number of `ids` that have been fed and have keys, values and states in the arena; fewer than all."""
+    """Number of `ids` that were fed and have keys, values and states in the arena; fewer than all."""
     temperature: float
     generator: torch.Generator | None
-    """Of this session alone; None draws from the engine's own stream."""
+    """Random stream of this session. None draws from the engine's stream."""
     mark: int = 0
-    """`computed` when its call began, to which `undo` may go back."""
+    """Value of `computed` at the start of the current call, to which `undo` may go back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The ids that the next forward gets of a row. A copy: the session may go on with the row meanwhile."""
+    """Ids of a row for the next forward pass. They are a copy, because the session may change the row meanwhile."""
 
     slot: int
     start: int
@@ -55,7 +55,7 @@ class Draw:
 
 
 class Decoder:
-    """A causal language model with an arena of keys, values and recurrent states."""
+    """Causal language model with an arena of keys, values and recurrent states."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Decoder:
         forbidden_ids: frozenset[int] = frozenset(),
         device: torch.device | None = None,
     ) -> None:
-        """`device` None: this process's GPU; the CPU where there is none."""
+        """Load the model in `folder`. None as `device` means this process's GPU, or the CPU without a GPU."""
         self.device = own_device() if device is None else device
         chosen = DTYPES[("float32" if self.device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype]
         found = read_config(folder)
@@ -80,16 +80,16 @@ class Decoder:
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     def generator_for(self, seed: int) -> torch.Generator:
-        """A random stream for one session."""
+        """Return a random stream for one session."""
         return torch.Generator(self.device).manual_seed(seed)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Draw]:
-        """Feed each row what is not computed yet and draw one id for each, in order.
+        """Feed each row its ids that are not computed yet, and draw one id per row, in order.
 
-        Rows with one id to feed and rows with several go through the model separately, so that one long prompt
-        does not pad everybody. Of a model with recurrent states, which padding would enter, only rows with equal
-        numbers of ids to feed go together.
+        Rows with one id to feed and rows with several pass through the model separately, so that one long prompt does
+        not pad all rows. Padding would become part of recurrent states. So in models with such states, only rows with
+        equal numbers of ids to feed share a pass.
         """
         draws: dict[int, Draw] = {}
         feeds = [self.feed(row) for row in rows]
@@ -104,10 +104,12 @@ class Decoder:
         return Feed(row.slot, start, row.ids[start:])
 
     def parts(self, feeds: Sequence[Feed]) -> list[list[int]]:
-        """The numbers of those that go through the model together, the ones with a single id first."""
+        """Return the indices of the feeds that share a forward pass, per pass. Feeds with a single id come first."""
         parts: dict[tuple[int, bool], list[int]] = {}
         for index, feed in enumerate(feeds):
             count = len(feed.ids)
+            # With padding there are two passes: one id, or several. Recurrent states need equal counts, and all rows of
+            # a pass either have an earlier state or none.
             key = (min(count, 2), False) if self.arena.padded else (count, feed.start == 0)
             parts.setdefault(key, []).append(index)
         return [parts[key] for key in sorted(parts)]
@@ -116,8 +118,9 @@ class Decoder:
         """Replace the weights by those of the checkpoint in `folder`.
 
         Raises:
-            EngineError: there is none, or it does not have exactly this model's weights.
+            EngineError: there is no checkpoint, or it does not have exactly this model's weights.
         """
+        # Build a second model, so that a failure leaves the open one unchanged.
         files = checkpoint_files(folder)
         try:
             state = {name: w for file in files for name, w in load_file(file, device=str(self.device)).items()}
@@ -128,8 +131,9 @@ class Decoder:
         self.model = fresh
 
     def logprobs(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        """Log probabilities (B, V) of the id after each of them, which one of `parts` names."""
+        """Return log probabilities (B, V) of the id after each feed. `feeds` is one of the `parts`."""
         if self.arena.one_by_one and feeds[0].start:
+            # The scan would drop the state before several ids, so feed them one by one.
             for number in range(len(feeds[0].ids)):
                 last = self._forward([Feed(f.slot, f.start + number, f.ids[number : number + 1]) for f in feeds])
         else:
@@ -137,26 +141,30 @@ class Decoder:
         return torch.log_softmax(self._logits(self.model.get_output_embeddings()(last)).float(), dim=-1)
 
     def _forward(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        """The last hidden state (B, H) of each of them."""
+        """Return the last hidden state (B, H) of each feed."""
         lengths = [len(feed.ids) for feed in feeds]
         longest = max(lengths)
         positions, mask = self.arena.aim([feed.slot for feed in feeds], [feed.start for feed in feeds], lengths)
+        # Repeat the last id as padding. Its result is ignored.
         padded = [[*feed.ids, *[feed.ids[-1]] * (longest - len(feed.ids))] for feed in feeds]
         told = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.arena}
         if self._states_alone:
             told = {"cache_params": self.arena}
         ids = torch.tensor(padded, device=self.device)
+        # Skip the model's own head: only the last position of a row needs logits.
         hidden: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=True, **told).last_hidden_state
         self.arena.settle()
         return hidden[torch.arange(len(feeds), device=self.device), torch.tensor(lengths, device=self.device) - 1]
 
     def _draw(self, rows: Sequence[Row], logprobs: torch.Tensor) -> list[Draw]:
-        # argmax(p / e) with e exponential draws from p; greedy rows are left as they are
+        # argmax(p / e) with exponential e draws from p. Greedy rows use their log probabilities unchanged.
         noise = torch.empty_like(logprobs).exponential_(generator=self.generator)
         for index, row in enumerate(rows):
             if row.generator is not None:
+                # A seeded row must not depend on the rows that share its step.
                 noise[index].exponential_(generator=row.generator)
         heat = torch.tensor([row.temperature for row in rows], device=self.device).unsqueeze(1)
+        # Clamped, because greedy rows would divide by 0. Their result is not used.
         drawn = logprobs / heat.clamp(min=torch.finfo(torch.float32).tiny) - noise.log()
         chosen = torch.where(heat > 0, drawn, logprobs).argmax(dim=-1, keepdim=True)
         values = logprobs.gather(-1, chosen).squeeze(-1).clamp(max=0.0)
@@ -164,17 +172,17 @@ class Decoder:
 
 
 def own_device() -> torch.device:
-    """This process's GPU, or the CPU where there is none."""
+    """Return this process's GPU, or the CPU without a GPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", own_gpu(torch.cuda.device_count()))
 
 
 def refuse_undecodable(folder: Path) -> None:
-    """Refuse a model that cannot be decoded here, from its configuration alone.
+    """Reject a model that this engine cannot decode, based on its configuration alone.
 
     Raises:
-        ConfigError: transformers does not know it, or its past or its logits are of a kind that is not understood.
+        ConfigError: transformers does not know the model, or its past or its logits are of an unsupported kind.
     """
     kind, config = causal_class(read_config(folder))
     refuse_unkept(kind, config)

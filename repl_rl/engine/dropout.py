@@ -1,6 +1,6 @@
-"""Dropout and router noise of a model, turned off for training.
+"""Dropout and router noise of a model, which are turned off for training.
 
-The sampler computes without them. With them the trainer's log probabilities would be those of another policy.
+The sampler computes without them. With them, the trainer's log probabilities would be those of another policy.
 """
 
 from collections.abc import Iterator
@@ -11,17 +11,18 @@ from transformers import PretrainedConfig, PreTrainedModel
 from repl_rl.errors import ConfigError
 
 _RANDOM = ("drop", "jitter")
-"""What names of such shares have in them: attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ..."""
+"""Parts of the names of such probabilities: attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ..."""
 
 _ROUTING = {"phimoe": "router_jitter_noise"}
-"""Kinds of models -> a share that their routers read in sampling too, and draw experts at random by in training."""
+"""Model types, with a setting that makes their routers draw experts at random in training. They read it in sampling
+too."""
 
 
 def refuse_random(config: PretrainedConfig) -> None:
-    """Refuse a model that draws at random in training, and computes otherwise in sampling without that share.
+    """Reject a model that draws at random in training, if its sampling depends on the same setting.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the model draws experts at random.
     """
     for found in _configs(config):
         share = _ROUTING.get(found.model_type, "")
@@ -31,7 +32,7 @@ def refuse_random(config: PretrainedConfig) -> None:
 
 
 def disable_dropout(model: PreTrainedModel) -> None:
-    """Set every share of `model` that is drawn at random in training to 0, in its modules and its configuration.
+    """Set every random probability of `model` in training to 0, in its modules and its configuration.
 
     Raises:
         ConfigError: as `refuse_random`.
@@ -43,6 +44,7 @@ def disable_dropout(model: PreTrainedModel) -> None:
             module.p = 0.0
         _clear(module)
         for config in _configs(getattr(module, "config", None)):
+            # Modules share configurations, so collect each one once.
             configs[id(config)] = config
     for config in configs.values():
         _clear(config)
@@ -50,13 +52,13 @@ def disable_dropout(model: PreTrainedModel) -> None:
 
 def _clear(holder: nn.Module | PretrainedConfig) -> None:
     for name, value in list(vars(holder).items()):
-        # A count or a flag, such as ESM's token_dropout, is no share.
+        # A count or a flag, such as ESM's token_dropout, is not a probability.
         if isinstance(value, float) and value and any(part in name for part in _RANDOM):
             setattr(holder, name, 0.0)
 
 
 def _configs(found: object) -> Iterator[PretrainedConfig]:
-    """A configuration and all that are in it."""
+    """Yield a configuration and all configurations inside it."""
     if isinstance(found, PretrainedConfig):
         yield found
         for value in vars(found).values():

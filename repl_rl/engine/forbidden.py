@@ -1,8 +1,8 @@
-"""Ids that a policy never samples: their probability is 0, in the sampler and in the trainer alike.
+"""Ids that a policy never samples: their probability is 0, in the sampler and in the trainer.
 
-Which ids these are is the renderer's to say (`Renderer.forbidden_ids`). Here is how they are forbidden: their logits
-are replaced by a number so low that its exponential is exactly 0. Log probabilities, entropy and gradients are then
-those of one renormalised policy wherever they are computed.
+The renderer decides which ids these are (`Renderer.forbidden_ids`). This module replaces their logits by a number so
+low that its exponential is exactly 0. So log probabilities, entropy and gradients are everywhere those of the same
+renormalized policy.
 """
 
 from collections.abc import Iterable
@@ -15,42 +15,45 @@ from repl_rl.engine.logits import CAP
 from repl_rl.errors import ConfigError
 
 LOGIT = -1e30
-"""Logit of a forbidden id. Finite: 0 times it is 0, and the entropy stays a number, where -inf would make it NaN."""
+"""Logit of a forbidden id. It is finite, because 0 times -inf would make the entropy NaN."""
 
 
 def silence(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """`logits` (..., V), in place, with those of `ids` so low that their probability is 0."""
+    """Return `logits` (..., V) with those of `ids` set, in place, so low that their probability is 0."""
     return logits.index_fill_(-1, ids, max(LOGIT, torch.finfo(logits.dtype).min))
 
 
 def present(ids: Iterable[int], vocabulary: int, device: torch.device) -> torch.Tensor:
-    """Those of `ids` that a model of so many ids has at all, as an index."""
+    """Return those of `ids` that are in a vocabulary of this size, as an index."""
     return torch.tensor(sorted(i for i in ids if i < vocabulary), dtype=torch.long, device=device)
 
 
 def forbid(model: PreTrainedModel, ids: frozenset[int]) -> None:
-    """Give `ids`, and only them, probability 0 from now on, in every forward pass of `model`; none: nothing is done.
+    """Give `ids`, and only them, probability 0 in every later forward pass of `model`. Does nothing without ids.
 
-    The output layer gets a fixed bias. A hook would not do: fused losses, ours and TRL's, read weight and bias of the
-    output layer and never call it. The bias is no parameter and no part of the state: it takes no gradient, no
-    optimizer sees it, and no checkpoint holds it. The gradient of a forbidden logit is exactly 0.
+    The output layer gets a fixed bias. A hook would not work: fused losses, ours and TRL's, read weight and bias of the
+    output layer and never call it.
+
+    The bias is neither a parameter nor part of the state_dict. So it gets no gradient, no optimizer sees it, and no
+    checkpoint holds it. The gradient of a forbidden logit is exactly 0.
 
     Raises:
-        ConfigError: logits are capped after the output layer, or that is no plain layer without a bias.
+        ConfigError: logits are capped after the output layer, or that layer is not plain or has a bias.
     """
     if not ids:
         return
     head = refuse_unforbiddable(model)
     bias = torch.zeros(head.weight.size(0), dtype=head.weight.dtype, device=head.weight.device)
+    # A layer without a bias has a parameter `bias` that is None; a buffer of that name would clash with it.
     head._parameters.pop("bias", None)
     head.register_buffer("bias", silence(bias, present(ids, len(bias), bias.device)), persistent=False)
 
 
 def refuse_unforbiddable(model: PreTrainedModel) -> nn.Linear:
-    """The output layer of `model`, if ids can be forbidden there.
+    """Return the output layer of `model`, if ids can be forbidden there.
 
     Raises:
-        ConfigError: logits are capped after it, or it is no plain layer without a bias.
+        ConfigError: logits are capped after it, or it is not a plain layer, or it has a bias.
     """
     head = model.get_output_embeddings()
     capped = getattr(model.config.get_text_config(), CAP, None)

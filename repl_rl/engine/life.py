@@ -1,4 +1,4 @@
-"""One engine of several that follow each other: from its opening to its end, or its death."""
+"""Lifetime of one engine in a restarting engine, from its opening to its end or crash."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,10 @@ from repl_rl.errors import EngineDied
 
 
 class Life:
-    """One engine, from its opening to its end, in a task of its own: whoever needs it first may be cancelled."""
+    """One engine from its opening to its end, in a separate task.
+
+    The first caller may be cancelled while the engine opens. A separate task keeps the engine open for the others.
+    """
 
     def __init__(self, opening: AbstractAsyncContextManager[Engine]) -> None:
         self._opening = opening
@@ -27,27 +30,33 @@ class Life:
         except Exception as error:
             if not self._opened.done():
                 self._opened.set_exception(error)
-            elif not self.dead:  # of one that died nothing else is expected
+            # Errors are expected when a dead engine closes.
+            elif not self.dead:
                 raise
 
     async def opened(self) -> Engine:
-        """The engine. Raises what its opening raised."""
+        """Wait until the engine is open, and return it.
+
+        Raises the error of the opening, if it failed.
+        """
+        # Without the shield, a cancelled caller would cancel the future for all.
         return await asyncio.shield(self._opened)
 
     @property
     def engine(self) -> Engine:
-        """The engine, which is open."""
+        """The open engine."""
         return self._opened.result()
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Around whatever asks the engine for something: nobody waits for an answer of one that is dead.
+        """Wrap a request to the engine, so that no caller waits for the answer of a dead engine.
 
         Raises:
-            EngineDied: it is dead, or died over this, or meanwhile.
+            EngineDied: the engine is dead, or dies during the block.
         """
         if self.dead:
             raise EngineDied("the engine's process is gone")
+        # A timeout without a deadline. `bury` sets its deadline to now, which ends this call only.
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -57,12 +66,13 @@ class Life:
                 finally:
                     self._calls.discard(scope)
         except TimeoutError as error:
+            # The block itself raised TimeoutError.
             if not scope.expired():
                 raise
             raise EngineDied("the engine's process is gone; it died meanwhile") from error
 
     def bury(self) -> None:
-        """It is dead: whatever is asked of it ends."""
+        """Mark the engine as dead and end all calls that wait for it."""
         self.dead = True
         now_s = asyncio.get_running_loop().time()
         for scope in self._calls:
@@ -70,10 +80,14 @@ class Life:
         self._calls.clear()
 
     async def end(self) -> None:
-        """Close it; one that is being opened is given up. Raises what its end raised, unless it is dead."""
+        """Close the engine, or cancel its opening if it is not open yet.
+
+        Raises the error of closing, unless the engine is dead.
+        """
         self._over.set()
         if not self._opened.done():
             self._living.cancel()
+        # `wait` does not raise the task's exception, and a cancelled opening is no error.
         await asyncio.wait({self._living})
         if not self._living.cancelled():
             self._living.result()

@@ -1,4 +1,4 @@
-"""What every engine shares: how much room a chunk has, where it ends, and who may pass while weights change."""
+"""Limits that all engines share: size and end of a chunk, and a lock between sampling and weight loads."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -9,12 +9,13 @@ from repl_rl.errors import EngineError
 
 
 def room(held: int, observed: Sequence[int], max_tokens: int, context_tokens: int) -> int:
-    """How many ids the next chunk may sample, 1 to `max_tokens`: fewer where the context ends before.
+    """Return the number of ids that the next chunk may sample, 1 to `max_tokens`.
 
-    `held` is how many ids the session has, without `observed`.
+    It is smaller than `max_tokens` if the context ends before. `held` is the number of ids in the session, without
+    `observed`.
 
     Raises:
-        EngineError: `max_tokens` is below 1 (such a request kills vLLM's process), or no id fits any more.
+        EngineError: `max_tokens` is below 1 (such a request kills vLLM's process), or the context is full.
     """
     if max_tokens < 1:
         raise EngineError(f"max_tokens is {max_tokens}; a chunk samples at least 1 id")
@@ -28,10 +29,12 @@ def room(held: int, observed: Sequence[int], max_tokens: int, context_tokens: in
 
 
 def ending(token_id: int, sampled: int, most: int, stop_ids: frozenset[int], watch: Watch | None) -> ChunkEnd | None:
-    """Why a chunk of `sampled` ids ends with `token_id`, or None when it goes on.
+    """Return the reason why a chunk ends with `token_id`, or None if the chunk continues.
 
-    The watch sees every id, the last one included; a stop id wins over the watch, and both over the length.
+    `sampled` counts the ids of the chunk, including `token_id`, and `most` is its limit. The watch sees every id,
+    including the last one. A stop id takes precedence over the watch, and both over the length.
     """
+    # Call the watch before the stop check, so that it sees a stop id as well.
     watched = watch is not None and watch(token_id)
     if token_id in stop_ids:
         return ChunkEnd.STOP_ID
@@ -41,10 +44,10 @@ def ending(token_id: int, sampled: int, most: int, stop_ids: frozenset[int], wat
 
 
 def first_ids(prompt_ids: Sequence[int]) -> list[int]:
-    """`prompt_ids` as a session's own list.
+    """Return `prompt_ids` as a list that belongs to the session.
 
     Raises:
-        EngineError: there is no id to start from.
+        EngineError: `prompt_ids` is empty.
     """
     if not prompt_ids:
         raise EngineError("the prompt has 0 ids; a session starts from at least 1")
@@ -52,9 +55,9 @@ def first_ids(prompt_ids: Sequence[int]) -> list[int]:
 
 
 class Gate:
-    """Keeps a change of weights and calls of `sample` apart: any number of calls pass together, a change passes alone.
+    """Lock between changes of weights and calls of `sample`: calls run together, a change runs alone.
 
-    A change that waits lets those inside leave and nobody else in.
+    A waiting change lets running calls finish and blocks new ones.
     """
 
     def __init__(self) -> None:
@@ -64,7 +67,8 @@ class Gate:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Pass beside other calls."""
+        """Hold the lock for one call of `sample`, together with other calls."""
+        # Released before the call runs. A change holds the door, so new calls wait here.
         async with self._door:
             self._inside += 1
         try:
@@ -75,7 +79,8 @@ class Gate:
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[None]:
-        """Pass alone, after the calls under way have ended."""
+        """Hold the lock alone, after running calls have finished."""
+        # Keep the door for the whole change: no call enters while running ones finish, or during the change.
         async with self._door:
             while self._inside:
                 self._empty.clear()

@@ -1,5 +1,8 @@
-"""How a model's logits come of its output layer. Engine and trainer apply that layer themselves, to few positions, so
-what the model does after it must be done here too."""
+"""Computation of logits after a model's output layer.
+
+Engine and trainer apply the output layer themselves, to few positions. So the operations that the model applies after
+that layer must be repeated here.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,24 +20,24 @@ _SCALES: dict[str, Callable[[float], float]] = {
     "lm_head_multiplier": lambda given: given,
     "logits_scaling": lambda given: 1 / given,
 }
-"""Names under which configurations have a factor of the logits -> the factor."""
+"""Names of a factor of the logits in configurations, with a function from the configured value to the factor."""
 _MULTIPLIED = frozenset({"hyperclovax", "hyperclovax_vision_v2"})
-"""Models that multiply by `logits_scaling`, which all others divide by."""
+"""Models that multiply by `logits_scaling`; all others divide by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """What is done to the product of hidden state and output layer: times `scale`, then bent to (-cap, cap)."""
+    """Operations on the product of hidden state and output layer: a factor `scale`, then a soft cap to (-cap, cap)."""
 
     scale: float = 1.0
     cap: float | None = None
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> "Logits":
-        """What a model so configured does.
+        """Return the operations of a model with this configuration.
 
         Raises:
-            ConfigError: a factor is no number.
+            ConfigError: a factor is not a number, or is 0.
         """
         text = config.get_text_config()
         scale = 1.0
@@ -49,16 +52,16 @@ class Logits:
         return cls(scale, None if cap is None else float(cap))
 
     def __call__(self, product: Tensor) -> Tensor:
-        """`product` of hidden states and output layer, of any shape, as logits."""
+        """Return the logits for `product`, the product of hidden states and output layer, of any shape."""
         scaled = product if self.scale == 1.0 else product * self.scale
         return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
 
 
 def attention(kind: type[PreTrainedModel], config: PretrainedConfig) -> str:
-    """The fastest implementation of attention that computes what a model of `kind`, so configured, means.
+    """Return the fastest implementation of attention that computes the attention of this model correctly.
 
-    Fused ones ignore that attention weights are capped (Gemma 2). What config.json says of it is not asked: it may name
-    kernels to download.
+    Fused implementations ignore a cap of attention weights (Gemma 2). The choice in config.json is ignored, since it
+    may name kernels to download.
     """
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     return "sdpa" if kind._supports_sdpa and not capped else "eager"

@@ -1,4 +1,4 @@
-"""The scripted engine with a death: a public fake of an engine whose process is killed in the middle of a step."""
+"""Scripted engine that dies: a public fake of an engine whose process is killed in the middle of a step."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,10 +13,13 @@ from repl_rl.errors import EngineDied
 
 @dataclass(slots=True)
 class MortalEngine(ScriptedEngine):
-    """Dies instead of giving one more chunk: whoever asks then or later gets `EngineDied`, and who waits no answer."""
+    """Scripted engine that dies in place of one of its chunks.
+
+    That call and later ones raise `EngineDied`; calls that already wait get no answer.
+    """
 
     life_chunks: int | None = None
-    """Chunks that it gives in all (>= 0); None: it does not die."""
+    """Number of chunks before it dies (>= 0). None means that it does not die."""
     dead: bool = field(default=False, init=False)
     _given: int = field(default=0, init=False)
 
@@ -35,10 +38,10 @@ class MortalEngine(ScriptedEngine):
         await ScriptedEngine.load_weights(self, folder, policy_step)
 
     def spend(self) -> None:
-        """Take a chunk from its life.
+        """Count one chunk.
 
         Raises:
-            EngineDied: there is none left.
+            EngineDied: no chunk is left.
         """
         self.refuse_if_dead()
         self.dead = self._given == self.life_chunks
@@ -46,7 +49,7 @@ class MortalEngine(ScriptedEngine):
         self.refuse_if_dead()
 
     def refuse_if_dead(self) -> None:
-        """Raise EngineDied if it is dead."""
+        """Raise EngineDied if the engine is dead."""
         if self.dead:
             raise EngineDied("the process of the scripted engine was killed")
 
@@ -70,7 +73,8 @@ class MortalSession:
         self._engine.spend()
         chunk = await self._inner.sample(observed, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
         if self._engine.dead:
-            await asyncio.Event().wait()  # it was under way when the engine died: nobody answers
+            # The engine died during this call, so no answer ever comes.
+            await asyncio.Event().wait()
         return chunk
 
     async def undo(self, call: "asyncio.Task[Chunk]") -> int:
@@ -81,17 +85,17 @@ class MortalSession:
 
 @dataclass(slots=True)
 class Lives:
-    """Opens one `MortalEngine` after the other, as `lasting` wants them; the last one does not die."""
+    """Factory that opens one `MortalEngine` after the other, for `lasting`. The last one does not die."""
 
     make: Callable[[], MortalEngine]
     chunks: Sequence[int]
-    """How many chunks each of the engines gives that die."""
+    """Number of chunks of each engine that dies."""
     opened: list[MortalEngine] = field(default_factory=list, init=False)
-    """All engines so far."""
+    """All engines that were opened so far."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Engine]:
-        """The next engine."""
+        """Open the next engine."""
         engine = self.make()
         if len(self.opened) < len(self.chunks):
             engine.life_chunks = self.chunks[len(self.opened)]

@@ -1,8 +1,8 @@
-"""One policy, two ways to name its weights: that of the model in memory, and that of its checkpoint and every engine.
+"""Conversion between the weight names of a model in memory and those of its checkpoint, which every engine uses.
 
-In memory transformers fuses the experts of a layer, shortens the prefix of a composite model's text part, and has a
-tied output layer twice. It knows the way there and back, since `from_pretrained` and `save_pretrained` go it: there is
-no table of names here, only the same two ways, for weights (`as_stored`, `renewed`) and for mere shapes (`outline`).
+In memory, transformers fuses the experts of a layer, shortens the prefix of a composite model's text part, and has a
+tied output layer twice. `from_pretrained` and `save_pretrained` convert in both directions. This module has no table of
+names. It uses the same conversions, for weights (`as_stored`, `renewed`) and for shapes alone (`outline`).
 """
 
 import json
@@ -32,30 +32,31 @@ _PROCESSORS = ("*processor_config.json", "processor.json")
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A model without its weights."""
+    """Model without its weights."""
 
     model: PreTrainedModel
-    """As the trainer loads it, on the meta device."""
+    """The model as the trainer loads it, on the meta device."""
     stored: Shapes
-    """Every weight of its checkpoint."""
+    """Shapes of all weights in its checkpoint."""
     trained: Shapes
-    """Those that training changes, as it gives them to engines; what a composite model has besides is not among them,
-    nor is an output layer that is stored although it is the input embedding."""
+    """Shapes of the weights that training changes, as the trainer gives them to engines. Other parts of a composite
+    model are left out. So is an output layer that is stored although it is the input embedding."""
 
 
 def outline(folder: Path) -> Outline:
-    """Load and save the model in `folder` without a weight, and compare: a dry run of every weight sync.
+    """Load and save the model in `folder` without its weights, and compare the shapes: a dry run of every weight sync.
 
     Raises:
-        ConfigError: no causal language model is there, its checkpoint is not whole, or what is trained of it would be
-            saved under other names or shapes than it was stored.
+        ConfigError: there is no causal language model, or its checkpoint is incomplete; or trained weights would be
+            saved under other names or shapes than they were stored.
     """
     file = folder / "config.json"
+    # The modification time is part of the cache key: a changed folder is read again.
     return _outline(folder.resolve(), file.stat().st_mtime_ns if file.is_file() else 0)
 
 
 def as_stored(model: PreTrainedModel, state: State) -> dict[str, Tensor]:
-    """The weights of `state`, which is `model`'s, under the names of its checkpoint; tied ones once."""
+    """Return the weights in `state` of `model` under the names of its checkpoint; tied ones appear once."""
     tied: Mapping[str, str] = model.all_tied_weights_keys
     ignored = set(model._keys_to_ignore_on_save or ())
     own = {name: w for name, w in state.items() if tied.get(name) not in state and name not in ignored}
@@ -64,21 +65,23 @@ def as_stored(model: PreTrainedModel, state: State) -> dict[str, Tensor]:
 
 
 def renewed(model: PreTrainedModel, state: State) -> PreTrainedModel:
-    """A model like `model`, on its device and in its number format, with the weights of `state`, as a checkpoint
-    names them. Weights that `model` has no place for are left out.
+    """Return a model like `model`, with the same device and dtype, and the weights of `state`.
+
+    `state` has the names of a checkpoint. Weights that `model` has no place for are left out.
 
     Raises:
-        EngineError: one is missing, or has another shape.
+        EngineError: a weight is missing, or has another shape.
     """
     device = next(model.parameters()).device
     return _loaded(type(model), model.config, state, device, model.dtype, model.config._attn_implementation)
 
 
 def complete(folder: Path, base: Path) -> None:
-    """Make what was saved in `folder` all of what `base` is, of which only the text part may have been loaded.
+    """Complete the checkpoint in `folder`, if only the text part of the model in `base` was loaded and saved.
 
-    It gets the processors of `base`, and of a composite model its configuration and every weight that training left
-    alone, in a file beside. So it loads again wherever `base` does. All else is left as `save_pretrained` wrote it.
+    It gets the processors of `base`. For a composite model it also gets its configuration, and a separate file with
+    every weight that training did not change. So it loads wherever `base` does. All other content stays as
+    `save_pretrained` wrote it.
     """
     for file in (file for pattern in _PROCESSORS for file in base.glob(pattern)):
         shutil.copy(file, folder)
@@ -86,9 +89,11 @@ def complete(folder: Path, base: Path) -> None:
     if causal_class(config)[1] is config:
         return
     found = outline(base)
+    # Stored names of tied weights. The saved checkpoint has these weights under another name.
     nothing = torch.empty(0, device="meta")
     doubled = as_stored(found.model, dict.fromkeys(found.model.all_tied_weights_keys, nothing))
     rest = found.stored.keys() - found.trained.keys() - doubled.keys()
+    # Two files need an index. A single file is renamed, since its standard name means that there is no other.
     whole = folder / WHOLE
     if whole.is_file():
         whole.rename(folder / "model-trained.safetensors")
@@ -98,6 +103,7 @@ def complete(folder: Path, base: Path) -> None:
     save_file(_picked(base, rest), folder / "model-untrained.safetensors", metadata={"format": "pt"})
     places |= dict.fromkeys(sorted(rest), "model-untrained.safetensors")
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2) + "\n", encoding="utf-8")
+    # Take the configuration of the whole model, with the dtype of the saved weights.
     saved, said = (json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (folder, base))
     said["dtype"] = said["text_config"]["dtype"] = saved.get("dtype")
     (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
@@ -112,11 +118,12 @@ def _picked(folder: Path, names: Set[str]) -> dict[str, Tensor]:
 
 
 def causal_class(config: PretrainedConfig) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    """What `AutoModelForCausalLM` makes of `config`: a class, and what it is configured with, the text part alone
-    where the class knows no more.
+    """Return the class that `AutoModelForCausalLM` makes of `config`, and the configuration of that class.
+
+    The configuration is that of the text part if the class has no other parts.
 
     Raises:
-        ConfigError: there is no such class.
+        ConfigError: transformers has no such class.
     """
     try:
         found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -129,18 +136,19 @@ def causal_class(config: PretrainedConfig) -> tuple[type[PreTrainedModel], Pretr
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The configuration in `folder`.
+    """Read the configuration in `folder`.
 
     Raises:
         ConfigError: transformers does not know such a model.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder)
-    except Exception as error:  # whatever a foreign config.json makes of it
+    # Unknown content of config.json can raise any exception.
+    except Exception as error:
         raise ConfigError(
             "model folder", str(folder), f"transformers cannot read its config.json: {_line(error)}"
         ) from error
-    # Kernels that a stranger's file names would be looked for on the hub; every caller says which it wants.
+    # A config.json may name kernels, which transformers would download from the hub. Every caller chooses its own.
     config._attn_implementation = config._experts_implementation = None
     return config
 
@@ -151,15 +159,18 @@ def _outline(folder: Path, _changed: int) -> Outline:
     try:
         stored = checkpoint_shapes(folder)
         meta = torch.device("meta")
+        # Weights on the meta device have a shape, but no data.
         weights = {name: torch.empty(shape, device=meta) for name, shape in stored.items()}
         model = _loaded(kind, config, weights, meta, torch.float32, "eager")
         trained = {name: tuple(w.shape) for name, w in as_stored(model, model.state_dict()).items()}
     except EngineError as error:
         raise ConfigError("model folder", str(folder), str(error)) from error
-    except Exception as error:  # a conversion that does not fit these shapes
+    # A conversion of weights that does not fit these shapes can raise any exception.
+    except Exception as error:
         raise ConfigError(
             "model folder", str(folder), f"{kind.__name__} cannot be made of it: {_line(error)}"
         ) from error
+    # Compare the weights that a sync would write with those of the checkpoint, which the engine loads.
     if other := sorted(name for name, shape in trained.items() if stored.get(name) != shape):
         name = other[0]
         remedy = (
@@ -189,6 +200,7 @@ def _loaded(
             attn_implementation=attention,
             output_loading_info=True,
         )
+    # transformers only logs missing weights, and initializes them at random.
     if wrong := sorted({*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}):
         raise EngineError(
             f"{len(wrong)} weights of {kind.__name__} are missing or have another shape, {wrong[0]} first; "
@@ -200,9 +212,9 @@ def _loaded(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers tells what is missing or left over in a table; here that is an error, or meant.
+    """Suppress the table in which transformers logs missing and unused weights. Here they are an error, or intended.
 
-    Its progress bars are gone from then on.
+    Its progress bars stay disabled afterwards.
     """
     disable_progress_bar()
     logger = get_logger("transformers")

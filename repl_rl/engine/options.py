@@ -1,4 +1,4 @@
-"""What a person may choose about an engine, and the checks that need no heavy package."""
+"""Options of an engine that a user can choose, and checks that need no heavy package."""
 
 import json
 from abc import ABC, abstractmethod
@@ -20,22 +20,23 @@ KvOnSync = Literal["drop", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What every engine is told when it is opened."""
+    """Options that every engine gets when it is opened."""
 
     folder: Path
-    """The model, as `save_pretrained` writes it."""
+    """Model folder, as `save_pretrained` writes it."""
     context_tokens: Annotated[int | None, AtLeast(2)] = None
-    """Longest sequence in tokens, prompt included. None: what the model's config.json says."""
+    """Longest sequence in tokens, prompt included. None means the limit in the model's config.json."""
     dtype: Dtype = "auto"
-    """Of weights and cache. auto is float32 on CPU, bfloat16 on a GPU."""
+    """Dtype of weights and cache. auto is float32 on CPU, bfloat16 on a GPU."""
     max_sessions: Annotated[int, AtLeast(1)] = 256
-    """Most sessions open at once (>= 1); opening one more waits until one is closed."""
+    """Maximum number of open sessions (>= 1); another one waits until one is closed."""
     seed: int = 0
-    """Of the engine's own random stream, used by sessions without a seed of their own."""
+    """Seed of the engine's random stream, which sessions without a seed use."""
     forbidden_ids: frozenset[int] = frozenset()
     """Ids that are never sampled."""
     growth_tokens: Annotated[int | None, AtLeast(1)] = None
-    """Tokens that a session can gain after its prompt, as far as its limits are known (>= 1). None: unknown."""
+    """Maximum number of tokens that a session gains after its prompt, as far as its limits are known (>= 1). None means
+    unknown."""
     kv_on_sync: KvOnSync = "drop"
 
     def __post_init__(self) -> None:
@@ -43,9 +44,10 @@ class Opening:
 
 
 class EngineKind(ABC):
-    """A kind of engine that a person can choose: a frozen dataclass whose fields are its options.
+    """Config of a kind of engine that a user can choose: a frozen dataclass whose fields are its options.
 
-    A new one is a file with such a class, and one line of the table in `repl_rl.engine`, or `ENGINES.add(kind)`.
+    To add a kind, write such a class in a new file. Then add it to the table in `repl_rl.engine`, or call
+    `ENGINES.add(kind)`.
     """
 
     kind: ClassVar[str]
@@ -53,32 +55,33 @@ class EngineKind(ABC):
 
     @abstractmethod
     def open(self, opening: Opening) -> AbstractAsyncContextManager[Engine]:
-        """The engine, for the length of an `async with`; its processes are gone afterwards.
+        """Open the engine for the duration of an `async with` block. Its processes are gone afterwards.
 
         Raises:
-            ConfigError: a package or the model folder is missing, an option does not fit, or the model cannot forbid
-                an id.
+            ConfigError: a package or the model folder is missing, an option does not fit, or the model cannot forbid an
+                id.
         """
 
     def check(self, opening: Opening) -> None:
-        """Refuse a model that engines of this kind cannot sample from: within a second, but for the import of heavy
-        packages, and before anything starts.
+        """Reject a model that engines of this kind cannot sample from.
+
+        This takes less than a second, except for imports of heavy packages, and happens before anything starts.
 
         Raises:
-            ConfigError: as `open`, as far as the model's folder tells.
+            ConfigError: as `open`, as far as the model folder shows it.
         """
         return
 
     def check_sync(self, folder: Path) -> None:
-        """Refuse a model of which engines of this kind do not take new weights: it can be sampled, but not trained.
+        """Reject a model for which engines of this kind cannot load new weights. It can be sampled, but not trained.
 
         Raises:
-            ConfigError: it is one.
+            ConfigError: the model cannot be trained with this engine.
         """
         return
 
     def doctor(self) -> str:
-        """What of it is installed, in a few words.
+        """Return a short description of its installed packages.
 
         Raises:
             ConfigError: a package is missing; the message ends with the remedy.
@@ -88,17 +91,17 @@ class EngineKind(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model folder says about itself, read from its config.json."""
+    """Properties of a model, read from the config.json in its folder."""
 
     context_tokens: int
 
 
 def read_model_folder(opening: Opening) -> ModelFacts:
-    """Check that the folder holds a model and read what the engines need to know beforehand.
+    """Check that the folder holds a model, and read its properties that engines need.
 
     Raises:
-        ConfigError: there is no such folder, no readable config.json, no weights, or a file of them is cut short; the
-            context is too long for it, or nobody says how long it may be.
+        ConfigError: the folder, a readable config.json or weights are missing, or a weight file is truncated. Or the
+            context is longer than the model allows, or its length is unknown.
     """
     folder = opening.folder
     remedy = "give a folder with config.json and model.safetensors, as save_pretrained writes it"
@@ -128,8 +131,10 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length
 
 
 def longest_context(config: Mapping[str, object]) -> int | None:
-    """Most tokens that a model with this config.json takes, that of its text part if it has several; None: it does not
-    say, as models without attention do not."""
+    """Return the maximum number of tokens of a model with this config.json, which may be that of its text part.
+
+    None means that the file does not give it, as for models without attention.
+    """
     text = config.get("text_config")
     parts = [config, *([text] if isinstance(text, dict) else [])]
     return next((int(str(part[name])) for part in parts for name in _LENGTHS if part.get(name) is not None), None)

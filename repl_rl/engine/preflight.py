@@ -1,8 +1,8 @@
-"""Finds companions of torch that are installed but cannot be imported.
+"""Check for companions of torch that are installed but cannot be imported.
 
-Where no build for this machine is offered, pip takes a torchvision, torchaudio or torchcodec built for another
-torch. `import transformers` and vLLM then fail deep inside an optional feature. Run
-`python -m repl_rl.engine.preflight --fix` to uninstall exactly the broken ones.
+If no build for this machine exists, pip installs a torchvision, torchaudio or torchcodec built for another torch.
+`import transformers` and vLLM then fail deep inside an optional feature. Run `python -m repl_rl.engine.preflight --fix`
+to uninstall exactly the broken ones.
 """
 
 import argparse
@@ -16,13 +16,13 @@ COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
 def importable(package: str) -> bool:
-    """Whether a fresh interpreter can import `package`. A fresh one, since a failed import leaves half of it behind."""
+    """Return True if a fresh interpreter can import `package`. A failed import would leave half of it in this one."""
     probe = [sys.executable, "-P", "-c", f"import {package}"]
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
 def broken_companions(packages: Sequence[str] = COMPANIONS) -> list[str]:
-    """Names of `packages` that are installed but cannot be imported, in order."""
+    """Return the names of those `packages` that are installed but cannot be imported, in order."""
     return [package for package in packages if installed(package) and not importable(package)]
 
 

@@ -1,4 +1,4 @@
-"""The public fake: an engine that plays scripts or asks a function, at no cost and without a tokenizer."""
+"""Scripted engine: a public fake that plays scripts or calls a function, without a model or a tokenizer."""
 
 import asyncio
 import random
@@ -13,14 +13,15 @@ from repl_rl.engine.limits import Gate, ending, first_ids, room
 from repl_rl.errors import EngineError
 
 Policy = Callable[[Sequence[int]], Sequence[int]]
-"""Every id of a session so far -> the ids that it samples next (at least one)."""
+"""Function from all ids of a session so far to the ids that it samples next (at least one)."""
 
 Source = Callable[[Sequence[int], int, int], Sequence[int]]
-"""Ids so far, how many of them were sampled, how many are wanted -> the next ids; ids past the chunk are dropped."""
+"""Function from the ids so far, the number of sampled ids and the number of wanted ids to the next ids. Ids past the
+chunk are dropped."""
 
 
 def play(script: Sequence[int]) -> Source:
-    """A source that gives the ids of `script` one after the other, whatever is observed in between."""
+    """Return a source that plays the ids of `script` in order and ignores what is observed in between."""
 
     def source(_ids: Sequence[int], sampled: int, wanted: int) -> Sequence[int]:
         if sampled >= len(script):
@@ -40,12 +41,12 @@ class ScriptedSession:
     logprob: float
     gate: Gate
     policy_step: Callable[[], int]
-    """Of the weights that are loaded."""
+    """Function that returns the policy step of the loaded weights."""
     forbidden_ids: frozenset[int] = frozenset()
     sampled: int = 0
     closed: bool = False
     _before: tuple[int, int] = (0, 0)
-    """Ids, and how many of them were sampled, before the last chunk."""
+    """Number of ids, and number of sampled ids, before the last chunk."""
 
     async def sample(
         self, observed: Sequence[int], *, max_tokens: int, stop_ids: frozenset[int], watch: Watch | None = None
@@ -62,8 +63,10 @@ class ScriptedSession:
         most = room(len(self.ids), observed, max_tokens, self.context_tokens)
         self._before = len(self.ids), self.sampled
         self.ids.extend(observed)
-        await asyncio.sleep(0)  # as a real engine does, let the other sessions run, and be cancelled, here
+        # Like a real engine, let other sessions run here, and allow a cancellation.
+        await asyncio.sleep(0)
         start = len(self.ids)
+        # A source may give fewer ids than are wanted, so ask it until the chunk ends.
         while True:
             for token_id in self._next(most - (len(self.ids) - start)):
                 if token_id in self.forbidden_ids:
@@ -82,6 +85,7 @@ class ScriptedSession:
         """See `EngineSession.undo`."""
         call.cancel()
         await asyncio.wait({call})
+        # Restore the ids from before the call. The script resumes at the same place.
         held, before = self._before
         wasted, self.sampled = self.sampled - before, before
         del self.ids[held:]
@@ -96,11 +100,11 @@ class ScriptedSession:
 
 @dataclass(slots=True)
 class ScriptedEngine:
-    """Plays scripts: sequences of ids. Which one a session plays depends on seeds and prompt only, never on timing.
+    """Engine that plays scripts, which are sequences of ids.
 
-    `ScriptedEngine(scripts)` draws a script for each session; `ScriptedEngine.asking(policy)` calls a function;
-    `ScriptedEngine.from_text(lines, encode)` plays the same lines in every session. Every id has log
-    probability `logprob` (nats).
+    Seeds and prompt alone decide on a session's script, not timing. `ScriptedEngine(scripts)` draws a script per
+    session. `ScriptedEngine.asking(policy)` calls a function. `ScriptedEngine.from_text(lines, encode)` plays the same
+    lines in every session. Every id has log probability `logprob` (nats).
     """
 
     scripts: Sequence[Sequence[int]]
@@ -110,14 +114,14 @@ class ScriptedEngine:
     policy: Policy | None = None
     policy_step: int = 0
     forbidden_ids: frozenset[int] = frozenset()
-    """A script or policy that samples one is an EngineError."""
+    """Ids that must not be sampled; a script or policy that samples them raises EngineError."""
     name: str = field(default="scripted", init=False)
     seeds_sessions: bool = field(default=True, init=False)
     fallback_reason: str | None = field(default=None, init=False)
     open_sessions: int = field(default=0, init=False)
     gate: Gate = field(default_factory=Gate, init=False, repr=False)
     loaded: list[Path] = field(default_factory=list, init=False)
-    """Folders given to `load_weights`, in order."""
+    """Folders that `load_weights` got, in order."""
 
     def __post_init__(self) -> None:
         if self.policy is None and not self.scripts:
@@ -127,12 +131,12 @@ class ScriptedEngine:
     def asking(
         cls, policy: Policy, *, context_tokens: int = 1 << 20, forbidden_ids: frozenset[int] = frozenset()
     ) -> Self:
-        """An engine that calls `policy` with a session's ids whenever it needs more."""
+        """Return an engine that calls `policy` with the ids of a session when it needs more."""
         return cls((), policy=policy, context_tokens=context_tokens, forbidden_ids=forbidden_ids)
 
     @classmethod
     def from_text(cls, lines: Sequence[str], encode: Callable[[str], Sequence[int]]) -> Self:
-        """An engine in which every session samples `lines`, each encoded alone by `encode`."""
+        """Return an engine in which every session samples `lines`, each encoded separately by `encode`."""
         return cls([[token_id for line in lines for token_id in encode(line)]])
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
@@ -156,11 +160,12 @@ class ScriptedEngine:
         policy = self.policy
         if policy is not None:
             return lambda ids, _sampled, _wanted: policy(ids)
+        # A string seeds by its digest, so the draw is the same in every process.
         draw = random.Random(f"{self.seed} {sampling.seed} {tuple(ids)}")
         return play(draw.choice(self.scripts))
 
     async def load_weights(self, folder: Path, policy_step: int) -> None:
-        """See `Engine.load_weights`. Nothing is read; the scripts stay what they are."""
+        """See `Engine.load_weights`. Reads no file; the scripts stay the same."""
         async with self.gate.change():
             self._load(folder, policy_step)
 

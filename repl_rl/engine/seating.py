@@ -1,4 +1,4 @@
-"""Where sessions wait for their part of the cache: `seats.py` decides, here they wait, and others are hung up."""
+"""Queue of sessions for their share of the KV cache. `seats.py` decides, and this module waits and evicts."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ async def _nothing() -> None:
 
 
 async def undivided(call: Coroutine[object, object, None]) -> None:
-    """Await `call` to its end, also where the caller is cancelled: half of it would leave nobody knows what."""
+    """Await `call` to its end, even if the caller is cancelled. A partial call would leave an inconsistent state."""
     calling = asyncio.ensure_future(call)
     try:
         await asyncio.shield(calling)
@@ -29,10 +29,10 @@ async def undivided(call: Coroutine[object, object, None]) -> None:
 
 
 class Seating:
-    """The way to a seat: sessions are admitted in the order in which they ask, and sample as `Seats.next` says."""
+    """Access to seats. Sessions are admitted in the order of their requests, and sample in that of `Seats.next`."""
 
     def __init__(self, seats: Seats, most: int) -> None:
-        """`most`: sessions that are open at once, however short they are (>= 1)."""
+        """Start without sessions. `most` is the largest number of open sessions, regardless of their lengths (>= 1)."""
         self.pressure = Pressure()
         self._seats = seats
         self._most = most
@@ -42,10 +42,10 @@ class Seating:
 
     @asynccontextmanager
     async def place(self, prompt: int, nested: bool = False) -> AsyncIterator["Place"]:
-        """A place for a session that begins with `prompt` ids; it waits until one is free.
+        """Wait until a session with a prompt of `prompt` ids is admitted, and hold its place during the block.
 
-        `nested`: it does not wait, since those whose end it would wait for may wait for it. Blocks it is given as
-        everybody is, at the cost of sessions that do not sample.
+        A `nested` session is admitted at once, because the sessions for whose end it would wait may wait for it. It
+        gets blocks like all others, at the cost of sessions that do not sample.
         """
         seat = self._seats.enter(prompt) if nested else await self._admitted(prompt)
         self._places[seat] = place = Place(self, seat)
@@ -54,6 +54,7 @@ class Seating:
         finally:
             del self._places[seat]
             self._seats.leave(seat)
+            # The end of a session frees a place and blocks.
             self._admit()
             self.call()
 
@@ -81,13 +82,13 @@ class Seating:
         self.call()
 
     def call(self) -> None:
-        """Wake whose turn it is; after every change."""
+        """Wake the session that is served next. Must be called after every change."""
         turn = self._seats.next()
         if turn is not None:
             self._places[turn[0]].turn.set()
 
     def _at_once(self, seat: Seat) -> bool:
-        """Where there is room, which is the rule, nobody is waited for."""
+        """Return True if there is room, so that the session need not wait. This is the usual case."""
         if self._granting.locked() or self._seats.next() != (seat, []):
             return False
         self._seats.hold(seat)
@@ -96,8 +97,10 @@ class Seating:
     async def _granted(self, place: "Place") -> bool:
         await place.turn.wait()
         place.turn.clear()
-        async with self._granting:  # nobody is given blocks before those that were there first are really free
+        # One grant at a time, and only after the blocks of evicted sessions are really free.
+        async with self._granting:
             turn = self._seats.next()
+            # The order may have changed while this session waited.
             if turn is None or turn[0] is not place.seat:
                 return False
             if turn[1]:
@@ -106,6 +109,7 @@ class Seating:
             return True
 
     async def _evict(self, victims: Sequence[Seat]) -> None:
+        # Warn at the first eviction only.
         if not self.pressure.preempted:
             log.warning(
                 "the cache is too small for the sessions that are open: keys and values of the youngest are dropped "
@@ -115,7 +119,8 @@ class Seating:
             before = self.pressure
             self.pressure = replace(before, preempted=before.preempted + 1, recomputed=before.recomputed + victim.ids)
             place = self._places.get(victim)
-            if place is not None:  # it has not been closed in the meantime
+            # A session without a place was closed meanwhile.
+            if place is not None:
                 await place.hang_up()
 
     async def _admitted(self, prompt: int) -> Seat:
@@ -126,6 +131,7 @@ class Seating:
         try:
             return await turn
         except asyncio.CancelledError:
+            # The seat was granted just before the cancellation, so give it back.
             if not turn.cancelled():
                 self._seats.leave(turn.result())
             self._admit()
@@ -134,7 +140,8 @@ class Seating:
     def _admit(self) -> None:
         while self._queue and (self._queue[0][1].done() or self._free(self._queue[0][0])):
             prompt, turn = self._queue.popleft()
-            if not turn.done():  # who was cancelled asks no more
+            # A request that is done was cancelled.
+            if not turn.done():
                 turn.set_result(self._seats.enter(prompt))
 
     def _free(self, prompt: int) -> bool:
@@ -142,26 +149,27 @@ class Seating:
 
 
 class Place:
-    """One session's handle on its seat."""
+    """Handle of one session to its seat."""
 
     def __init__(self, seating: Seating, seat: Seat) -> None:
         self.seat = seat
         self.hang_up: HangUp = _nothing
-        """Gives up keys and values, then calls `dropped`, all of it `undivided`. Called while it does not sample."""
+        """Callback that gives up keys and values, then calls `dropped`, as one `undivided` call. It is called while the
+        session does not sample."""
         self.turn = asyncio.Event()
         self._seating = seating
 
     async def take(self, ids: int) -> None:
-        """Wait until the cache has blocks for `ids` ids of this session; it samples from then on.
+        """Wait until the cache has blocks for `ids` ids of this session. It counts as sampling from then on.
 
-        What it held may have been hung up meanwhile.
+        Its earlier blocks may be evicted meanwhile.
         """
         await self._seating.take(self, ids)
 
     def settle(self, ids: int) -> None:
-        """It samples no more, and has `ids` ids."""
+        """Record that the session samples no more, and has `ids` ids."""
         self._seating.settle(self.seat, ids)
 
     def dropped(self) -> None:
-        """Its keys and values are gone from the engine, and it does not sample."""
+        """Record that its keys and values are gone from the engine, and that it does not sample."""
         self._seating.drop(self.seat)

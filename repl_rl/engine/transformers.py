@@ -1,4 +1,4 @@
-"""The embedded fallback: a transformers model in this process, decoding all waiting sessions together."""
+"""Fallback engine: a transformers model in this process, which decodes all waiting sessions together."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One call of `sample` that is under way."""
+    """One running call of `sample`."""
 
     row: Row
     most: int
@@ -31,14 +31,16 @@ class Job:
     logprobs: list[float] = field(default_factory=list)
 
     def accept(self, draw: Draw) -> bool:
-        """Take one sampled id; True when the chunk is over."""
+        """Append one sampled id. Return True if the chunk is over."""
+        # The step has fed all ids except the one that it drew.
         self.row.computed = len(self.row.ids)
         self.row.ids.append(draw.token_id)
         self.logprobs.append(draw.logprob)
         try:
             end = ending(draw.token_id, len(self.logprobs), self.most, self.stop_ids, self.watch)
         except Exception as error:
-            self.done.set_exception(error)  # the watch is the caller's code: its error is the caller's
+            # The watch is code of the caller, so the caller gets its error.
+            self.done.set_exception(error)
             return True
         if end is not None:
             self.done.set_result(end)
@@ -46,7 +48,7 @@ class Job:
 
 
 class TransformersEngine:
-    """A model in this process. Open it with `open_engine("transformers", model=folder)`."""
+    """Engine with the model in this process. Open it with `open_engine("transformers", model=folder)`."""
 
     name = "transformers"
     seeds_sessions = True
@@ -70,7 +72,7 @@ class TransformersEngine:
         self._seats = asyncio.Semaphore(max_sessions)
         self._jobs: list[Job] = []
         self._work = asyncio.Event()
-        # one thread: forwards never overlap, so a slot can be handed on as soon as its session is closed
+        # With one thread, forward passes never overlap, so the slot of a closed session can be used again at once.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
@@ -78,7 +80,7 @@ class TransformersEngine:
         return self._session(first_ids(prompt_ids), sampling)
 
     def close(self) -> None:
-        """Let the decoding thread go."""
+        """Stop the decoding thread."""
         self._thread.shutdown(wait=False)
 
     @asynccontextmanager
@@ -104,7 +106,7 @@ class TransformersEngine:
             self.policy_step = policy_step
 
     async def run(self, job: Job) -> ChunkEnd:
-        """Decode `job` together with all others until it is over."""
+        """Decode `job`, together with all others, to its end."""
         self._jobs.append(job)
         self._work.set()
         try:
@@ -113,7 +115,7 @@ class TransformersEngine:
             self._drop(job)
 
     async def serve(self) -> None:
-        """Decode for ever: each step takes every job that is there, so a new one joins at the next token."""
+        """Decode forever. Each step takes all current jobs, so a new one joins at the next token."""
         while True:
             await self._work.wait()
             jobs = list(self._jobs)
@@ -123,16 +125,18 @@ class TransformersEngine:
             try:
                 draws = await self._in_thread(self._decoder.step, [job.row for job in jobs])
             except Exception as error:
+                # The step failed for all its rows. The engine continues with later jobs.
                 failure = EngineError(f"the model failed in the middle of a step: {error}")
                 failure.__cause__ = error
                 self.fail(failure, jobs)
                 continue
             for job, draw in zip(jobs, draws, strict=True):
+                # A job may have been cancelled during the step.
                 if not job.done.done() and job.accept(draw):
                     self._drop(job)
 
     def fail(self, error: EngineError, jobs: Sequence[Job] | None = None) -> None:
-        """End `jobs` (None: all) with `error`."""
+        """End `jobs` with `error`. None means all of them."""
         for job in list(self._jobs if jobs is None else jobs):
             self._drop(job)
             if not job.done.done():
@@ -147,7 +151,7 @@ class TransformersEngine:
 
 
 class TransformersSession:
-    """One rollout's slot in the arena."""
+    """Engine session of one rollout, with a slot in the arena."""
 
     def __init__(self, engine: TransformersEngine, row: Row) -> None:
         self.closed = False
@@ -155,7 +159,7 @@ class TransformersSession:
         self._row = row
         self._before = self._start = len(row.ids)
         self._since = 0
-        """The policy step of its oldest keys, values and states."""
+        """Policy step of its oldest keys, values and states."""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -170,7 +174,7 @@ class TransformersSession:
             return await self._sample(observed, max_tokens, stop_ids, watch)
 
     def forget(self) -> None:
-        """Give up keys, values and states; the next call computes them again from all ids."""
+        """Give up keys, values and states. The next call computes them again from all ids."""
         self._row.computed = 0
 
     async def _sample(
@@ -190,11 +194,11 @@ class TransformersSession:
         return Chunk(tuple(ids[start:]), tuple(job.logprobs), end, self._since)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
-        """See `EngineSession.undo`. Draws of a seeded session that were taken back are not drawn again."""
+        """See `EngineSession.undo`. A seeded session does not repeat the draws that were taken back."""
         call.cancel()
         await asyncio.wait({call})
         row = self._row
-        # a row of its own: the decoding thread may still be reading the old one
+        # A new row, since the decoding thread may still read the old one. At least its last id must be fed again.
         self._row = replace(row, ids=row.ids[: self._before], computed=min(row.computed, self._before - 1))
         return len(row.ids) - self._start
 
@@ -204,7 +208,7 @@ async def open_transformers(opening: Opening) -> AsyncIterator[TransformersEngin
     """Load a model and serve it until the block ends.
 
     Raises:
-        ConfigError: the folder holds no model, or one that cannot forbid an id.
+        ConfigError: the folder holds no model, or a model that cannot forbid an id.
     """
     facts = read_model_folder(opening)
     decoder = await asyncio.to_thread(Decoder, opening.folder, opening.dtype, opening.seed, opening.forbidden_ids)

@@ -1,4 +1,4 @@
-"""Environment variables for vLLM's processes, set for a while and then taken back."""
+"""Environment variables for vLLM's processes, set for a while and then restored."""
 
 import logging
 import os
@@ -13,17 +13,18 @@ from pathlib import Path
 from repl_rl.machine.folders import private_folder
 
 QUIET = "ERROR"
-"""The level that vLLM's log has here, unless a person asks for another."""
+"""Level of vLLM's log, unless the user sets another one."""
 _SET = os.environ.get("VLLM_LOGGING_LEVEL", QUIET)
 ASKED_LEVEL = "" if _SET == QUIET else _SET
-"""What a person has set; "": nothing. Read here, once: later another thread may be within a block that sets it.
+"""Log level that the user has set; "" if none. It is read once, at import, since another thread may set the variable
+later within a block.
 
-The quiet level is nobody's wish to see more: TRL sets it when it is imported, and processes inherit it from there.
+The quiet level does not count as the user's choice. TRL sets it at import, and processes inherit it from there.
 """
 
 
 def log_level() -> Mapping[str, str]:
-    """What vLLM and torch read when they are imported. VLLM_LOGGING_LEVEL is heeded where a person has set it."""
+    """Return the variables that vLLM and torch read at import. A VLLM_LOGGING_LEVEL of the user is kept."""
     if ASKED_LEVEL:
         return {"VLLM_LOGGING_LEVEL": ASKED_LEVEL, "VLLM_NO_USAGE_STATS": "1"}
     return {
@@ -35,24 +36,29 @@ def log_level() -> Mapping[str, str]:
 
 
 def hush() -> None:
-    """Hold vLLM to that level from its import on, whoever imports it: it logs before it reads its variable."""
+    """Set that level on vLLM's logger before vLLM is imported, since vLLM logs before it reads its variable."""
     logging.getLogger("vllm").setLevel(log_level()["VLLM_LOGGING_LEVEL"])
 
 
 _LONGEST_FOLDER = 60
-"""Bytes of a folder in which sockets with long names still have an address: 107 in all."""
+"""Longest folder, in bytes, whose sockets still have a valid address of 107 bytes with their long names."""
 
 
 @cache
 def alias(folder: Path) -> Path:
-    """A short name of a folder without spaces, for this process and its children, while this process lives."""
+    """Return a short path without spaces for a folder.
+
+    This process and its children can use it while this process lives.
+    """
+    # The descriptor stays open, so the path stays valid.
     return Path(f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}")
 
 
 def preloads(packages: Path) -> Mapping[str, str]:
-    """For an installation whose path has a space: where the loader finds what vLLM preloads on CPU.
+    """Return paths without spaces for the libraries that vLLM preloads on CPU, or nothing if its path has no space.
 
-    vLLM writes paths into LD_PRELOAD, where a space or a colon separates two. It leaves alone what is there already.
+    vLLM writes paths into LD_PRELOAD, in which a space or a colon separates two paths. It keeps paths that are already
+    there.
     """
     if not re.search(r"[\s:]", str(packages)):
         return {}
@@ -64,7 +70,10 @@ def preloads(packages: Path) -> Mapping[str, str]:
 
 @contextmanager
 def sockets() -> Iterator[Mapping[str, str]]:
-    """Where vLLM's sockets go, which it leaves behind: a private folder, by a short name, removed at the end."""
+    """Create a folder for vLLM's sockets, and yield the variable with its short path.
+
+    vLLM leaves its sockets behind. The folder is private to this process and is removed at the end.
+    """
     root = Path(tempfile.gettempdir())
     with private_folder(root, "repl-rl-sockets-") as folder:
         short = root if len(os.fsencode(folder)) <= _LONGEST_FOLDER else alias(root)
@@ -72,15 +81,15 @@ def sockets() -> Iterator[Mapping[str, str]]:
 
 
 _ALONE = threading.RLock()
-"""Two blocks that overlapped would each restore what the other had set."""
+"""Lock of `environment`. Two blocks that overlap would each restore the values of the other."""
 
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the block, then restore all, those that vLLM itself set included.
+    """Set environment variables for the block, then restore all of them, including those that vLLM set.
 
-    vLLM leaves LD_PRELOAD and thread counts behind, which the consoles' processes would inherit. A block waits for
-    another thread's to end, so it belongs into a worker thread.
+    vLLM leaves LD_PRELOAD and thread counts behind, which the consoles' processes would inherit. A block waits for that
+    of another thread, so call it in a worker thread.
     """
     with _ALONE:
         before = dict(os.environ)

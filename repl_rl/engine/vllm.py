@@ -1,4 +1,4 @@
-"""vLLM in a process of its own, driven through `AsyncLLM`.
+"""vLLM in a separate process, controlled through `AsyncLLM`.
 
 On CPU the model runs in the engine's process with all cores but one.
 """
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PROBE: tuple[tuple[int, ...], ...] = ((), (1, 2), ())
-"""What the health check's session observes before each of its chunks."""
+"""Observed ids before each chunk of the health check's session."""
 _LOOK_S = 1.0
-"""How often somebody who waits for vLLM's process looks whether it is alive."""
+"""Interval of the checks that vLLM's process is alive, while a call waits for it, seconds."""
 PROBE_S = 60.0
-"""How long the health check at the start may take before sessions count as broken."""
+"""Timeout of the health check at the start, seconds. After it, sessions count as broken."""
 
 
 class VllmEngine:
@@ -46,7 +46,8 @@ class VllmEngine:
 
     name = "vllm"
     seeds_sessions = False
-    """vLLM's seeded requests kill its process on CPU when a prefill is split, and cost a generator each."""
+    """Always False. vLLM's seeded requests kill its process on CPU when a prefill is split, and cost a generator each.
+    """
 
     def __init__(
         self,
@@ -60,9 +61,9 @@ class VllmEngine:
         self.forbidden_ids = opening.forbidden_ids
         self.policy_step = 0
         self.fallback_reason: str | None = None
-        """Why requests a line are used although sessions were asked for; None: they are not."""
+        """Reason for one request per line although sessions were requested. None means that there is no fallback."""
         self.cache = cache
-        """Its blocks of keys and values. How many sessions are open at once depends on the lengths they reach."""
+        """Size of its KV cache. The number of open sessions depends on the lengths that they reach."""
         self._llm = llm
         self._folder = opening.folder
         self._keeps = opening.kv_on_sync == "keep"
@@ -76,16 +77,16 @@ class VllmEngine:
 
     @property
     def drive(self) -> Drive:
-        """How vLLM is driven now."""
+        """Current request mode."""
         return self._shared.drive
 
     @property
     def pressure(self) -> Pressure:
-        """See `Seated.pressure`. Of sessions; what vLLM preempts where a request a line is used, it does not tell."""
+        """Preemption counts of streaming sessions, see `Seated.pressure`. vLLM reports none in request mode."""
         return self._seating.pressure
 
     def use(self, drive: Drive) -> None:
-        """Drive it in another way from now on: the fallback, and what comparisons need.
+        """Switch the request mode, as the fallback and comparisons do.
 
         Raises:
             EngineError: a session is open.
@@ -112,7 +113,7 @@ class VllmEngine:
                 await session.close()
 
     async def rest(self) -> None:
-        """Leave the GPU's memory to others, with `sleep`, until a session is opened or weights are loaded."""
+        """Release the GPU's memory, if `sleep` is set, until a session is opened or weights are loaded."""
         if not self._open:
             with dying():
                 await self._nap.begin()
@@ -127,13 +128,14 @@ class VllmEngine:
             self._loads += 1
 
     def _loaded(self) -> Loaded:
-        # The prefix cache cannot be emptied while a session waits in vLLM, so what is kept is told apart by its salt.
+        # The prefix cache cannot be emptied while a session waits in vLLM. Kept keys and values are distinguished by
+        # their salt.
         return Loaded(self.policy_step, f"{self._loads}" if self._keeps else None)
 
     async def _load(self, folder: Path) -> None:
         try:
             await self._nap.end()
-            # others may be opened meanwhile; those have nothing in vLLM yet
+            # Sessions that open meanwhile have nothing in vLLM yet.
             for session in () if self._keeps else tuple(self._open):
                 await session.hang_up()
             with self._shared.waiting.one():
@@ -148,7 +150,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def guarded(self, silence_s: float) -> AsyncIterator[None]:
-        """End vLLM's process where it stands still for `silence_s` within the block."""
+        """Kill vLLM's process if it hangs for `silence_s` seconds within the block."""
         guard = asyncio.create_task(end_where_silent(process_ids(self._llm), self._shared.waiting, silence_s))
         try:
             yield
@@ -156,14 +158,17 @@ class VllmEngine:
             guard.cancel()
 
     async def try_step(self, told: Path) -> None:
-        """Sample one id: some models vLLM loads and cannot run here. `told` is where its process writes why.
+        """Sample one id, because vLLM loads some models that it cannot run here.
+
+        vLLM's process writes the reason of a failure to the given file.
 
         Raises:
-            ConfigError: this is one.
-            EngineDied: its process died of something else.
+            ConfigError: vLLM cannot run this model.
+            EngineDied: its process died for another reason.
         """
         await self._llm.collective_rpc("policy_tell", args=(str(told),))
         await self._llm.collective_rpc("policy_quiet", args=(True,))
+        # Silence both processes. A failure is reported as one error, without vLLM's traceback.
         vllm_log = logging.getLogger("vllm")
         level = vllm_log.level
         vllm_log.setLevel(logging.CRITICAL)
@@ -177,6 +182,7 @@ class VllmEngine:
                     await session.close()
         except EngineDied as error:
             reason = await asyncio.to_thread(_read, told)
+            # Lack of memory may be temporary, so this is not an error of the configuration.
             if not reason or "out of memory" in reason.lower():
                 raise
             remedy = f"vLLM cannot run it here: {reason}; choose another model, or --engine transformers"
@@ -186,7 +192,7 @@ class VllmEngine:
         await self._llm.collective_rpc("policy_quiet", args=(False,))
 
     async def probe(self) -> None:
-        """Check that a streaming session gives what a request a line gives; fall back to requests where it does not."""
+        """Check that a streaming session gives the same ids as one request per line; if not, fall back to requests."""
         if self.drive is Drive.REQUEST:
             return
         requested = await self._greedy(Drive.REQUEST)
@@ -219,16 +225,16 @@ class VllmEngine:
 
 
 def _read(file: Path) -> str:
-    """The beginning of a text; "": there is none."""
+    """Return the beginning of a text file, or "" without a file."""
     return file.read_text(encoding="utf-8")[:300] if file.is_file() else ""
 
 
 @contextmanager
 def dying() -> Iterator[None]:
-    """Around what vLLM's process may die over.
+    """Convert vLLM's EngineDeadError in the block to EngineDied.
 
     Raises:
-        EngineDied: it did, or is dead.
+        EngineDied: the process died within the block, or before it.
     """
     try:
         yield
@@ -237,20 +243,21 @@ def dying() -> Iterator[None]:
 
 
 class Mortal(Protocol):
-    """Something that can say that it has died."""
+    """Object that reports its own death."""
 
     @property
     def errored(self) -> bool: ...
 
 
 async def answered(llm: Mortal, call: Coroutine[object, object, T]) -> T:
-    """The result of a call to vLLM's process, which leaves a call for ever unanswered that it died over.
+    """Return the result of a call to vLLM's process. vLLM never answers a call over which its process died.
 
     Raises:
-        EngineDied: it is dead.
+        EngineDied: the process is dead.
     """
     calling = asyncio.ensure_future(call)
     try:
+        # Wake up regularly to check that the process is alive.
         while not (await asyncio.wait({calling}, timeout=_LOOK_S))[0]:
             if llm.errored:
                 raise EngineDied("the vLLM process is gone; it died over a call")
@@ -260,7 +267,7 @@ async def answered(llm: Mortal, call: Coroutine[object, object, T]) -> T:
 
 
 async def _cache(llm: AsyncLLM, context_tokens: int) -> Cache:
-    """vLLM's cache.
+    """Return the size of vLLM's KV cache.
 
     Raises:
         ConfigError: not even one full context fits.
@@ -282,11 +289,11 @@ async def open_vllm(
     """Start vLLM on a model; its process is gone when the block ends.
 
     Args:
-        opening: the model, and what every engine is told.
-        options: of vLLM.
-        cache_blocks: blocks of keys and values (>= 2, one of them is vLLM's own), for tests; None: as many as there is
-            memory for.
-        silence_s: how long its process may stand still while it is waited for, seconds (> 0).
+        opening: the model, and the options of all engines.
+        options: options of vLLM.
+        cache_blocks: blocks of the KV cache (>= 2, one of them reserved by vLLM), for tests. None means as many as fit
+            into the memory.
+        silence_s: seconds (> 0) that its process may hang while calls wait for it.
 
     Raises:
         ConfigError: the folder holds no model or one that vLLM cannot run here, or no context fits into the cache.
@@ -300,9 +307,11 @@ async def open_vllm(
             raise EngineError(f"vLLM did not start: {error}; set VLLM_LOGGING_LEVEL=INFO to see its log") from error
         try:
             await llm.collective_rpc("policy_settle")
+            # Forbid ids before the first request is sampled.
             await llm.collective_rpc("policy_forbid", args=(sorted(opening.forbidden_ids),))
             engine = VllmEngine(llm, opening, facts.context_tokens, options, await _cache(llm, facts.context_tokens))
             async with engine.guarded(silence_s):
+                # Check that the model runs here, then that streaming sessions work.
                 await engine.try_step(Path(variables["VLLM_RPC_BASE_PATH"]) / "died.txt")
                 await engine.probe()
                 yield engine

@@ -1,4 +1,4 @@
-"""Which models vLLM can run on this machine, asked of it without starting its process."""
+"""Checks that vLLM can run a model on this machine, without starting vLLM's process."""
 
 import json
 from pathlib import Path
@@ -15,35 +15,44 @@ from repl_rl.errors import ConfigError
 
 _REMEDY = "choose another model, or --engine transformers"
 _STUCK = frozenset({"GptOssForCausalLM"})
-"""Models whose loader in vLLM writes past the hooks of a reload, so that the old experts stay without a word."""
+"""Models whose loader in vLLM bypasses the hooks of a reload, so that the old experts stay without an error."""
 
 
 def refuse_unserved(folder: Path, dtype: Dtype) -> None:
-    """Refuse a model that vLLM has no class for, or whose class it cannot load or run here in this number format.
+    """Reject a model that vLLM has no class for, or whose class it cannot load or run here with this dtype.
 
     Raises:
-        ConfigError: so it is.
+        ConfigError: vLLM cannot run the model, or the folder has no index but more safetensors files than
+            `model.safetensors`.
     """
     named = _architectures(folder)
+    # Without an index, vLLM loads every safetensors file in the folder.
     others = sorted({file.name for file in folder.glob("*.safetensors")} - {WHOLE})
     if others and not (folder / INDEX).is_file():
         remedy = f"vLLM would read it beside {WHOLE}, as no {INDEX} says what belongs together; move it away"
         raise ConfigError(f"file in {folder}", others[0], remedy)
     served = next((name for name in named if name in ModelRegistry.get_supported_archs()), None)
     if served is None:
+        # Without its own class for the model, vLLM may still drive that of transformers.
         if not any(_driven(name) for name in named):
             raise ConfigError("architecture", ", ".join(named) or None, f"this vLLM has no such model; {_REMEDY}")
-    elif current_platform.is_cpu():  # elsewhere its modules are left to vLLM's own process: they may touch the GPU
+    # On a GPU only vLLM's own process imports the model's module, because the module may touch the GPU.
+    elif current_platform.is_cpu():
         try:
             ModelRegistry.models[served].load_model_cls()
-        except Exception as error:  # whatever a package that is missing here makes of it
+        # A missing package can raise any exception here.
+        except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ConfigError("architecture", served, f"this vLLM cannot load it: {reason}; {_REMEDY}") from error
         _refuse_on_cpu(folder, served, dtype)
 
 
 def _refuse_on_cpu(folder: Path, served: str, dtype: Dtype) -> None:
-    """Refuse layers that vLLM's CPU kernels compute otherwise, or not at all."""
+    """Reject layers that vLLM's CPU kernels compute differently, or cannot compute.
+
+    Raises:
+        ConfigError: the model has such layers.
+    """
     kind, config = causal_class(read_config(folder))
     text = config.get_text_config()
     if hasattr(text, "linear_key_head_dim"):
@@ -57,14 +66,15 @@ def _refuse_on_cpu(folder: Path, served: str, dtype: Dtype) -> None:
 
 
 def refuse_stuck(folder: Path) -> None:
-    """Refuse a model that vLLM samples, but whose weights it does not replace, or which it computes too coarsely.
+    """Reject a model that vLLM can sample, but whose weights it does not replace or that it computes too imprecisely.
 
     Raises:
-        ConfigError: so it is.
+        ConfigError: the model cannot be trained with vLLM on this machine.
     """
     stuck = _STUCK.intersection(_architectures(folder))
     if stuck:
         raise ConfigError("architecture", min(stuck), f"this vLLM does not take new weights of it; {_REMEDY}")
+    # Only models with latent attention (MLA) have this setting.
     latent = getattr(read_config(folder).get_text_config(), "kv_lora_rank", None)
     if latent and current_platform.is_cpu():
         remedy = f"vLLM's latent attention on a CPU is tenths of a nat from the trainer's; {_REMEDY}"
@@ -77,6 +87,6 @@ def _architectures(folder: Path) -> list[str]:
 
 
 def _driven(name: str) -> bool:
-    """Whether vLLM can drive transformers' own class of that name."""
+    """Return True if vLLM can drive transformers' class `name`."""
     kind = getattr(transformers, name, None)
     return kind is not None and issubclass(kind, transformers.PreTrainedModel) and bool(kind.is_backend_compatible())

@@ -1,6 +1,6 @@
-"""Ends vLLM's process where it stands still: stopped, or hanging. Its host would wait for it for ever.
+"""Watchdog that kills vLLM's process if it hangs or is stopped. Without it, the host would wait forever.
 
-A long prefill takes CPU time, also where a GPU computes it, and is left alone however long it takes.
+A long prefill takes CPU time, even if a GPU computes it, so the watchdog never interrupts it.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 SILENCE_S = 120.0
-"""How long the process may stand still while it is waited for, seconds: far longer than a disk that is slow to read."""
+"""Seconds that the process may take no CPU time while calls wait for it. This is far longer than a slow disk read."""
 _LOOKS = 20
-"""How often the process is looked at in the time that it may stand still."""
+"""Number of checks within the allowed time."""
 
 
 class Waiting:
-    """Counts the calls that wait for vLLM's process."""
+    """Counter of the calls that wait for vLLM's process."""
 
     def __init__(self) -> None:
         self.count = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """One call more, for the length of the block."""
+        """Count one more call during the block."""
         self.count += 1
         try:
             yield
@@ -36,14 +36,15 @@ class Waiting:
 
 
 async def end_where_silent(processes: Sequence[int], waiting: Waiting, silence_s: float) -> None:
-    """Look at vLLM's processes for ever; kill them once they are waited for and take no CPU time for `silence_s`.
+    """Watch vLLM's processes. Kill them once calls wait and they take no CPU time for `silence_s` seconds.
 
-    vLLM then notices the death as any other.
+    vLLM then notices the death as any other. Runs until it is cancelled or has killed the processes.
     """
     used, since_s = _cpu_ticks(processes), time.monotonic()
     while True:
         await asyncio.sleep(silence_s / _LOOKS)
         now = _cpu_ticks(processes)
+        # No call waits, or the processes made progress: restart the clock.
         if not waiting.count or now != used:
             used, since_s = now, time.monotonic()
         elif time.monotonic() - since_s >= silence_s:
@@ -54,13 +55,15 @@ async def end_where_silent(processes: Sequence[int], waiting: Waiting, silence_s
 
 
 def _cpu_ticks(processes: Sequence[int]) -> int:
-    """CPU time of processes and their threads, in ticks of the kernel; 0 of one that is gone."""
+    """Return the CPU time of processes and their threads in kernel ticks; a process that is gone counts 0."""
     total = 0
     for process in processes:
         try:
+            # The program name may hold spaces, so split behind its closing parenthesis (proc(5)).
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
+        # Fields utime and stime.
         total += int(fields[11]) + int(fields[12])
     return total
 

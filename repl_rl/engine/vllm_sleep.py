@@ -1,11 +1,11 @@
-"""vLLM asleep: its memory on the GPU is the trainer's while the policy is updated."""
+"""Sleep mode of vLLM, which leaves its GPU memory to the trainer during an update."""
 
 import asyncio
 from typing import Protocol
 
 
 class Sleeper(Protocol):
-    """What of `AsyncLLM` can sleep."""
+    """Methods of `AsyncLLM` for its sleep mode."""
 
     async def sleep(self, level: int) -> None: ...
 
@@ -13,25 +13,27 @@ class Sleeper(Protocol):
 
 
 class Nap:
-    """Puts vLLM to sleep and wakes it, each once, whoever asks how often. Level 1: weights wait in the host's memory,
-    keys and values are dropped."""
+    """Sleep state of one vLLM; repeated calls have no effect.
+
+    Sleep of level 1 moves weights to the host's memory and drops keys and values.
+    """
 
     def __init__(self, llm: Sleeper, wanted: bool) -> None:
-        """`wanted`: False makes both do nothing."""
+        """Take vLLM, awake. False as `wanted` disables both methods."""
         self._llm = llm
         self._wanted = wanted
         self._asleep = False
         self._turn = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Go to sleep. No session may be open."""
+        """Put vLLM to sleep. No session may be open."""
         async with self._turn:
             if self._wanted and not self._asleep:
                 await self._llm.sleep(level=1)
                 self._asleep = True
 
     async def end(self) -> None:
-        """Be awake."""
+        """Wake vLLM, if it sleeps."""
         async with self._turn:
             if self._asleep:
                 await self._llm.wake_up()

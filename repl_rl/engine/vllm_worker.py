@@ -1,5 +1,4 @@
-"""What runs inside vLLM's worker: forbidden ids, a weight reload that holds for tied models too, and manners towards
-the host.
+"""Extension of vLLM's worker: forbidden ids, weight reloads that include tied weights, and a quick exit.
 
 vLLM mixes `PolicyWorker` into its own worker class; the host process calls its methods with `collective_rpc`.
 """
@@ -22,7 +21,7 @@ from repl_rl.engine.bars import without_semaphores
 from repl_rl.engine.forbidden import present, silence
 
 _stderr: int | None = None
-"""Where stderr went before it was sent nowhere."""
+"""Copy of the original stderr while stderr is redirected."""
 
 
 class _Spec(Protocol):
@@ -64,14 +63,18 @@ class PolicyWorker:
     """Methods added to vLLM's worker."""
 
     def policy_settle(self) -> None:
-        """Leave interrupts to the host (Ctrl-C reaches the whole group), and leave quickly at the end."""
+        """Ignore interrupts, and exit quickly at the end.
+
+        Ctrl-C reaches the whole process group, and the host handles it.
+        """
+        # Only the main thread may set signal handlers.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # the interpreter takes seconds to take vLLM apart module by module, and nothing of that is needed
+        # The interpreter takes seconds to unload vLLM module by module, and none of that is needed.
         atexit.register(os._exit, 0)
 
     def policy_tell(self, file: str) -> None:
-        """Write to `file` what a step of the model raises: vLLM's process dies over it and does not tell its host."""
+        """Write the error of a failing model step to `file`. vLLM's process dies of it without a report to its host."""
         runner = cast(_Worker, self).model_runner
         step = runner.execute_model
 
@@ -79,15 +82,17 @@ class PolicyWorker:
             try:
                 return step(*args, **kwargs)
             except Exception as error:
+                # A single line, since the text becomes part of an error message.
                 Path(file).write_text(" ".join(f"{type(error).__name__}: {error}".split()), encoding="utf-8")
                 raise
 
         runner.execute_model = told
 
     def policy_quiet(self, quiet: bool) -> None:
-        """Send what this process writes to stderr nowhere, or there again."""
+        """Discard what this process writes to stderr, or restore stderr."""
         global _stderr
         if quiet and _stderr is None:
+            # Redirect the descriptor, since native code writes to it directly.
             _stderr = os.dup(2)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 2)
@@ -98,20 +103,26 @@ class PolicyWorker:
             _stderr = None
 
     def policy_forbid(self, ids: Sequence[int]) -> None:
-        """Give `ids` probability 0 from now on, also after a reload; called once, at most."""
+        """Give `ids` probability 0 from now on, also after a reload. May be called at most once."""
         if ids:
             forbid_logits(cast(_Worker, self).get_model(), ids)
 
     def policy_cache(self) -> tuple[int, Sequence[tuple[int, int]]]:
-        """Blocks that sessions can have; for each kind of layer, the ids a block and the blocks of a full context."""
+        """Return the number of blocks for sessions, and per kind of layer the block size and the blocks of a full
+        context.
+
+        vLLM keeps one further block for itself.
+        """
         runner = cast(_Worker, self).model_runner
         specs = [group.kv_cache_spec for group in runner.kv_cache_config.kv_cache_groups]
+        # Rounded up.
         memory = [-(-spec.max_memory_usage_bytes(runner.vllm_config) // spec.page_size_bytes) for spec in specs]
         groups = list(zip((spec.block_size for spec in specs), memory, strict=True))
-        return runner.kv_cache_config.num_blocks - 1, groups  # vLLM keeps one block that stands for none
+        # vLLM reserves one block as a placeholder.
+        return runner.kv_cache_config.num_blocks - 1, groups
 
     def policy_reload(self, folder: str) -> None:
-        """Load the checkpoint in `folder` into the model, packed experts and tied output layers included."""
+        """Load the checkpoint in `folder` into the model, including packed experts and tied output layers."""
         worker = cast(_Worker, self)
         if current_platform.is_cpu():
             forget_packing(worker.model_runner.model)
@@ -120,17 +131,18 @@ class PolicyWorker:
 
 
 def forbid_logits(model: _Model, ids: Sequence[int]) -> None:
-    """Silence `ids` where the model gives its logits.
+    """Mask the logits of `ids` directly after the model computes them.
 
-    That is before vLLM takes raw log probabilities from them and before it samples, greedily or not: its own lists of
-    allowed or bad ids come after, so that what it reports would be the log probabilities of another distribution.
+    This is before vLLM computes raw log probabilities and before it samples, greedily or not. vLLM's own lists of
+    allowed or bad ids apply later, so its log probabilities would belong to another distribution.
     """
     inner = model.compute_logits
     index: dict[torch.device, torch.Tensor] = {}
 
     def compute_logits(*args: object, **kwargs: object) -> torch.Tensor | None:
         logits = inner(*args, **kwargs)
-        if logits is None:  # on a rank of several that does not sample
+        # On a rank that does not sample.
+        if logits is None:
             return None
         if logits.device not in index:
             index[logits.device] = present(ids, logits.size(-1), logits.device)
@@ -140,10 +152,10 @@ def forbid_logits(model: _Model, ids: Sequence[int]) -> None:
 
 
 def forget_packing(model: torch.nn.Module) -> None:
-    """Let every layer of experts pack the weights of the next reload as it did those of the first load.
+    """Make every layer of experts pack its weights at the next reload, as at the first load.
 
-    vLLM's CPU kernels multiply by packed copies of experts. A layer that has its kernel already takes a reload for one
-    whose weights need no packing, and would multiply by the plain ones as if they were packed.
+    vLLM's CPU kernels multiply by packed copies of experts. A layer that already has its kernel skips the packing on a
+    reload. It would then use the plain weights as if they were packed.
     """
     for module in model.modules():
         method = getattr(module, "quant_method", None)
@@ -152,15 +164,16 @@ def forget_packing(model: torch.nn.Module) -> None:
 
 
 def repack_tied(model: torch.nn.Module) -> None:
-    """Give every output layer that shares an embedding's storage the new weights in its packed form as well.
+    """Pack the new weights of every output layer that shares the storage of an embedding.
 
-    vLLM's CPU kernels multiply by a packed copy of the output layer. A reload finds no weights of that name in a
-    tied checkpoint, so it repacks the embedding only, and the output layer silently keeps the old policy.
+    vLLM's CPU kernels multiply by a packed copy of the output layer. A tied checkpoint has no weights of that name, so
+    a reload packs the embedding only. Without this function the output layer silently keeps the old policy.
     """
     seen: dict[int, VocabParallelEmbedding] = {}
     for module in model.modules():
         if not isinstance(module, VocabParallelEmbedding):
             continue
+        # The first module of a storage is the embedding, which the reload has packed.
         first = seen.setdefault(module.weight.data_ptr(), module)
         if first is not module and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             module.quant_method.process_weights_after_loading(module)
@@ -170,11 +183,12 @@ def _leave_with_the_host() -> None:
     host = multiprocessing.parent_process()
     if host is not None:
         host.join()
-        os.kill(os.getpid(), signal.SIGKILL)  # nobody can take results any more, so nothing is worth tidying up
+        # No process can receive results any more, so no cleanup is needed.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if multiprocessing.parent_process() is not None:
-    # at import, which is the first moment of ours in this process: a host that is killed while vLLM starts must
-    # not leave it behind
+    # At import, the earliest moment for our code in this process. It must not outlive a host that is killed while vLLM
+    # starts.
     threading.Thread(target=_leave_with_the_host, daemon=True, name="host watch").start()
     without_semaphores()

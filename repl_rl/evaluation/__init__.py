@@ -1,4 +1,4 @@
-"""Held-out evaluation: solve rates with intervals, comparison of two runs, and whether answers follow the console."""
+"""Held-out evaluation: solve rates with intervals, comparison of two runs, and a test of reading console output."""
 
 from repl_rl.evaluation.comparison import Comparison, check_same_tasks, compare
 from repl_rl.evaluation.intervals import Interval, bootstrap, mean_within, pass_at_k, sign_test, wilson

@@ -1,4 +1,4 @@
-"""Two evaluations on the same tasks, compared task by task."""
+"""Comparison of two evaluations on the same tasks, task by task."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from repl_rl.evaluation.study import Study
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """By how much the first evaluation is better than the second."""
+    """Difference of the first evaluation from the second."""
 
     difference: Interval
-    """Of the solve rates, in pairs, as `mean_within`: what is hard for both weighs on neither side."""
+    """Difference of the solve rates in pairs, as `mean_within`, so that tasks hard for both cancel."""
     better: int
-    """Tasks that the first solves more often."""
+    """Number of tasks that the first solves more often."""
     worse: int
     p_value: float
-    """Of the exact sign test over these tasks."""
+    """p-value of the exact sign test over these tasks."""
     families: Mapping[str, Interval]
-    """The difference within each family."""
+    """Difference within each family."""
 
     def __str__(self) -> str:
         d = self.difference
@@ -31,10 +31,10 @@ class Comparison:
 
 
 def check_same_tasks(study: Study, task_ids: Iterable[str]) -> None:
-    """Refuse a comparison before anything is played for it.
+    """Raise ConfigError for two evaluations on different tasks, before any rollout is played.
 
     Raises:
-        ConfigError: the study is not about exactly these tasks.
+        ConfigError: the study does not have exactly these tasks.
     """
     only = sorted({r.task_id for r in study.results} ^ set(task_ids))
     if only:
@@ -43,18 +43,19 @@ def check_same_tasks(study: Study, task_ids: Iterable[str]) -> None:
 
 
 def compare(first: Study, second: Study) -> Comparison:
-    """Compare solve rates in pairs. A task that failed on our side in either is left out.
+    """Compare solve rates in pairs. A task that failed on our side in either evaluation is left out.
 
-    Pairing removes the spread between tasks from the difference, so it shows smaller ones than two separate intervals.
+    Pairing removes the spread between tasks from the difference, so smaller differences show than with two intervals.
 
     Raises:
-        ConfigError: they are not about the same tasks, or share no graded one.
+        ConfigError: they have different tasks, or share no graded one.
     """
     mine, other = ({r.task_id: r for r in study.results} for study in (first, second))
     check_same_tasks(second, mine)
     pairs = [(r, other[task_id]) for task_id, r in mine.items() if r.rollouts and other[task_id].rollouts]
     if not pairs:
         raise ConfigError("tasks graded in both evaluations", 0, "every pair has a rollout that failed on our side")
+    # One difference per task; with one rollout each it is -1, 0 or 1.
     differences = {a.task_id: a.solve_rate - b.solve_rate for a, b in pairs}
     by_family: dict[str, list[float]] = {}
     for a, _ in pairs:

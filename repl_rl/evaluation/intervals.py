@@ -1,4 +1,4 @@
-"""Estimates with 95 % intervals. Everything here is deterministic: a bootstrap draws from a fixed seed."""
+"""Estimates with 95 % confidence intervals. All are deterministic: the bootstrap has a fixed seed."""
 
 import math
 import random
@@ -12,12 +12,12 @@ _Z = 1.959963984540054
 """97.5 % quantile of the normal distribution."""
 _RESAMPLES = 2000
 _FEW = 20
-"""Values below which a bootstrap is not trusted: it draws from them alone, and is narrow where they happen to agree."""
+"""Number of values below which no bootstrap is used. With few values it is too narrow if they happen to agree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95 % confidence interval."""
+    """Estimate and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -28,9 +28,9 @@ class Interval:
 
 
 def wilson(solved: int, count: int) -> Interval:
-    """The share `solved / count` with the score interval of E. B. Wilson (1927).
+    """Return the share `solved / count` with the score interval of E. B. Wilson (1927).
 
-    Unlike the textbook interval it stays within [0, 1] and is not empty where none or all were solved.
+    Unlike the textbook interval it stays within [0, 1], and it is not empty if none or all are solved.
 
     Raises:
         ConfigError: `count` is below 1, or `solved` is not within 0 to `count`.
@@ -41,7 +41,7 @@ def wilson(solved: int, count: int) -> Interval:
 
 
 def _score(share: float, count: int) -> Interval:
-    """The score interval of a share of `count` (>= 1)."""
+    """Return the score interval of a share of `count` (>= 1)."""
     scale = 1 + _Z**2 / count
     centre = (share + _Z**2 / (2 * count)) / scale
     half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
@@ -49,10 +49,10 @@ def _score(share: float, count: int) -> Interval:
 
 
 def pass_at_k(solved: int, count: int, k: int) -> float:
-    """Probability that at least one of `k` rollouts is right, unbiased, from `solved` of `count` rollouts of a task.
+    """Return the unbiased pass@k, the probability that at least one of `k` rollouts of a task is right.
 
-    1 - C(count - solved, k) / C(count, k), the estimator of M. Chen et al. (2021), "Evaluating large language models
-    trained on code". 1 - (1 - solved / count)^k would be biased.
+    With `solved` of `count` rollouts right, it is 1 - C(count - solved, k) / C(count, k), the estimator of M. Chen et
+    al. (2021), "Evaluating large language models trained on code". 1 - (1 - solved / count)^k would be biased.
 
     Raises:
         ConfigError: `k` is not within 1 to `count`, or `solved` not within 0 to `count`.
@@ -63,9 +63,10 @@ def pass_at_k(solved: int, count: int, k: int) -> float:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
-    """The mean of one value a task, with the percentile interval of B. Efron (1979): tasks are drawn with replacement.
+    """Return the mean of one value per task, with the percentile interval of B. Efron (1979).
 
-    Drawing whole tasks keeps the rollouts of a task together, which are not independent of each other.
+    Tasks are drawn with replacement. Drawing whole tasks keeps the rollouts of a task together, because they are not
+    independent.
 
     Raises:
         ConfigError: there are no values.
@@ -81,13 +82,13 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
 
 
 def mean_within(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> Interval:
-    """The mean of one value a task, each within `low` to `high`, with an interval that few tasks do not make narrow.
+    """Return the mean of one value per task, each within `low` to `high`, with an interval that is valid for few tasks.
 
-    - At least 20 values that differ: a bootstrap. Where each is a bound, Wilson's interval, at any number.
-    - Fewer that differ: the score interval of a share, stretched to the bounds. Of all values with a given mean those
-      at the bounds spread most, so it is not too narrow.
-    - All equal, or just one: what is told of the tasks that were not seen is how few of them may be otherwise, at most
-      the upper end of Wilson's interval for none, and they may lie at a bound.
+    - At least 20 differing values: a bootstrap. If each value is a bound, Wilson's interval, at any number.
+    - Fewer differing values: the score interval of a share, scaled to the bounds. It is not too narrow, because of all
+      values with a given mean those at the bounds spread most.
+    - All values equal, or one value: the share of unseen tasks that differ is at most the upper end of Wilson's
+      interval for none. These tasks may lie at a bound.
 
     Raises:
         ConfigError: there are no values, or one is out of bounds.
@@ -96,19 +97,22 @@ def mean_within(values: Sequence[float], low: float = 0.0, high: float = 1.0) ->
         raise ConfigError("values", list(values)[:5], f"give at least 1, each within {low:g} to {high:g}")
     mean, width = fmean(values), high - low
     bounds = set(values) <= {low, high}
+    # All equal: bound the share of other tasks, each as far away as possible.
     if min(values) == max(values) and not bounds:
         others = _score(0.0, len(values)).high
         return Interval(mean, mean - others * (mean - low), mean + others * (high - mean))
     if len(values) >= _FEW and not bounds:
         return bootstrap(values)
+    # Scale to [0, 1], where the mean is a share.
     score = _score((mean - low) / width, len(values))
     return Interval(mean, min(mean, low + width * score.low), max(mean, low + width * score.high))
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Two-sided p-value of the exact sign test: could so many of `better + worse` differences have one sign by chance?
+    """Return the two-sided p-value of the exact sign test for `better` and `worse` counts of differing tasks.
 
-    With one rollout a task it is the exact form of Q. McNemar's test (1947). 1.0 where nothing differs.
+    It is the probability that chance alone gives one sign at least that often. With one rollout per task it is the
+    exact form of Q. McNemar's test (1947). It is 1.0 if nothing differs.
 
     Raises:
         ConfigError: a count is negative.

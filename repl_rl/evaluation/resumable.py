@@ -1,4 +1,4 @@
-"""Plays an evaluation in portions that are kept on disk, so that an interrupted one goes on where it stopped."""
+"""Resumable evaluation: rollouts are played in portions, and stored portions are not played again."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,10 +15,10 @@ from repl_rl.runs.store import append, read
 from repl_rl.tasks import Task
 
 Play = Callable[[Sequence[Task], float], Sequence[Trajectory]]
-"""Plays one rollout a task at a temperature, in order."""
+"""Function that plays one rollout per task at a temperature, in order."""
 
 PORTION_TASKS = 64
-"""Tasks of one portion: at most so many are played again after an interruption."""
+"""Tasks per portion; an interruption loses at most that many."""
 EVALUATION = Output(
     "eval",
     "evaluation folder",
@@ -26,14 +26,14 @@ EVALUATION = Output(
     lambda folder: (folder / "config.toml").is_file(),
     "name another folder",
 )
-"""The folder of an evaluation. Nothing replaces one; one that was interrupted is resumed."""
+"""Output type of an evaluation folder. It is never replaced; an interrupted evaluation is resumed."""
 
 
 class EvaluationFolder:
-    """`rollouts/` and `greedy/`, a file of trajectories for each portion of tasks, and `config.toml`."""
+    """Folder with `rollouts/`, `greedy/` and `config.toml`; each portion of tasks is one trajectory file."""
 
     def __init__(self, path: Path, config_toml: str) -> None:
-        """Take up the folder, or plan a new one; nothing is written yet.
+        """Check an existing folder for its settings, or plan a new one; write nothing yet.
 
         Raises:
             ConfigError: it holds an evaluation with other settings, or something else.
@@ -56,36 +56,39 @@ class EvaluationFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have the folder for this process alone, while the block lasts.
+        """Lock the folder for this process while the block lasts.
 
         Raises:
-            ConfigError: another process has it, or it cannot be made, or holds another evaluation by now.
+            ConfigError: another process holds the lock, the folder cannot be created, or it now holds another
+                evaluation.
         """
         with ExitStack() as stack:
             with writing("evaluation folder", self.path, then=", then give the command again"):
                 stack.enter_context(EVALUATION.claimed(self.path))
+            # Check again under the lock: another process may have written settings since `__init__`.
             self._refuse_other()
             remove_left_files(self.path)
             yield
 
     def load(self, kind: str, portion: int, tasks: Sequence[Task]) -> Sequence[Trajectory] | None:
-        """The trajectories of a portion, or None where it was not played to its end.
+        """Return the trajectories of a portion, or None if it is not complete.
 
         Raises:
-            ConfigError: they are not about `tasks`.
+            ConfigError: they belong to tasks other than `tasks`.
             StoreError: the file cannot be read.
         """
         file = self._file(kind, portion)
         if not file.exists():
             return None
         found = list(read(file))
+        # The task file may have changed although the settings are equal.
         if [t.task_id for t in found] != [task.id for task in tasks]:
             remedy = "its tasks are not those of this evaluation; name another folder"
             raise ConfigError("evaluation file", str(file), remedy)
         return found
 
     def keep(self, kind: str, portion: int, trajectories: Sequence[Trajectory]) -> None:
-        """Store a portion, whole or not at all.
+        """Store a portion atomically.
 
         Raises:
             ConfigError: it cannot be written.
@@ -110,14 +113,14 @@ def play_all(
 ) -> Study:
     """Play `samples` (>= 1) rollouts of every task at temperature 1, and a greedy one. Portions in `folder` are reused.
 
-    `progress` is told how many tasks are done.
+    `progress` is called with the number of finished tasks.
     """
     if samples < 1:
         raise ConfigError("samples", samples, "play at least 1 rollout a task")
     results: list[TaskResult] = []
     for portion, start in enumerate(range(0, len(tasks), PORTION_TASKS)):
         part = tasks[start : start + PORTION_TASKS]
-        # All rollouts of a task are in one portion: their seeds count them from the first one.
+        # Keep all rollouts of a task in one portion, because their seeds count from the first one.
         sampled = _portion("rollouts", portion, [task for task in part for _ in range(samples)], 1.0, play, folder)
         greedily = _portion("greedy", portion, part, 0.0, play, folder) if greedy else ()
         for n, task in enumerate(part):

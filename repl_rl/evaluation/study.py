@@ -1,4 +1,4 @@
-"""What an evaluation found, task by task, and the figures that follow from it."""
+"""Results of an evaluation per task, and the metrics computed from them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,29 +19,30 @@ _SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How often one task was solved. Rollouts that failed on our side are in `faults` and nowhere else."""
+    """Counts of one task's solved rollouts. Rollouts that failed on our side count only in `faults`."""
 
     task_id: str
     family: str
     rollouts: int
     """Graded rollouts at temperature 1 (>= 0)."""
     solved: int
-    """Of these, those whose outcome is at least 1."""
+    """Graded rollouts with an outcome of at least 1."""
     greedy: bool | None
-    """Whether greedy decoding solves it; None: there is no greedy rollout that was graded."""
+    """True if greedy decoding solves it; None means that no greedy rollout was graded."""
     lines: int
-    """Lines that were executed, in the rollouts at temperature 1."""
+    """Executed lines in the rollouts at temperature 1."""
     error_lines: int
     faults: int
 
     @property
     def solve_rate(self) -> float:
-        """Share of its rollouts that are right; it needs at least one."""
+        """Share of its graded rollouts that are right; undefined without any."""
         return self.solved / self.rollouts
 
 
 def result(task: Task, sampled: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> TaskResult:
-    """What the rollouts of one task come to."""
+    """Return the result of one task from its sampled and greedy rollouts."""
+    # A rollout that failed on our side says nothing about the policy.
     sound = [t for t in sampled if t.failure is None]
     first = next((t for t in greedy if t.failure is None), None)
     return TaskResult(
@@ -62,7 +63,7 @@ def _solved(trajectory: Trajectory) -> bool:
 
 @dataclass(frozen=True)
 class Study:
-    """The results of one evaluation, at least one of them graded."""
+    """Results of one evaluation, at least one of them graded."""
 
     results: tuple[TaskResult, ...]
 
@@ -72,23 +73,26 @@ class Study:
 
     @cached_property
     def graded(self) -> tuple[TaskResult, ...]:
-        """The results with at least one graded rollout."""
+        """Results with at least one graded rollout."""
         return tuple(r for r in self.results if r.rollouts)
 
     @property
     def faults(self) -> int:
-        """Rollouts that failed on our side; they are in no figure."""
+        """Number of rollouts that failed on our side; no metric includes them."""
         return sum(r.faults for r in self.results)
 
     @cached_property
     def solve_rate(self) -> Interval:
-        """pass@1: mean solve rate of a task. Wilson's interval with one rollout a task, else as `mean_within`."""
+        """pass@1: mean solve rate of a task.
+
+        Its interval is Wilson's with one rollout per task, else that of `mean_within`.
+        """
         return mean_within([r.solve_rate for r in self.graded])
 
     def pass_at(self, k: int) -> Interval | None:
-        """Mean probability that one of `k` (>= 1) rollouts of a task is right, over the tasks with at least `k` graded.
+        """Return mean pass@k (k >= 1) over the tasks with at least `k` graded rollouts.
 
-        None: no task has so many.
+        It is None if no task has that many.
         """
         if k == 1:
             return self.solve_rate
@@ -97,7 +101,7 @@ class Study:
 
     @cached_property
     def greedy(self) -> Interval | None:
-        """Share of tasks that greedy decoding solves; None: it was not tried."""
+        """Share of tasks that greedy decoding solves; None means that it was not tried."""
         tried = [r.greedy for r in self.results if r.greedy is not None]
         return wilson(sum(tried), len(tried)) if tried else None
 
@@ -108,8 +112,9 @@ class Study:
 
     @property
     def figures(self) -> dict[str, float]:
-        """For a curve: `greedy` only where it was tried, `solve_rate/FAMILY` where there are several families."""
+        """Metrics for a curve: `greedy` only if it was tried, `solve_rate/FAMILY` only with several families."""
         greedy = {"greedy": self.greedy.value} if self.greedy else {}
+        # With one family its rate would repeat the total.
         families = {f"solve_rate/{name}": part.solve_rate.value for name, part in self.families.items()}
         return {
             "solve_rate": self.solve_rate.value,
@@ -127,7 +132,7 @@ class Study:
 
     @cached_property
     def families(self) -> Mapping[str, "Study"]:
-        """The same for each family with a graded task, by name."""
+        """Study of each family with a graded task, by name."""
         names = sorted({r.family for r in self.graded})
         return {name: Study(tuple(r for r in self.results if r.family == name)) for name in names}
 
@@ -149,12 +154,12 @@ class Figure(TypedDict):
 
 
 def figure(interval: Interval | None) -> Figure | None:
-    """An estimate as it stands in JSON."""
+    """Return an estimate in its JSON form."""
     return Figure(value=interval.value, low=interval.low, high=interval.high) if interval else None
 
 
 def write_study(path: Path, study: Study, k: int, about: Mapping[str, str | int]) -> None:
-    """Write figures and results as JSON, whole or not at all. `about` says what was evaluated."""
+    """Write metrics and results as JSON, atomically. `about` describes the evaluated policy and tasks."""
     record: dict[str, object] = {
         "schema_version": _SCHEMA_VERSION,
         **about,
@@ -171,10 +176,10 @@ def write_study(path: Path, study: Study, k: int, about: Mapping[str, str | int]
 
 
 def read_study(path: Path) -> Study:
-    """The results in a file that `write_study` wrote.
+    """Read the results in a file that `write_study` wrote.
 
     Raises:
-        ConfigError: it cannot be read, or is no such file.
+        ConfigError: it cannot be read, or is not such a file.
     """
     try:
         record = json.loads(path.read_text())
@@ -184,12 +189,13 @@ def read_study(path: Path) -> Study:
     except OSError as error:
         raise ConfigError("evaluation file", str(path), f"it cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        # An older schema, or fields of another release, end here as well.
         remedy = f"give a file that `repl-rl eval --json` of this release wrote: {error!r}"
         raise ConfigError("evaluation file", str(path), remedy) from error
 
 
 def is_study(path: Path) -> bool:
-    """True for a file that `write_study` wrote, of this release or another."""
+    """Return True for a file that `write_study` of this or another release wrote."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Do answers follow what the console printed? Consoles that report altered values, and the share that repeats them."""
+"""Test that answers follow the console: consoles report altered values, and answers that repeat them are counted."""
 
 import ast
 import re
@@ -14,8 +14,10 @@ from repl_rl.sandbox.base import Host, PushResult, Sandbox, SandboxSession, cons
 from repl_rl.tasks import Task
 
 _CLASSES = ("123456789", "aeiou", "bcdfghklmnprstvz", "jqwxy")
-"""Characters that stand for each other: an altered value is as plausible as the true one, and a number stays a number
-(a leading zero would not). Quotes, brackets, commas and signs stay as they are."""
+"""Classes of characters that replace each other. An altered value is as plausible as the true one.
+
+A number remains a number; a leading zero would not. Quotes, brackets, commas and signs are not changed.
+"""
 
 _SHIFT = str.maketrans(
     {
@@ -29,12 +31,12 @@ _SUBMITTED = re.compile(r"^\s*submit_final_answer\((.*)\)\s*$", re.DOTALL)
 
 
 def tamper(text: str) -> str:
-    """An output that differs in every digit and letter: each becomes another one of its class."""
+    """Return an output that differs in every digit and letter: each becomes the next one of its class."""
     return text.translate(_SHIFT)
 
 
 class TamperedSandbox:
-    """A sandbox whose consoles run every line faithfully but report altered values."""
+    """Sandbox whose consoles run every line correctly but report altered values."""
 
     def __init__(self, inner: Sandbox) -> None:
         self._inner = inner
@@ -59,7 +61,7 @@ class _TamperedSession:
         self._name = name
 
     def offer(self, host: Host) -> None:
-        """As `Calling.offer`; what the host answers is not altered."""
+        """Offer host functions as `Calling.offer` does; their answers are not altered."""
         offered(self._inner, host, self._name)
 
     @property
@@ -68,20 +70,18 @@ class _TamperedSession:
 
     async def push(self, line: str) -> PushResult:
         result = await self._inner.push(line)
-        # Error texts stay as they are: the question is whether *values* are read from the console.
+        # Error texts are not changed, because the test is about values.
         return replace(result, text=tamper(result.text)) if result.status is LineStatus.OK else result
 
 
 def tamper_followed(trajectories: Sequence[Trajectory]) -> float | None:
-    """Of the literal answers given after an altered output, the share that repeats what the console showed.
-
-    None: no literal answer was given after an output, so nothing can be said.
-    """
+    """Return the share of literal answers after an altered output that repeat it, or None without such answers."""
     verdicts = [v for v in (_followed(t) for t in trajectories) if v is not None]
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 
 def _followed(trajectory: Trajectory) -> bool | None:
+    # All complete lines that the console showed; the last one is the next prompt.
     shown = [
         line.strip()
         for segment in trajectory.segments
@@ -92,6 +92,7 @@ def _followed(trajectory: Trajectory) -> bool | None:
     match = _SUBMITTED.match(trajectory.lines[-1].text) if trajectory.lines else None
     if trajectory.answer is None or match is None or not shown:
         return None
+    # Only a literal shows where the answer comes from; an expression is computed by the console itself.
     try:
         literal = ast.literal_eval(match[1])
     except (ValueError, SyntaxError):
@@ -100,7 +101,7 @@ def _followed(trajectory: Trajectory) -> bool | None:
 
 
 def evaluate_tampered(source: Fleet, tasks: Sequence[Task]) -> float | None:
-    """Play every task once against altered console output: see `tamper_followed`."""
+    """Play every task once against altered console output; see `tamper_followed`."""
     return tamper_followed(source.sample(tasks, alter=_tampered))
 
 

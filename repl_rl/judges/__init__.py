@@ -1,8 +1,8 @@
-"""Host-side grading. An answer is untrusted text: no judge ever evaluates it in this process.
+"""Grading on the host. An answer is untrusted text: no judge ever evaluates it in this process.
 
 A task names its judge, or several with weights (`repl_rl.tasks.weights`). `exact` and `numeric` take microseconds and
-run here; `math`, `regex` and the user's own `module:function` run in a limited process (`limited`); `tests` runs in a
-console of its own (`unit_tests`). Group judges see all rollouts of a task (`together`).
+run here. `math`, `regex` and the user's own `module:function` run in a limited process (`limited`). `tests` runs in a
+separate console (`unit_tests`). Group judges see all rollouts of a task (`together`).
 """
 
 from repl_rl.judges.limited import JudgeLimits, JudgeProcesses

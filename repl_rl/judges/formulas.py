@@ -1,8 +1,8 @@
-"""Formulas: read as Python or as LaTeX, each text as one whole, and compared by value.
+"""Formulas as Python or LaTeX. Each text is read as a whole, and values are compared.
 
-A text without a backslash is first read as Python (`python_formulas`); what is no such Python is read as LaTeX, and
-the whole text must be one formula. Words are compared as words. Sympy may take long on hostile text, so only a limited
-process imports this module.
+A text without a backslash is first read as Python (`python_formulas`). Any other text is read as LaTeX, and the
+whole text must be one formula. An ambiguous text is read as both. Words are compared as words. Sympy may take long on
+hostile text, so only a limited process imports this module.
 """
 
 import re
@@ -22,11 +22,11 @@ from math_verify.grader import should_treat_as_complex
 from repl_rl.judges.python_formulas import CONSTANTS, FUNCTIONS, NotPython, TooLarge, as_matrix, read_python
 
 DECIMAL_TOLERANCE = 1e-9
-"""Relative, where either number is a decimal. The judge `numeric` has the same one."""
+"""Relative tolerance if either number is a decimal. The judge `numeric` has the same one."""
 _EXACT_DIGITS, _EXACT_TOLERANCE = 60, sympy.Float("1e-40")
-"""Two exact numbers are evaluated to so many digits; nearer than that they are one."""
+"""Digits to which two exact numbers are evaluated, and the relative difference up to which they count as equal."""
 _SHORT_WORD = 3
-"""Longest run of letters that may stand for a product, as `xy` does."""
+"""Longest run of letters that may be a product, as `xy` is."""
 
 _SPELLINGS = str.maketrans({"−": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": " pi ", "∞": " oo "})
 _NORMALIZATION = NormalizationConfig(
@@ -39,7 +39,7 @@ class _NotLatex(Exception):
 
 
 def is_equal(reference: str, answer: str) -> bool:
-    """True when both texts are formulas of equal value, or equal words.
+    """Return True if both texts are formulas of equal value, or equal words.
 
     Raises:
         ValueError: the reference is neither.
@@ -52,13 +52,17 @@ def is_equal(reference: str, answer: str) -> bool:
     if not given.spoken or (wanted.words and given.words):
         return bool(given.spoken) and wanted.words == given.words
     real = not any(map(_is_complex, (wanted.bare, given.bare)))
+    # A short word is a product of letters, unless the other text has short words, too.
     wanted_values = wanted.values(real, multiply=not given.has_short_words)
     given_values = given.values(real, multiply=not wanted.has_short_words)
     return any(_same(one, other) for one in wanted_values for other in given_values)
 
 
 def is_readable(text: str) -> bool:
-    """True for a formula, for words, and for a text of letters, digits and marks, which the same text equals."""
+    """Return True for a formula, for words, and for plain text of letters, digits and marks.
+
+    Plain text equals only the same text.
+    """
     found = _Text(text)
     if not found.spoken or found.words:
         return bool(found.words)
@@ -66,7 +70,8 @@ def is_readable(text: str) -> bool:
         return True
     try:
         return bool(found.python(real=True) or _whole_formula(found.bare, multiply=True))
-    except Exception:  # as in `read_latex`
+    except Exception:
+        # For the reason given in `read_latex`.
         return False
 
 
@@ -107,27 +112,28 @@ _LONE_I = re.compile(r"(?<![\\A-Za-z_])i(?![A-Za-z_])")
 
 
 class _Text:
-    """A text without what stands around a formula."""
+    """A text without the marks around its formula."""
 
     def __init__(self, text: str) -> None:
         self.bare = _unwrapped(text.translate(_SPELLINGS))
         spoken = " ".join(_WRAPPED.sub(r"\1", self.bare).split())
         self.spoken = spoken if re.sub(r"[\s\\{}$]", "", spoken) else ""
-        """Its text without LaTeX's marks around words; "": nothing."""
+        """The text without LaTeX's marks around words; "" if nothing is left."""
         self.words = _words(spoken)
         self.has_short_words = any(len(word[2]) <= _SHORT_WORD for word in _WHOLE.finditer(spoken))
 
     def values(self, real: bool, multiply: bool) -> Sequence[sympy.Basic]:
-        """Values as Python and as LaTeX. `multiply`: a short word on its own is a product of letters."""
+        """Return the values as Python and as LaTeX. With `multiply`, a short word by itself is a product of letters."""
         found = self.python(real)
         runs = _RUN.findall(_ENVIRONMENT.sub("", self.bare))
+        # With a long word or a known name in it, the reading as Python is not ambiguous.
         if found and any(len(run) > _SHORT_WORD or run in FUNCTIONS or run in CONSTANTS for run in runs):
             return found
         value = None if found == [sympy.nan] else read_latex(self.bare, real, multiply)
         return found if value is None else [*found, value]
 
     def python(self, real: bool) -> list[sympy.Basic]:
-        """The value as Python; none where it is none. What is too large to be worked out has the value `nan`."""
+        """Return the value as Python, or nothing if the text is not Python. A value that is too large becomes `nan`."""
         if "\\" in self.bare or _THOUSANDS.fullmatch(self.bare):
             return []
         try:
@@ -139,8 +145,9 @@ class _Text:
 
 
 def _unwrapped(text: str) -> str:
-    """Without the quotes, dollar signs, brackets of LaTeX and box that stand around the whole."""
+    """Remove the quotes, dollar signs, LaTeX brackets and boxes around the whole text."""
     before = None
+    # Repeat, because the marks may be nested.
     while text != before:
         before, text = text, text.strip()
         if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
@@ -156,7 +163,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _closing(text: str, opening: int) -> int:
-    """The place of the brace or parenthesis that closes the one at `opening`; -1: there is none."""
+    """Return the index of the brace or parenthesis that closes the one at `opening`, or -1."""
     depth, pair = 0, text[opening : opening + 1]
     closes = {"{": "}", "(": ")"}.get(pair)
     for at in range(opening, len(text) if closes else 0):
@@ -167,7 +174,10 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _words(spoken: str) -> frozenset[str]:
-    """The words that a text is made of alone, without case; several stand between commas, `and` or `or`."""
+    """Return the phrases of a text that consists of words alone, without case.
+
+    Commas, semicolons, `and` and `or` separate the phrases.
+    """
     runs = [run for run in re.findall(r"[^\W\d_]{2,}", spoken) if run.lower() not in ("and", "or")]
     if not runs or not _PHRASES.fullmatch(spoken) or any(run.lower() in _KNOWN for run in runs):
         return frozenset()
@@ -180,36 +190,39 @@ def _words(spoken: str) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def read_latex(text: str, real: bool, multiply: bool = False) -> sympy.Basic | None:
-    """The one formula that the whole text is, or None."""
+    """Return the value of the whole text as one formula, or None."""
     try:
         line = _whole_formula(text, multiply)
         value = line and latex2sympy(line, is_real=real, convert_degrees=False, normalization_config=None)
     except MemoryError:
         raise
-    except Exception:  # whatever the library makes of hostile text, the text is no formula
+    except Exception:
+        # The library may raise any error on hostile text, which is then not a formula.
         return None
-    # `[42, 42]` is a list of two, and no interval.
+    # `[42, 42]` is a list of two numbers, not an interval.
     single = isinstance(value, sympy.FiniteSet | type(sympy.S.EmptySet))
     return None if line is None or (single and line.startswith("[")) else value
 
 
 def _whole_formula(text: str, multiply: bool) -> str | None:
-    """The text in the spelling that latex2sympy reads, where it is one formula from end to end; else None."""
+    """Return the text as latex2sympy reads it, or None if it is not one formula from end to end."""
     line = _on_one_line(text)
     if line is None or re.search(r"\\boxed|\\fbox|(?<!\\)\$", line) or _RELATIONS.search(_SUBSCRIPT.sub("", line)):
         return None
     line = re.sub(r"(?<!\\)%", r"\%", line)
+    # Rewrite Python's spellings.
     if "\\" not in line:
         line = re.sub(r"\boo\b", r"\\infty ", line.replace("**", "^").replace("*I", "I"))
     if not re.search(r"_\s*(?:i|\{[^{}]*\bi\b)", line):
-        line = _LONE_I.sub("I", line)  # the library takes `i` for a variable
+        # latex2sympy takes `i` for a variable.
+        line = _LONE_I.sub("I", line)
     line = normalize_latex(_FUNCTION.sub(r"\\\1 ", _with_braced_roots(line)), _NORMALIZATION)
     line = _with_words(line, multiply)
     return line if _is_one_formula(line) else None
 
 
 def _on_one_line(text: str) -> str | None:
-    """With spaces for newlines within brackets or environments; None: there are others."""
+    """Replace newlines within brackets or environments by spaces. Return None if other newlines exist."""
     if "\n" not in text:
         return text
     depth, places = 0, re.finditer(r"\\begin\b|\\end\b|\\?[{}()\[\]]|\n", text)
@@ -222,7 +235,7 @@ def _on_one_line(text: str) -> str | None:
 
 
 def _with_words(text: str, multiply: bool) -> str:
-    """With words as names: `\\text{blue}`, so that their letters are not multiplied."""
+    """Mark words as names, as in `\\text{blue}`, so that their letters are not multiplied."""
     environments = [(m.start(), m.end()) for m in _ENVIRONMENT.finditer(text)]
     wrapped = [(m.start(), m.end()) for m in _WRAPPED.finditer(text)]
 
@@ -234,13 +247,14 @@ def _with_words(text: str, multiply: bool) -> str:
         return found[0].replace(word, f"\\text{{{word}}}")
 
     text = _LONG.sub(lambda found: name(found, found[0]), text)
+    # The first substitution has moved the marks.
     environments = [(m.start(), m.end()) for m in _ENVIRONMENT.finditer(text)]
     wrapped = [(m.start(), m.end()) for m in _WRAPPED.finditer(text)]
     return _WHOLE.sub(lambda found: name(found, found[2]), text)
 
 
 def _with_braced_roots(text: str) -> str:
-    """`\\sqrt(2)` as `\\sqrt{2}`."""
+    """Rewrite `\\sqrt(2)` as `\\sqrt{2}`."""
     at = 0
     while found := _SQRT.search(text, at):
         opening = found.end() - 1
@@ -253,7 +267,7 @@ def _with_braced_roots(text: str) -> str:
 
 
 class _Refuses:
-    """A listener of antlr that refuses the first error; antlr calls other methods, too."""
+    """Error listener of antlr that refuses the first error. Calls of other methods do nothing."""
 
     def syntaxError(self, *about: object) -> None:
         raise _NotLatex
@@ -263,8 +277,8 @@ class _Refuses:
 
 
 def _is_one_formula(text: str) -> bool:
-    """True when the grammar of LaTeX reads the text to its end."""
-    # The fast mode of antlr reads nearly all formulas; what it refuses may still be one.
+    """Return True if the grammar of LaTeX reads the text to its end."""
+    # The fast mode of antlr reads nearly all formulas. A formula that it refuses may still be valid.
     return any(_is_read_to_its_end(text, mode) for mode in (PredictionMode.SLL, PredictionMode.LL))
 
 
@@ -287,8 +301,9 @@ def _is_read_to_its_end(text: str, mode: PredictionMode) -> bool:
 
 
 def _same(wanted: sympy.Basic, given: sympy.Basic) -> bool:
-    """True when two values are equal."""
+    """Return True if two values are equal."""
     try:
+        # An answer with a false equation, such as `41 = 42`, is wrong.
         if not all(map(_holds, _equations(given))):
             return False
         wanted, given = _alike(wanted, given)
@@ -301,14 +316,17 @@ def _same(wanted: sympy.Basic, given: sympy.Basic) -> bool:
         for one, other in ((wanted, given), (given, wanted)):
             compound = isinstance(other, sympy.Rel | sympy.Set | sympy.Tuple | And)
             if one.is_Symbol and len(one.name) > 1 and not (other.is_Symbol or compound):
-                return False  # a word is no product of letters
+                # A word is not a product of letters.
+                return False
+        # Make equal numbers identical, because `verify` compares the rest of the structure exactly.
         known = list(_numbers(wanted))
         wanted = _with_numbers(wanted, known)
         given = _with_numbers(given, known)
         return bool(verify(wanted, given, float_rounding=12, numeric_precision=_EXACT_DIGITS, timeout_seconds=None))
     except MemoryError:
         raise
-    except Exception:  # what sympy cannot compare is not known to be equal
+    except Exception:
+        # Values that sympy cannot compare are not known to be equal.
         return False
 
 
@@ -317,7 +335,10 @@ def _is_number(value: sympy.Basic) -> bool:
 
 
 def _same_number(wanted: sympy.Expr, given: sympy.Expr) -> bool:
-    """Exact numbers are equal exactly, others to within `DECIMAL_TOLERANCE`. A percentage is its number, too."""
+    """Return True if two numbers are equal: exact ones exactly, others to within `DECIMAL_TOLERANCE`.
+
+    A percentage also equals its number.
+    """
     percent = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
     plain = [value.xreplace({percent: sympy.Integer(1)}) for value in (wanted, given)]
     if plain != [wanted, given] and _same_value(plain[0].doit(), plain[1].doit()):
@@ -335,7 +356,8 @@ def _same_value(wanted: sympy.Expr, given: sympy.Expr) -> bool:
         return False
     one, other = wanted.evalf(_EXACT_DIGITS), given.evalf(_EXACT_DIGITS)
     size = max(abs(one), abs(other))
-    if exact and size < _EXACT_TOLERANCE:  # evaluation cannot tell such a number from 0
+    # Evaluation cannot distinguish such a number from 0.
+    if exact and size < _EXACT_TOLERANCE:
         return bool(sympy.simplify(wanted - given) == 0)
     return bool(abs(one - other) <= (_EXACT_TOLERANCE if exact else DECIMAL_TOLERANCE) * size)
 
@@ -346,7 +368,7 @@ def _equations(value: sympy.Basic) -> Iterable[sympy.Eq]:
 
 
 def _holds(equation: sympy.Eq) -> bool:
-    """False for an equation of numbers that are not equal: `41 = 42` is no spelling of 42."""
+    """Return True unless an equation has unequal numbers as its sides: `41 = 42` is no spelling of 42."""
     left, right = equation.lhs, equation.rhs
     if left.free_symbols or right.free_symbols:
         return True
@@ -354,7 +376,7 @@ def _holds(equation: sympy.Eq) -> bool:
 
 
 def _alike(wanted: sympy.Basic, given: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic]:
-    """A list beside a matrix as a matrix."""
+    """Convert a list to a matrix if it is compared with a matrix."""
     if isinstance(wanted, sympy.MatrixBase) and isinstance(given, sympy.Tuple):
         given = as_matrix(given)
         given = given.T if given.shape != wanted.shape and 1 in given.shape else given
@@ -364,7 +386,7 @@ def _alike(wanted: sympy.Basic, given: sympy.Basic) -> tuple[sympy.Basic, sympy.
 
 
 def _numbers(value: sympy.Basic) -> Iterator[sympy.Expr]:
-    """The largest parts of a value that are numbers."""
+    """Yield the largest parts of a value that are numbers."""
     if isinstance(value, sympy.MatrixBase):
         for element in value.flat():
             yield from _numbers(element)
@@ -381,7 +403,7 @@ def _numbers(value: sympy.Basic) -> Iterator[sympy.Expr]:
 
 
 def _with_numbers(value: sympy.Basic, known: Sequence[sympy.Expr]) -> sympy.Basic:
-    """The value with each number that equals a known one in its place; other decimals become exact."""
+    """Replace each number that equals a known one by the known one. Other decimals become exact."""
     if isinstance(value, sympy.MatrixBase):
         return value.applyfunc(lambda element: _with_numbers(element, known))
     if _is_number(value):

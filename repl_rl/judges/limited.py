@@ -1,4 +1,4 @@
-"""Judges that must not be trusted with this process run in a few limited ones, and are killed when they overrun."""
+"""Limited processes for judges that are not trusted with this process. One that exceeds a limit is killed."""
 
 import json
 import logging
@@ -26,16 +26,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class JudgeLimits:
-    """What judges outside this process may use."""
+    """Limits of judges that run outside this process."""
 
     timeout_s: float = 5.0
-    """Wall clock of one answer, seconds (> 0); then the process is killed and the answer is wrong."""
+    """Wall clock time per answer, seconds (> 0). Then the process is killed and the answer is wrong."""
     import_s: float = 60.0
-    """Wall clock of starting a process and importing a judge, seconds (> 0)."""
+    """Wall clock time for starting a process and importing a judge, seconds (> 0)."""
     memory_mb: int = 2048
-    """Address space of one process, MiB (>= 256)."""
+    """Address space per process, MiB (>= 256)."""
     processes: int = 2
-    """Processes at most (>= 1); each is started when it is first needed."""
+    """Largest number of processes (>= 1). Each starts when it is first needed."""
 
     def __post_init__(self) -> None:
         for name, floor in (("timeout_s", 0.0), ("import_s", 0.0), ("memory_mb", 255), ("processes", 0)):
@@ -44,16 +44,17 @@ class JudgeLimits:
 
 
 class _Overrun(Exception):
-    """A limit ended the process. The message is the rest of a sentence about the judge."""
+    """A limit ended the process. The message completes a sentence about the judge."""
 
 
 class _Process:
-    """One limited process and what was imported in it. It is never forked: nothing of this process is inside."""
+    """One limited process and the judges it has imported. It is not forked, so it holds nothing of this process."""
 
     def __init__(self, memory_mb: int) -> None:
         self.alive = True
         self.loaded: dict[str, int] = {}
-        """By judge, the sum of `ROLLOUTS` and `CHECKS` where it has them."""
+        """Sum of `ROLLOUTS` and `CHECKS` per judge, if it has them."""
+        # The process is a new interpreter, which gets one end of the socket.
         ours, theirs = socket.socketpair()
         with theirs:
             path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -69,13 +70,14 @@ class _Process:
         self._channel = Connection(ours.detach())
 
     def ask(self, request: Request, timeout_s: float) -> float:
-        """The judge's value. A process that did not reply is killed: its state is unknown.
+        """Return the judge's value. A process that did not reply is killed, because its state is unknown.
 
         Raises:
-            _Overrun: it took too long, or ended.
-            ConfigError, UserCodeError: what it replied.
+            _Overrun: the judge took too long, or its process ended.
+            ConfigError, UserCodeError: reported by the process.
         """
         try:
+            # Any failure to get a reply kills the process.
             self._channel.send_bytes(pickle.dumps(request))
             if not self._channel.poll(timeout_s):
                 raise _Overrun(f"it took longer than {timeout_s:g} s")
@@ -96,7 +98,7 @@ class _Process:
         return reply["value"]
 
     def kill(self) -> None:
-        """End it with whatever it started."""
+        """Kill the process with everything that it started."""
         self.alive = False
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -105,31 +107,31 @@ class _Process:
 
 
 class JudgeProcesses:
-    """A few limited processes that take turns. Any thread may call; more callers than processes wait."""
+    """Pool of a few limited processes. Any thread may call it; callers wait while all processes are busy."""
 
     def __init__(self, limits: JudgeLimits | None = None) -> None:
         self.limits = limits or JudgeLimits()
-        # Last in, first out: a second process is only started when the first one is busy.
+        # Last in, first out: a second process starts only when the first one is busy.
         self._places: queue.LifoQueue[_Process | None] = queue.LifoQueue()
         for _ in range(self.limits.processes):
             self._places.put(None)
 
     def load(self, judge: str) -> bool:
-        """Import a judge, so that a bad name is refused before a run. True: it looks at rollouts.
+        """Import a judge, so that a bad name is refused before a run. Return True if the judge takes rollouts.
 
         Raises:
-            ConfigError: it cannot be imported within `import_s`, or it is no function.
+            ConfigError: the judge cannot be imported within `import_s`, or is not a function.
             UserCodeError: its module raised.
         """
         with self._leased(judge) as process:
             return bool(process.loaded[judge] & ROLLOUTS)
 
     def check(self, judge: str, task: Task) -> bool:
-        """Have a judge read a task's reference answer. False: it checks none.
+        """Let a judge read a task's reference answer. Return False if the judge has no check.
 
         Raises:
-            ConfigError: it cannot read it within its limits, or as `load`.
-            UserCodeError: its check raised something else than ValueError.
+            ConfigError: the judge cannot read it within its limits; or see `load`.
+            UserCodeError: its check raised an exception other than ValueError.
         """
         with self._leased(judge) as process:
             if not process.loaded[judge] & CHECKS:
@@ -142,10 +144,10 @@ class JudgeProcesses:
         return True
 
     def grade(self, judge: str, task: Task, answer: str | None, trajectory: Trajectory | None = None) -> float:
-        """The outcome reward. An answer that the judge cannot grade within its limits is worth 0.0.
+        """Return the outcome reward. An answer that the judge cannot grade within its limits is worth 0.0.
 
         Raises:
-            ConfigError: as `load`, or the task's reference answer is nothing that this judge can read.
+            ConfigError: the judge cannot read the task's reference answer; or see `load`.
             UserCodeError: the judge raised, or returned something that is not a finite number.
         """
         with self._leased(judge) as process:
@@ -158,7 +160,7 @@ class JudgeProcesses:
                 return 0.0
 
     def close(self) -> None:
-        """Kill all processes, as soon as each is free. They start again when they are needed."""
+        """Kill all processes, each as soon as it is free. New ones start when they are needed."""
         for place in [self._places.get() for _ in range(self.limits.processes)]:
             if place is not None:
                 place.kill()
@@ -166,7 +168,7 @@ class JudgeProcesses:
 
     @contextmanager
     def _leased(self, judge: str) -> Iterator[_Process]:
-        """A process that has imported the judge."""
+        """Lease a process that has imported the judge."""
         process = self._places.get()
         try:
             process = process or _Process(self.limits.memory_mb)
@@ -177,6 +179,7 @@ class JudgeProcesses:
         except _Overrun as overrun:
             raise ConfigError("judge", judge, f"it cannot be imported: {overrun}") from overrun
         finally:
+            # None keeps the place of a process that was killed; a later lease starts a new one.
             self._places.put(process if process is not None and process.alive else None)
 
 
@@ -190,7 +193,7 @@ def _request(
 ) -> Request:
     here = os.getcwd()
     path = [folder or here for folder in sys.path]
-    # What its console began with is not the judge's business, and may be large.
+    # A judge does not need the initial content of the console, which may be large.
     bare = None if task is None else replace(task, workspace=None)
     return Request(
         judge=judge, task=bare, check=check, answer=answer, trajectory=trajectory, path=path, folder=here, cpu_s=cpu_s

@@ -7,21 +7,21 @@ from repl_rl.errors import ConfigError
 from repl_rl.tasks import Task
 
 MAX_ANSWER_CHARS = 10_000
-"""A longer answer is wrong."""
+"""Longest answer that can be right, characters."""
 _MAX_NUMBER_CHARS = 4000
-"""Python itself reads no more than 4,300 digits."""
+"""Longest number, characters. Python itself reads no more than 4,300 digits."""
 _MAX_EXPONENT = 400
-"""Every finite float of 64 bits has a smaller one."""
+"""Largest exponent of a number. Every finite float of 64 bits has a smaller one."""
 _RELATIVE_TOLERANCE = Fraction(1, 10**9)
 _NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?", re.ASCII)
 _DECIMAL = re.compile(r"[.eE]")
 
 
 def exact(task: Task, answer: str) -> float:
-    """1.0 when the texts are equal after normalisation.
+    """Return 1.0 if the texts are equal after normalisation.
 
-    Normalisation strips white space at both ends, then one pair of equal quotes around the whole, so that `'abc'`,
-    `"abc"` and `abc` are one answer and the integer 160 equals `160`. Case and inner spaces count.
+    Normalisation strips white space at both ends, and then one pair of equal quotes around the whole. So `'abc'`,
+    `"abc"` and `abc` are one answer, and the integer 160 equals `160`. Case and inner spaces count.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return 0.0
@@ -29,13 +29,13 @@ def exact(task: Task, answer: str) -> float:
 
 
 def numeric(task: Task, answer: str) -> float:
-    """1.0 when both are numbers and equal: to within a relative 1e-9 where either has a point or an exponent.
+    """Return 1.0 if both are equal numbers. With a point or an exponent in either, a relative 1e-9 is tolerated.
 
-    A number is decimal digits with an optional sign, `$`, thousands commas, fraction (`18.` too) and exponent, or
-    two such divided by `/`. Anything else, or anything over 4,000 characters, is no number and is wrong.
+    A number is decimal digits with an optional sign, `$`, thousands commas, fraction (also `18.`) and exponent, or two
+    such numbers divided by `/`. Any other text, and any text over 4,000 characters, is wrong.
 
     Raises:
-        ConfigError: the reference answer is no number.
+        ConfigError: the reference answer is not a number.
     """
     reference = read_reference(task)
     value = parse_number(answer)
@@ -46,10 +46,10 @@ def numeric(task: Task, answer: str) -> float:
 
 
 def read_reference(task: Task) -> Fraction:
-    """The reference answer of a task for `numeric`.
+    """Return the reference answer of a task for `numeric`.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: the answer is not a number.
     """
     reference = parse_number(task.answer)
     if reference is None:
@@ -58,7 +58,7 @@ def read_reference(task: Task) -> Fraction:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a number as `numeric` understands it, or None. Takes bounded time on any text."""
+    """Return the exact value of a number as `numeric` reads it, or None. Takes bounded time on any text."""
     if len(text) > _MAX_NUMBER_CHARS:
         return None
     over, slash, under = _normalised(text).partition("/")

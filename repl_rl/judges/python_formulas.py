@@ -1,7 +1,7 @@
-"""Formulas in the spelling of Python, sympy and numpy, read without evaluating them as a program.
+"""Reader of formulas in the syntax of Python, sympy and numpy, which does not evaluate them as a program.
 
-The syntax tree of a text is built from the names and operators that this module knows, into sympy. Powers, factorials
-and exponents have bounds.
+It builds a sympy value from the syntax tree of a text, with the names and operators that this module knows. Powers,
+factorials and exponents are bounded.
 """
 
 import ast
@@ -15,46 +15,52 @@ from latex2sympy2_extended.sets import FiniteSet
 from latex2sympy2_extended.symbols import get_symbol
 
 _MAX_BITS = 1 << 17
-"""Of a power's numerator or denominator."""
+"""Largest numerator or denominator of a power, bits."""
 _MAX_FACTORIAL = 5000
 _MAX_DECIMAL_EXPONENT = 9999
 _NUMPY_ARRAY = re.compile(r"\[[\[\]\d\s.eE+-]*\]")
 
 
 class NotPython(Exception):
-    """A text is not Python of the kinds that are read here."""
+    """A text is not Python of a kind that is read here."""
 
 
 class TooLarge(Exception):
-    """A text is Python, and its value has no bound that is worth computing."""
+    """A text is Python, but its value is too large to compute."""
 
 
 def read_python(text: str, real: bool) -> sympy.Basic:
-    """The value of a text in the spelling of Python, sympy or numpy.
+    """Return the value of a text in the syntax of Python, sympy or numpy.
 
     Raises:
-        NotPython: it is none, or has names that are not known here.
-        TooLarge: its value is too large to be worked out.
+        NotPython: the text is not such Python, or has unknown names.
+        TooLarge: its value is too large to compute.
     """
-    if "#" in text:  # a comment is no part of a formula
+    # A comment is not part of a formula.
+    if "#" in text:
         raise NotPython
     text = text.replace("^", "**")
+    # numpy prints arrays without commas.
     if _NUMPY_ARRAY.fullmatch(text) and "," not in text:
         text = re.sub(r"(?<=[\d.\]])\s+(?=[\[\d.+-])", ", ", text)
+    # `x = 3` is an equation, not a statement.
     assigned = re.match(r"\s*([A-Za-z]\w*)\s*=(?!=)", text)
     try:
         source = text[assigned.end() :] if assigned else text
         body = ast.parse(source.strip(), mode="eval").body
         value = _Reader(source.strip(), real).read(body)
         if isinstance(body, ast.Tuple) and body.elts and body.elts[0].col_offset == body.col_offset:
-            value = FiniteSet(*value.args)  # `1, 2` without parentheses: values in any order
+            # `1, 2` without parentheses means values in any order.
+            value = FiniteSet(*value.args)
         if assigned:
             value = sympy.Eq(get_symbol(assigned[1], real, True), value, evaluate=False)
     except (NotPython, TooLarge):
         raise
-    except Exception as error:  # sympy refuses what does not fit together with errors of many kinds
+    except Exception as error:
+        # sympy refuses operands that do not fit together with errors of many kinds.
         raise NotPython from error
-    except MemoryError as error:  # how Python's parser refuses deep nesting
+    except MemoryError as error:
+        # Python's parser refuses deep nesting with this error.
         raise NotPython from error
     if not isinstance(value, sympy.Basic | sympy.MatrixBase):
         raise NotPython
@@ -75,7 +81,7 @@ def _power(base: sympy.Basic, exponent: sympy.Basic) -> sympy.Basic:
 
 
 def _bounded(function: Function) -> Function:
-    """A function of whole numbers whose value grows fast."""
+    """Wrap a function of integers whose value grows fast, and limit its arguments."""
 
     def call(*arguments: sympy.Basic) -> object:
         if any(a.is_number and not abs(a) <= _MAX_FACTORIAL for a in arguments):
@@ -86,7 +92,7 @@ def _bounded(function: Function) -> Function:
 
 
 def as_matrix(value: sympy.Basic) -> object:
-    """Rows of a matrix, or a vector."""
+    """Return the matrix with these rows, or a vector."""
     rows = [list(row.args) if isinstance(row, sympy.Tuple) else [row] for row in value.args]
     return sympy.ImmutableMatrix(rows)
 
@@ -203,17 +209,17 @@ _COMPARED: Mapping[type[ast.cmpop], Function] = {
 
 
 class _Reader:
-    """Builds the value of a syntax tree; a node that is not known here is refused."""
+    """Builder of the value of a syntax tree, which refuses unknown nodes."""
 
     def __init__(self, source: str, real: bool) -> None:
         self._source = source
         self._real = real
 
     def read(self, node: ast.expr) -> sympy.Basic:
-        """The value of a node.
+        """Return the value of a node.
 
         Raises:
-            NotPython, TooLarge: as `read_python`.
+            NotPython, TooLarge: see `read_python`.
         """
         match node:
             case ast.Constant():
@@ -252,12 +258,13 @@ class _Reader:
             return _decimal(source)
         if isinstance(value, complex):
             return _decimal(source[:-1]) * sympy.I
+        # A word in quotes is a symbol.
         if isinstance(value, str) and re.fullmatch(r"[^\W\d_]+", value):
             return sympy.Symbol(value.casefold(), real=self._real)
         raise NotPython
 
     def _dotted(self, node: ast.expr) -> str:
-        """A name without its module: `sqrt` of `math.sqrt`, but `Interval.open`."""
+        """Return a name without its module: `sqrt` for `math.sqrt`, but `Interval.open`."""
         if isinstance(node, ast.Name):
             return node.id
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -277,12 +284,13 @@ class _Reader:
         name = self._dotted(node.func)
         if name not in FUNCTIONS:
             raise NotPython
+        # A word in quotes is a symbol in a container, but only a number as another function's argument.
         if name in ("set", "frozenset", "tuple", "list", "array") or FUNCTIONS[name] is as_matrix:
             return FUNCTIONS[name](*map(self.read, node.args))
         return FUNCTIONS[name](*(self._argument(argument) for argument in node.args))
 
     def _argument(self, node: ast.expr) -> sympy.Basic:
-        """An argument, which may be a number in quotes: `Decimal('0.1')`, `Fraction('1/3')`, `float('inf')`."""
+        """Return an argument, which may be a number in quotes: `Decimal('0.1')`, `Fraction('1/3')`, `float('inf')`."""
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             return self.read(node)
         text = node.value.strip()
@@ -301,7 +309,7 @@ class _Reader:
         return relations[0] if len(relations) == 1 else And(*relations)
 
     def _dict(self, node: ast.Dict) -> sympy.Basic:
-        """Pairs in any order; one name with its value is an equation, as sympy's solutions are."""
+        """Return pairs in any order. A single name with its value is an equation, as in sympy's solutions."""
         pairs = [(self.read(key), self.read(value)) for key, value in zip(node.keys, node.values, strict=True) if key]
         if len(pairs) == 1 and pairs[0][0].is_Symbol:
             return sympy.Eq(*pairs[0], evaluate=False)
@@ -312,6 +320,7 @@ def _decimal(source: str) -> sympy.Basic:
     match = _DECIMAL.fullmatch(source)
     if match is None or abs(int(match[1] or 0)) > _MAX_DECIMAL_EXPONENT:
         raise TooLarge
+    # Keep all digits of the source.
     return sympy.Float(source, max(17, len(source)))
 
 

@@ -1,4 +1,4 @@
-"""From a task's `judge` field to an outcome reward."""
+"""Grading of answers by the judges that a task names."""
 
 import asyncio
 import atexit
@@ -20,25 +20,25 @@ from repl_rl.tasks import Task
 from repl_rl.tasks.weights import Weighed, weighed
 
 Judge = Callable[[Task, str], float]
-"""Takes a task and a submitted answer, returns an outcome reward: finite, 1.0 for right and 0.0 for wrong."""
+"""Function of a task and a submitted answer that returns a finite outcome reward: 1.0 for right and 0.0 for wrong."""
 
 _MAX_FORMULA_CHARS = 1000
-"""A longer answer is wrong under `math`."""
+"""Longest answer that can be right under `math`, characters."""
 _MAX_PROGRAM_CHARS = 200_000
-"""A longer answer is wrong under `tests` and under the user's own judges."""
+"""Longest answer that can be right under `tests` and under the user's own judges, characters."""
 _TESTS = "tests"
 
 
 @lru_cache(maxsize=1)
 def _processes() -> JudgeProcesses:
-    """This process's limited processes, made when the first answer needs one."""
+    """Return the pool of limited processes, made when the first answer needs one."""
     processes = JudgeProcesses()
     atexit.register(processes.close)
     return processes
 
 
 def _limited(name: str, max_chars: int) -> Judge:
-    """The judge of that name in a limited process."""
+    """Return the judge with that name, which runs in a limited process."""
 
     def judge(task: Task, answer: str) -> float:
         return 0.0 if len(answer) > max_chars else _processes().grade(name, task, answer)
@@ -64,10 +64,10 @@ _IN_PROCESS = ("exact", "numeric")
 
 @lru_cache(maxsize=64)
 def find_judge(name: str) -> Judge:
-    """The judge of that name. It imports nothing here: a judge of the user is imported in a limited process.
+    """Return the judge with that name. A judge of the user is imported in a limited process, not here.
 
     Raises:
-        ConfigError: it is neither a shipped judge nor an importable `module:function`.
+        ConfigError: the name is neither a shipped judge nor an importable `module:function`.
         UserCodeError: the user's module raised while it was imported.
     """
     if name in JUDGES:
@@ -81,24 +81,27 @@ def find_judge(name: str) -> Judge:
 
 @lru_cache(maxsize=64)
 def _looks_at_rollouts(name: str) -> bool:
-    """True for a judge of the user that takes the rollout as its third argument; it is asked without an answer too."""
+    """Return True for a judge of the user that takes the rollout as its third argument. It is also called without an
+    answer."""
     return name not in JUDGES and _processes().load(name)
 
 
 def check_judges(tasks: Iterable[Task]) -> None:
-    """Refuse, before a run begins, a judge that cannot be used and a reference answer that its judge cannot read.
+    """Refuse unusable judges, and reference answers that their judge cannot read, before a run begins.
 
     Raises:
-        ConfigError, UserCodeError: as `find_judge`; weights that are written in another way than `weighed` reads; a
-            reference answer that its judge cannot read, with its file, line and field.
+        ConfigError, UserCodeError: see `find_judge` and `weighed`; or a judge cannot read a reference answer, which is
+            named by file, line and field.
     """
     turns = [turn for task in tasks for turn in ((task, *task.turns()[1:]) if task.follow_ups else (task,))]
+    # Load each judge once.
     for name in {judge.name: None for text in {turn.judge: None for turn in turns} for judge in weighed(text)}:
         find_judge(name)
         if name == "math":
             _processes().load(name)
     seen: set[tuple[str, str]] = set()
     unchecked: set[str] = set()
+    # A shipped judge reads each distinct answer once. A judge of the user may depend on the whole task.
     for turn in turns:
         for name in (judge.name for judge in weighed(turn.judge)):
             if (name in JUDGES and (name, turn.answer) in seen) or name in unchecked:
@@ -109,10 +112,10 @@ def check_judges(tasks: Iterable[Task]) -> None:
 
 
 def _check_reference(name: str, task: Task) -> bool:
-    """Have a judge read a reference answer. False: this judge takes any.
+    """Let a judge read a reference answer. Return False if the judge accepts any.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the judge cannot read it.
     """
     if name == "exact":
         return False
@@ -120,31 +123,33 @@ def _check_reference(name: str, task: Task) -> bool:
         read_reference(task)
     elif name == _TESTS:
         checks(task)
-    elif name != "math" or parse_number(task.answer) is None:  # a plain number is a formula, and needs no process
+    elif name != "math" or parse_number(task.answer) is None:
+        # For `math`, a plain number is a formula and needs no process.
         return _processes().check(name, task)
     return True
 
 
 def grade(task: Task, answer: str | None, trajectory: Trajectory | None = None) -> float:
-    """The outcome reward of `answer` under the task's judges. None: nothing was submitted, which is worth 0.0.
+    """Return the outcome reward of `answer` under the task's judges.
 
-    It may block for seconds where a judge is not `exact` or `numeric`: in an event loop use `graded`.
+    None means that nothing was submitted, which is worth 0.0 except to judges that take the rollout. A judge other than
+    `exact` and `numeric` may block for seconds. Use `graded` in an event loop.
 
     Args:
-        task: says what the judges are.
-        answer: what was submitted.
-        trajectory: the rollout, for judges that look at it.
+        task: the task, which names its judges.
+        answer: the submitted answer.
+        trajectory: the rollout, for judges that take it.
 
     Raises:
-        ConfigError: there is no such judge, it cannot read the task's reference answer, or it needs the rollout.
+        ConfigError: a judge does not exist, cannot read the task's reference answer, or needs the rollout.
         UserCodeError: a judge of the user raised, or returned something that is not a finite number.
-        SandboxFault: judge `tests`, and our console failed twice.
+        SandboxFault: our console failed twice under judge `tests`.
     """
     return math.fsum(j.weight * _value(j.name, task, answer, trajectory) for j in weighed(task.judge))
 
 
 def _value(name: str, task: Task, answer: str | None, trajectory: Trajectory | None) -> float:
-    """What one judge says."""
+    """Return the value of one judge."""
     judge = find_judge(name)
     if name == _TESTS and answer is not None:
         return _tests(task, answer, trajectory)
@@ -158,12 +163,12 @@ def _value(name: str, task: Task, answer: str | None, trajectory: Trajectory | N
 async def graded(
     task: Task, answer: str | None, sandbox: Sandbox | None = None, trajectory: Trajectory | None = None
 ) -> float:
-    """`grade` without blocking the event loop. Judge `tests` takes a fresh console of `sandbox` where one is given."""
+    """Grade like `grade` without blocking the event loop. Judge `tests` uses a fresh console of `sandbox` if given."""
     return math.fsum([j.weight * await _valued(j.name, task, answer, sandbox, trajectory) for j in weighed(task.judge)])
 
 
 async def verdict(task: Task, answer: str, sandbox: Sandbox, trajectory: Trajectory) -> float:
-    """What the first of the task's judges says, unweighted: at least 1, where the answer is right.
+    """Return the unweighted value of the first of the task's judges. It is at least 1 if the answer is right.
 
     Raises:
         As `grade`.
@@ -184,9 +189,9 @@ async def _valued(
 
 
 async def settled(task: Task, trajectory: Trajectory, claims: Claims, sandbox: Sandbox) -> Trajectory:
-    """The rollout with its outcome: what the task's judges give its answer, or what the sampler claims, and additions.
+    """Return the rollout with its outcome: the judges' values or the sampler's claim, plus additions.
 
-    Judges are not asked where the sampler set the outcome and no answer was submitted.
+    The judges are skipped if the sampler set the outcome and no answer was submitted.
 
     Raises:
         As `grade`.
@@ -195,6 +200,7 @@ async def settled(task: Task, trajectory: Trajectory, claims: Claims, sandbox: S
     if claims.value is not None and answer is None:
         return with_parts(trajectory, claims.parts(()), None)
     values = [await _valued(j.name, task, answer, sandbox, trajectory) for j in judges]
+    # The value of a single judge needs no parts.
     if claims == Claims() and judges == (Weighed(judges[0].name),):
         return replace(trajectory, outcome=values[0])
     parts = [NamedReward(j.name, j.weight * value) for j, value in zip(judges, values, strict=True)]

@@ -1,4 +1,4 @@
-"""Judges of a whole group: they see all rollouts of a task, as a ranking needs."""
+"""Group judges, which see all rollouts of a task, as a ranking needs."""
 
 import asyncio
 import math
@@ -15,15 +15,15 @@ from repl_rl.tasks import Task
 from repl_rl.tasks.weights import weighed
 
 Together = Callable[[Task, Sequence[Trajectory]], Sequence[float]]
-"""Takes a task and its rollouts, returns one finite number a rollout, in reward units."""
+"""Function of a task and its rollouts that returns one finite number per rollout, in reward units."""
 
 TIME_LIMIT_S = 60.0
-"""Longest that a group judge may take for one group, wall clock."""
+"""Time limit of a group judge per group, wall clock seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupJudge:
-    """A `Together` held to its contract, times a weight. It runs in this process, in a thread of its own."""
+    """A `Together` function with a weight and checks of its result. It runs in a separate thread of this process."""
 
     name: str
     function: Together
@@ -31,10 +31,10 @@ class GroupJudge:
     time_limit_s: float = TIME_LIMIT_S
 
     def __call__(self, task: Task, group: Sequence[Trajectory]) -> tuple[float, ...]:
-        """What each rollout gets on top of its outcome, shape (G,).
+        """Return the addition to the outcome of each rollout, shape (G,).
 
         Raises:
-            UserCodeError: it raised, took too long, or gave other than one finite number a rollout.
+            UserCodeError: the function raised, took too long, or did not return one finite number per rollout.
         """
         who = f"group judge {self.name}: on task {task.id} it"
         call = InThread(lambda: tuple(float(value) for value in self.function(task, tuple(group))), who)
@@ -51,11 +51,11 @@ class GroupJudge:
 
 
 def group_judges(text: str) -> tuple[GroupJudge, ...]:
-    """The group judges of an expression such as `my_judges:shortest + 0.5*my_judges:rank`; "": none.
+    """Return the group judges of an expression such as `my_judges:shortest + 0.5*my_judges:rank`; none for "".
 
     Raises:
-        ConfigError: it is written in another way, or there is no such function.
-        UserCodeError: its module raised while it was imported.
+        ConfigError: the syntax is different, or a function does not exist.
+        UserCodeError: a module raised while it was imported.
     """
     return tuple(GroupJudge(j.name, _imported(j.name), j.weight) for j in weighed(text)) if text else ()
 
@@ -71,18 +71,22 @@ def _imported(name: str) -> Together:
 async def judged_together(
     judges: Sequence[GroupJudge], tasks: Sequence[Task], played: Sequence[Trajectory]
 ) -> list[Trajectory]:
-    """The rollouts, one a task, with what group judges add. Those that failed are shown to none and get nothing.
+    """Return the rollouts, given one task each, with the additions of group judges.
+
+    No judge sees a failed rollout, which stays unchanged.
 
     Raises:
         UserCodeError: a judge broke its contract.
     """
     found = list(played)
+    # Group the rollouts by task, without the failed ones.
     groups: dict[str, list[int]] = {}
     for at, (task, trajectory) in enumerate(zip(tasks, played, strict=True)):
         if trajectory.failure is None:
             groups.setdefault(task.id, []).append(at)
     for judge in judges:
         for places in groups.values():
+            # A judge sees the additions of earlier judges.
             values = await asyncio.to_thread(judge, tasks[places[0]], [found[at] for at in places])
             for at, value in zip(places, values, strict=True):
                 found[at] = increased(found[at], NamedReward(judge.name, value))

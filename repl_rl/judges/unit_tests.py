@@ -1,11 +1,13 @@
 """Judge `tests`: the answer is a program, and the task's reference answer is its tests.
 
-The program runs in a console of its own, never on the host, and is no main program there: `__name__` is `submission`.
-A rollout may submit a function in its place: then what it typed is the program, typed again. Each test is in doctest
-form: lines after `>>> ` and `... ` are typed into that console after the program, and what it prints must be what the
-test expects. Of `assert f(2) == 4` the console only prints the value of `f(2)`. What is expected stays on the host and
-is compared here, so a program cannot read it. Another test that is not in doctest form is typed as it stands and must
-print nothing.
+The program runs in a separate console, never on the host. It is not the main program there: `__name__` is `submission`.
+A rollout may submit a function in place of a program. Then the lines that the rollout typed are the program, and are
+typed again.
+
+A test in doctest form has lines after `>>> ` and `... `, which are typed into that console after the program. Their
+output must be what the test expects. For `assert f(2) == 4`, the console only prints the value of `f(2)`. The expected
+value stays on the host and is compared here, so a program cannot read it. A test that is not in doctest form is typed
+unchanged and must print nothing.
 """
 
 import ast
@@ -28,32 +30,32 @@ from repl_rl.tasks.assertions import Assertion, assertion_of
 
 _ATTEMPTS = 2
 _DEFINED = re.compile(r"<(?:function|class) [^\n]*>\Z")
-"""What `str()` makes of a function or a class, and no Python."""
+"""Text that `str()` returns for a function or a class; it is not Python."""
 _UNHEARD = "submit_final_answer = lambda *given: None"
-"""So that lines that are typed again do not end the console that tests them."""
+"""Replacement that keeps lines that are typed again from ending the console that tests them."""
 
 
 _NO_MAIN = "__import__('sys').modules['submission'] = __import__('sys').modules[__name__]; __name__ = 'submission'"
-"""So that `if __name__ == '__main__':` is false, as where a suite imports the program; its classes can be pickled."""
+"""Makes `if __name__ == '__main__':` false, as in a suite that imports the program. Its classes can be pickled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Lines to type, and exactly what they must print; or an assertion for what they print."""
+    """Lines to type, and their exact output or an assertion about it."""
 
     lines: tuple[str, ...]
     expected: str | Assertion
 
     def passes(self, printed: str) -> bool:
-        """True for what the console must print."""
+        """Return True if the console printed what the test expects."""
         return self.expected.passes(printed) if isinstance(self.expected, Assertion) else printed == self.expected
 
 
 def checks(task: Task) -> tuple[Check, ...]:
-    """The tests in a task's reference answer, at least one.
+    """Return the tests in a task's reference answer, at least one.
 
     Raises:
-        ConfigError: there is none, or its prompts are malformed.
+        ConfigError: the answer has no tests, or its prompts are malformed.
     """
     try:
         examples = doctest.DocTestParser().get_examples(task.answer)
@@ -68,7 +70,7 @@ def checks(task: Task) -> tuple[Check, ...]:
 
 
 def _check(source: str, want: str) -> Check:
-    """One test; an assertion that prints nothing is cut in two where it can be."""
+    """Return one test. An assertion without output is split in two if possible."""
     assertion = None
     if not want and source.lstrip().startswith("assert"):
         with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
@@ -78,14 +80,14 @@ def _check(source: str, want: str) -> Check:
 
 
 class Verdict(StrEnum):
-    """What came of a program and its tests."""
+    """Result of a program and its tests."""
 
     PASSED = "passed"
     FAILED = "failed"
     UNREAD = "unread"
-    """The program itself did not run to its end, so no test did."""
+    """The program itself did not run to its end, so no test ran."""
     FAULT = "fault"
-    """Our console failed: nothing is known."""
+    """Our console failed, so the result is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +96,32 @@ class Program:
 
     lines: tuple[str, ...]
     typed: bool = False
-    """They were a rollout's own, whose errors are its past; False: an error among them is one of the program."""
+    """True for a rollout's own lines, whose errors are ignored. Otherwise, an error is an error of the program."""
 
 
 def programs(task: Task, answer: str, rollout: Trajectory | None) -> tuple[Program, ...]:
-    """What `answer` stands for; a later program counts where the one before it cannot be read.
+    """Return the programs that `answer` may mean. A later one is used only if the one before it cannot be read.
 
-    A text is a program. Where the task's row has `prompt` and `entry_point`, as HumanEval's have, it may also be what
-    follows that prompt. A function or class that a rollout submitted stands for what it typed into its console.
+    A text is a program. If the task's row has `prompt` and `entry_point`, as in HumanEval, the text may also continue
+    that prompt. A function or class that a rollout submitted means the lines that it typed into its console.
     """
     if _DEFINED.match(answer) and rollout is not None:
         typed = tuple(physical for run in rollout.executions for physical in run.ran)
         return (Program((_UNHEARD, *typed, ""), typed=True),)
     prompt, entry = task.fields.get("prompt"), task.fields.get("entry_point")
     texts = (answer, f"{prompt}{answer}") if isinstance(prompt, str) and isinstance(entry, str) else (answer,)
-    # One physical line whatever the program contains. `exec` here gives it the console's own names.
+    # One physical line for any program. `exec` gives it the names of the console.
     return tuple(Program((_NO_MAIN, f"exec({text!r})")) for text in texts)
 
 
 async def run_tests_in(sandbox: Sandbox, task: Task, answer: str, rollout: Trajectory | None = None) -> float:
-    """1.0 when the program runs without an error and passes every test, in a fresh console with the task's workspace.
+    """Return 1.0 if the program runs without an error and passes every test.
+
+    It runs in a fresh console with the task's workspace.
 
     Raises:
         ConfigError: the task has no tests.
-        SandboxFault: our console failed, twice. It says nothing about the answer.
+        SandboxFault: our console failed twice. This does not depend on the answer.
     """
     wanted, verdict = checks(task), Verdict.UNREAD
     for program in programs(task, answer, rollout):
@@ -137,12 +141,14 @@ async def _tried(sandbox: Sandbox, task: Task, program: Program, wanted: Sequenc
 
 
 async def _verdict(console: SandboxSession, program: Program, wanted: Sequence[Check]) -> Verdict:
+    # Type the program.
     for line in program.lines:
         result = await console.push(line)
         if result.status is LineStatus.SANDBOX_FAULT:
             return Verdict.FAULT
         if console.ended or (result.status is not LineStatus.OK and not program.typed):
             return Verdict.UNREAD
+    # Type the tests, each only if all before it passed.
     for check in wanted:
         results: list[PushResult] = []
         for line in check.lines:
@@ -157,14 +163,15 @@ async def _verdict(console: SandboxSession, program: Program, wanted: Sequence[C
 
 
 def run_tests(task: Task, answer: str, rollout: Trajectory | None = None) -> float:
-    """`run_tests_in` a `local` sandbox that is opened for it; blocks. It may be called inside an event loop.
+    """Call `run_tests_in` with a `local` sandbox that is opened for it. Blocks; it also works inside an event loop.
 
     Raises:
-        SandboxUnavailable: there is no isolation here. Nothing weaker is used instead.
+        SandboxUnavailable: this machine offers no isolation. No weaker sandbox is used instead.
     """
 
     async def played() -> float:
         async with open_sandbox("local", warm=1) as sandbox:
             return await run_tests_in(sandbox, task, answer, rollout)
 
+    # This thread may be running an event loop already.
     return InThread(lambda: asyncio.run(played()), "unit tests").outcome.result()

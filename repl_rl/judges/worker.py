@@ -1,9 +1,9 @@
-"""What runs in a judge's limited process.
+"""Main loop of a judge's limited process.
 
-One request at a time over a socket, one reply each. A request is pickled, since it brings a task and a rollout, and
-this side trusts the other; a reply is JSON, since the other side does not trust this one. What a judge prints goes to
-standard error. The process ends when the other side closes the socket, when a judge runs out of memory, or when its CPU
-time is over.
+It serves one request at a time over a socket, with one reply per request. A request is pickled, because it contains a
+task and a rollout, and this side trusts the other. A reply is JSON, because the other side does not trust this one.
+Output of a judge goes to standard error. The process ends when the other side closes the socket, when a judge runs out
+of memory, or when its CPU time is used up.
 """
 
 import importlib
@@ -29,15 +29,15 @@ from repl_rl.settings.named import imported
 from repl_rl.tasks import Task
 
 Inner = Callable[..., object]
-"""Takes a task and an answer, and a rollout too where it has a third parameter; its answer is None then if none is."""
+"""A judge of a task and an answer. With a third parameter it also gets the rollout, and its answer may be None."""
 
 
 ROLLOUTS, CHECKS = 1, 2
-"""What a judge has: a look at rollouts, and a check of reference answers."""
+"""Features of a judge, as bits: it takes rollouts, and it checks reference answers."""
 
 
 class Request(TypedDict):
-    """`task` None: import the judge, and reply the sum of `ROLLOUTS` and `CHECKS` where it has them."""
+    """A request. With `task` None, the judge is imported, and the reply is the sum of its `ROLLOUTS` and `CHECKS`."""
 
     judge: str
     task: Task | None
@@ -46,26 +46,26 @@ class Request(TypedDict):
     answer: str | None
     trajectory: Trajectory | None
     path: list[str]
-    """`sys.path` of the asking process."""
+    """`sys.path` of the requesting process."""
     folder: str
-    """Its working folder."""
+    """Working folder of the requesting process."""
     cpu_s: float
 
 
 class Reply(TypedDict, total=False):
-    """Exactly one of them."""
+    """A reply, with exactly one of these keys."""
 
     value: float
     refused: tuple[str, str, str]
-    """Thing, value and remedy of a `ConfigError`: the judge cannot be used, or the reference answer cannot be."""
+    """Thing, value and remedy of a `ConfigError`: the judge or the reference answer cannot be used."""
     raised: str
-    """The judge raised or returned nonsense: a sentence."""
+    """A sentence: the judge raised, or returned an invalid value."""
     overran: str
-    """It ran into a limit, and this process ends now: a sentence."""
+    """A sentence: the judge ran into a limit, and this process ends now."""
 
 
 def symbolic(task: Task, answer: str) -> float:
-    """1.0 when both are formulas of one value, each read as a whole, LaTeX or Python."""
+    """Return 1.0 if both are formulas of equal value. Each is read as a whole, as LaTeX or Python."""
     try:
         return float(_formulas().is_equal(task.answer, answer))
     except ValueError:
@@ -79,7 +79,7 @@ def _read_formula(task: Task) -> None:
 
 
 def pattern(task: Task, answer: str) -> float:
-    """1.0 when the whole answer, stripped, matches the regular expression that the task has as its answer."""
+    """Return 1.0 if the whole answer, stripped, matches the regular expression that is the task's answer."""
     return float(_compiled(task).fullmatch(answer.strip()) is not None)
 
 
@@ -96,10 +96,10 @@ _CHECKS: Mapping[str, Callable[[Task], object]] = {"math": _read_formula, "regex
 
 @lru_cache(maxsize=64)
 def load(name: str) -> Inner:
-    """The judge of that name, imported.
+    """Import the judge with that name.
 
     Raises:
-        ConfigError: it cannot be imported, or is no function.
+        ConfigError: the judge cannot be imported, or is not a function.
         UserCodeError: its module raised while it was imported.
     """
     if name in SHIPPED:
@@ -114,7 +114,7 @@ def load(name: str) -> Inner:
 
 
 def _formulas() -> ModuleType:
-    # It takes a second and imports sympy: only a process that grades with it pays.
+    # The import takes a second and loads sympy, so only a process that grades with it pays.
     try:
         return importlib.import_module("repl_rl.judges.formulas")
     except ImportError as error:
@@ -123,26 +123,30 @@ def _formulas() -> ModuleType:
 
 
 def looks_at_rollouts(judge: Inner) -> bool:
-    """True for a judge that takes a third argument, the rollout."""
+    """Return True for a judge that takes a third argument, the rollout."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(judge).parameters.values()
-    except ValueError:  # a function of C tells nothing
+    except ValueError:
+        # A C function may have no signature.
         return False
     return len([p for p in parameters if p.kind in kinds and p.default is p.empty]) > 2
 
 
 def find_check(name: str, judge: Inner) -> Callable[[Task], object] | None:
-    """The judge's check of a reference answer, which raises ValueError: its attribute `check`. None: it has none."""
+    """Return the judge's check of a reference answer, its attribute `check`, or None if it has none.
+
+    The check raises ValueError for an answer that the judge cannot read.
+    """
     found = _CHECKS.get(name) or getattr(judge, "check", None)
     return found if callable(found) else None
 
 
 def check(name: str, judge: Inner, task: Task) -> None:
-    """Have a judge read the task's reference answer.
+    """Let a judge read the task's reference answer.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the judge cannot read it.
     """
     try:
         (find_check(name, judge) or bool)(task)
@@ -151,7 +155,7 @@ def check(name: str, judge: Inner, task: Task) -> None:
 
 
 def answer_to(request: Request) -> Reply:
-    """Grade one answer, or say what is wrong with the judge."""
+    """Grade one answer, or report what is wrong with the judge."""
     name, task = request["judge"], request["task"]
     who = f"judge {name}: on task {task.id if task else None} it"
     try:
@@ -159,6 +163,7 @@ def answer_to(request: Request) -> Reply:
         more = looks_at_rollouts(judge)
         if task is None:
             return Reply(value=float(ROLLOUTS * more + CHECKS * (find_check(name, judge) is not None)))
+        # A check of the reference answer needs no grading.
         if request["check"]:
             check(name, judge, task)
             return Reply(value=1.0)
@@ -177,7 +182,7 @@ def answer_to(request: Request) -> Reply:
 
 
 def main(fd: int, memory_mb: int) -> None:
-    """Serve the socket `fd` with at most `memory_mb` MiB of address space, until the other side hangs up."""
+    """Serve the socket `fd` with at most `memory_mb` MiB of address space, until the other side closes it."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     logging.getLogger("latex2sympy2_extended").setLevel(logging.ERROR)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -189,17 +194,19 @@ def main(fd: int, memory_mb: int) -> None:
             except EOFError:
                 return
             sys.path[:] = request["path"]
-            with suppress(OSError):  # it was removed since
+            # The folder may have been removed since.
+            with suppress(OSError):
                 os.chdir(request["folder"])
             _allow_cpu(request["cpu_s"])
             reply = answer_to(request)
             channel.send_bytes(json.dumps(reply).encode())
             if "overran" in reply:
-                return  # what is left after a failed allocation is not to be trusted
+                # After a failed allocation, the state of the process cannot be trusted.
+                return
 
 
 def _allow_cpu(seconds: float) -> None:
-    """From now on, so much CPU time; SIGXCPU ends the process then, should nobody be left to kill it."""
+    """Allow `seconds` of CPU time from now on. Then SIGXCPU ends the process, even if no other process can kill it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))

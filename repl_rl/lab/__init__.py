@@ -1,1 +1,1 @@
-"""Everything that measures: experiments, and how fast each part is beside the ways that others go."""
+"""Experiments and benchmarks: speed of each part, compared with other ways to do the same."""

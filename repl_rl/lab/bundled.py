@@ -1,4 +1,4 @@
-"""The bundled policy on its own tasks: where a rollout's time goes."""
+"""Profile of rollouts of the bundled policy on its own tasks."""
 
 import statistics
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Timed:
 
     @property
     def rate(self) -> float:
-        """Sampled tokens a second."""
+        """Sampled tokens per second."""
         return sum(trajectory.sampled_tokens for trajectory in self.played.trajectories) / self.watch.wall_s
 
 
@@ -37,7 +37,8 @@ async def bundled(sandbox: Sandbox, rollouts: int, repeats: int) -> dict[str, ob
     never = renderer.forbidden_ids
     async with open_engine("vllm", model=folder, max_sessions=rollouts, forbidden_ids=never) as engine:
         ours = Rollouts(engine, sandbox, renderer, ReplSampler(), RolloutLimits(), "bare", concurrency=rollouts)
-        await _run(ours, tasks, engine)  # nothing cold is measured
+        # Warm up.
+        await _run(ours, tasks, engine)
         runs = [await _run(ours, tasks, engine) for _ in range(repeats)]
     return {
         "ours": statistics.median(run.rate for run in runs),

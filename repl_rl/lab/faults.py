@@ -1,8 +1,8 @@
-"""The table of faults, each against a real run in small: what a training survives, at a moment that dice choose.
+"""Fault injection into small, real runs at random moments, as a test of recovery.
 
-A run is `repl-rl train` in a process of its own, with the bundled policy. A fault strikes once the run is under way.
-Then the run goes on by itself, or is given again with `--resume`; either way it must come to its end with every step
-told of once, in order, with every rollout stored once, and with no process left.
+A run is `repl-rl train` in a separate process, with the bundled policy. A fault strikes once the run has started. Then
+the run continues by itself, or is started again with `--resume`. Either way it must finish, with every step logged
+once, in order, with every rollout stored once, and with no process left.
 """
 
 import json
@@ -24,38 +24,38 @@ from repl_rl.record.trajectory import Trajectory
 
 Tell = Callable[[str], None]
 Read = Callable[[Path], Iterable[Trajectory]]
-"""Reads a folder of stored rollouts."""
+"""Function that reads a folder of stored rollouts."""
 PROMPTS, GROUP = 4, 4
-"""Groups a step, and rollouts a group."""
+"""Groups per step, and rollouts per group."""
 _BEGUN_S = 300.0
-"""How long a run may take to its first step."""
+"""Timeout of a run's first step, seconds."""
 _ENDED_S = 600.0
-"""How long it may take to its end."""
+"""Timeout of a whole run, seconds."""
 _LEFT_S = 30.0
-"""How long what a run has started may outlive it."""
+"""Timeout for processes of an ended run, seconds."""
 _LOOK_S = 0.1
 _FIRST = b"What a training that `repl-rl bench faults` struck has printed:\n"
-"""First line of a log, by which it is recognised."""
+"""First line of a log, by which it is recognized."""
 _MARK = "REPL_RL_FAULTS"
-"""In the environment of a run and of what it starts."""
+"""Environment variable that marks a run and all processes that it starts."""
 
 
 @dataclass(frozen=True)
 class FaultsConfig:
-    """Which faults strike, and which run."""
+    """Faults to inject, and the run that gets them."""
 
     out: Path = Path("runs/faults")
-    """Folder of the runs; each takes the place of an older one of its name."""
+    """Folder of the runs; an older run of the same name is replaced."""
     faults: tuple[str, ...] = ()
-    """Which faults, such as sigkill engine; none: all that can be tried here."""
+    """Names of faults, such as sigkill engine; by default all that can be injected here."""
     engine: str = "transformers"
-    """What samples, where the fault does not say so: transformers, which starts sooner, or vllm."""
+    """Inference engine, unless the fault needs another one: transformers, which starts sooner, or vllm."""
     steps: int = 6
     """Steps of each run, >= 2."""
     strikes: int = 1
-    """Times that a fault strikes one run, at most once a step, >= 1; fewer where the run ends before."""
+    """Number of faults per run, at most one per step, >= 1; fewer if the run ends before."""
     seed: int | None = None
-    """Of the dice that choose the moments; none: another one each time. It is printed."""
+    """Seed of the random moments, which is printed; none means another seed each time."""
 
     def __post_init__(self) -> None:
         for name, floor in (("steps", 2), ("strikes", 1)):
@@ -68,19 +68,19 @@ class FaultsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What became of a run."""
+    """Result of a run."""
 
     survived: bool | None
-    """None: the fault could not be tried here."""
+    """True if the run recovered; None means that the fault could not be injected here."""
     what: str
     struck_at_s: Sequence[float] = ()
-    """Each time that it was struck: seconds after a step that was told of."""
+    """Delays of the faults, in seconds after a logged step."""
     faults: Mapping[str, int] = field(default_factory=dict)
-    """As `summary.json` counts them."""
+    """Counts of faults in `summary.json`."""
 
 
 def run_faults(config: FaultsConfig, tell: Tell, read: Read) -> dict[str, object]:
-    """Try each fault, and return what `bench faults --json` writes."""
+    """Inject each fault, and return the content of `bench faults --json`."""
     seed = random.SystemRandom().randrange(1_000_000) if config.seed is None else config.seed
     tell(f"seed {seed}")
     found: dict[str, object] = {}
@@ -94,12 +94,12 @@ def run_faults(config: FaultsConfig, tell: Tell, read: Read) -> dict[str, object
 
 
 def log_file(out: Path, name: str) -> Path:
-    """The log of the run that the fault `name` strikes."""
+    """Return the log file of the run that gets the fault `name`."""
     return out / f"{name}.log"
 
 
 def is_log(file: Path) -> bool:
-    """True for a log of such a run."""
+    """Return True if the file is a log of such a run."""
     try:
         with file.open("rb") as opened:
             return opened.read(len(_FIRST)) == _FIRST
@@ -120,7 +120,7 @@ def _tried(config: FaultsConfig, name: str, strike: Strike, dice: random.Random,
 
 
 class SmallRun:
-    """One run that is struck."""
+    """One run that gets a fault."""
 
     def __init__(self, config: FaultsConfig, name: str, strike: Strike, read: Read) -> None:
         self._steps, self._strikes, self._strike = config.steps, config.strikes, strike
@@ -133,6 +133,7 @@ class SmallRun:
             *(sys.executable, "-P", "-m", "repl_rl.cli", "train", "--name", name, "--out", str(self._out)),
             *("--engine", engine, "--sandbox", sandbox, "--concurrency", "16", "--train-tasks", "64"),
             *("--eval-tasks", "8", "--trainer.steps", str(config.steps), "--trainer.prompts-per-step", str(PROMPTS)),
+            # Save the state after every step, so that a resume loses little.
             *("--trainer.group-size", str(GROUP), "--states", "within(seconds=0, share=1.0)"),
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -140,16 +141,18 @@ class SmallRun:
         self._mark = f"{os.getpid()} {name}"
 
     def play(self, dice: random.Random) -> Found:
-        """Begin it, strike it as often as asked for, see it end, and look at what it left."""
+        """Start the run, inject the faults, wait for its end, and check its results."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._out.mkdir(parents=True, exist_ok=True)
         self._log.write_bytes(_FIRST)
         self._begin()
         for _ in range(self._strikes):
+            # A random moment after the next logged step, so that every part of a step is hit in the long run.
             wait_s = dice.uniform(0, self._strike.within_s)
             if not self._reached(self._rows + 1) or self._ended(wait_s) is not None:
                 break
             self._struck_at_s.append(round(wait_s, 2))
+            # A fault with exit codes ends the run, which is then resumed; any other must be survived.
             problem = self._strike.blow(Victim(self._pid, self.folder, dice))
             if problem:
                 return self._found(problem)
@@ -173,7 +176,7 @@ class SmallRun:
             )
 
     def _again(self) -> str:
-        """See it leave as the fault promises, and begin it again. Returns what was wrong; "": nothing."""
+        """Wait for the promised exit code, and start the run again. Return an error, or ""."""
         code = self._ended(_ENDED_S)
         if code not in self._strike.codes:
             return f"it ended with {code}, not {self._strike.codes[0]}: {self._last_words()}"
@@ -182,7 +185,7 @@ class SmallRun:
         return ""
 
     def _ended(self, within_s: float) -> int | None:
-        """Its exit code; None: it does not end."""
+        """Return the exit code, or None if the process still runs after `within_s`."""
         assert self._process is not None
         try:
             return self._process.wait(within_s)
@@ -191,12 +194,12 @@ class SmallRun:
 
     @property
     def _rows(self) -> int:
-        """Steps that were told of."""
+        """Number of logged steps."""
         rows = self.folder / "metrics.jsonl"
         return rows.read_bytes().count(b"\n") if rows.is_file() else 0
 
     def _reached(self, step: int) -> bool:
-        """Wait until so many steps were told of; False: it ended before, or takes too long."""
+        """Wait until `step` steps are logged. Return False if the run ends before or takes too long."""
         deadline = time.monotonic() + _BEGUN_S
         while self._rows < step and time.monotonic() < deadline:
             if self._ended(_LOOK_S) is not None:
@@ -218,7 +221,7 @@ class SmallRun:
         return Found(not problem, what, self._struck_at_s, counted)
 
     def _incomplete(self) -> str:
-        """What of the run is missing or doubled."""
+        """Return a description of missing or duplicate steps and rollouts, or ""."""
         steps = [json.loads(line)["step"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         if steps != list(range(1, self._steps + 1)):
             return f"metrics.jsonl has steps {steps}"
@@ -230,7 +233,10 @@ class SmallRun:
         return f"{failed} places of groups stayed empty" if failed else ""
 
     def _left(self) -> str:
-        """Processes that are left of it, which have a while to end; those in a console's namespaces bear no mark."""
+        """Return a description of remaining processes, or "". They get some time to end.
+
+        Processes in a console's namespaces do not have the mark, so they are not found.
+        """
         deadline = time.monotonic() + _LEFT_S
         while mine := [entry.name for entry in Path("/proc").iterdir() if self._marked(entry)]:
             if time.monotonic() > deadline:
@@ -241,11 +247,12 @@ class SmallRun:
     def _marked(self, process: Path) -> bool:
         try:
             return f"{_MARK}={self._mark}".encode() in (process / "environ").read_bytes().split(b"\0")
-        except OSError:  # no process, another user's, or gone
+        # Not a process, another user's, or already gone.
+        except OSError:
             return False
 
     def end(self) -> None:
-        """Leave nothing, whatever became of it."""
+        """Kill the process if it still runs, and remove the cause of the fault."""
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()

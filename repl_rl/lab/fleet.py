@@ -1,7 +1,8 @@
-"""`repl-rl bench fleet`: what a fleet costs its owner, and how close it comes to a fleet that costs nothing.
+"""`repl-rl bench fleet`: overhead of rollout workers for the owner process, and efficiency against an ideal schedule.
 
-Nodes are real actors of a Ray cluster on this machine; their engine sleeps as one on a GPU would, so that a machine of
-few cores can hold many. Measured is everything but the engine: scheduling, calls, pickled trajectories, weights.
+Workers are real actors of a Ray cluster on this machine. Their engine sleeps instead of computing, so that a machine
+with few cores can run many. The benchmark covers everything except the engine: scheduling, calls, pickled trajectories,
+weights.
 """
 
 import asyncio
@@ -38,30 +39,30 @@ from repl_rl.tasks import Task
 from repl_rl.world import World
 
 LINES = 8
-"""Of each rollout."""
+"""Lines per rollout."""
 GROUP = 8
-"""Rollouts of a group."""
+"""Rollouts per group."""
 _SPREAD = 0.5
-"""Of the logarithms of rollouts' lengths."""
+"""Standard deviation of the logarithm of rollout lengths."""
 _READY_S = 900.0
-"""For all nodes of a fleet to be there."""
+"""Timeout for all workers to start, seconds."""
 _BATCHES = 4
-"""How many times what is in flight is played."""
+"""Number of groups to play, as a multiple of those in flight."""
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """How large, and how long."""
+    """Number of workers and size of the load."""
 
     nodes: tuple[int, ...] = (1, 2, 4)
-    """Numbers of nodes, >= 1 each; every one is a process with the packages of a real node."""
+    """Numbers of workers, >= 1 each; every worker is a process with the packages of a real one."""
     in_flight: int = 256
-    """Rollouts in flight on each node, >= 8: a group."""
+    """Rollouts in flight per worker, >= 8, the size of a group."""
     rollout_s: float = 4.0
     """Mean length of a rollout, seconds, > 0."""
     weights_mb: int = 100
-    """Weights that every node is given, MB, >= 1."""
+    """Size of the weights that every worker loads, MB, >= 1."""
 
     def __post_init__(self) -> None:
         least = {"nodes": min(self.nodes, default=0), "in_flight": self.in_flight, "weights_mb": self.weights_mb}
@@ -74,31 +75,31 @@ class FleetConfig:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one number of nodes came to."""
+    """Measurements with one number of workers."""
 
     nodes: int
     in_flight: int
-    """Rollouts, on all nodes together."""
+    """Rollouts in flight on all workers together."""
     rollouts: int
-    """That were played."""
+    """Rollouts that were played."""
     rollout_s: float
-    """Mean length of a rollout."""
+    """Mean length of a rollout, seconds."""
     wall_s: float
     ideal_s: float
-    """What the same schedule takes where nothing costs anything."""
+    """Time of the same schedule without overhead, seconds."""
     efficiency: float
-    """The second of these two by the first, at most 1."""
+    """`ideal_s` over `wall_s`, at most 1."""
     owner_cpu_ms_a_rollout: float
     weights_mb: int
     weights_s: float
-    """Until all nodes had them."""
+    """Seconds until all workers have the weights."""
     nodes_lost: tuple[Lost, ...]
-    """While it was measured: figures with any are no figures."""
+    """Workers lost during the measurement; with any, the row is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleeping:
-    """What a node that sleeps is opened with."""
+    """Settings of a sleeping worker."""
 
     facts: Facts
     trajectory: Trajectory
@@ -106,7 +107,7 @@ class Sleeping:
 
 
 class SleepingNode(RolloutNode):
-    """Sleeps for as long as a group would take, and gives a recorded rollout for each."""
+    """Worker that sleeps for the length of a group, and returns a recorded rollout for each."""
 
     _asleep: Sleeping
     _step = 0
@@ -118,6 +119,7 @@ class SleepingNode(RolloutNode):
 
     async def load(self, weights: Weights, files: Mapping[str, bytes] | None) -> str | None:
         """See `Node.load`."""
+        # Without shared files the weights arrive as bytes and have to be written first.
         folder = Path(weights.folder) if files is None else await asyncio.to_thread(self._written, files)
         self._step = weights.policy_step
         return await asyncio.to_thread(checksum, folder)
@@ -125,7 +127,7 @@ class SleepingNode(RolloutNode):
     async def play(self, group: Group) -> Part:
         """See `Node.play`."""
         await asyncio.sleep(length_s(group.task.id, group.size, self._asleep.rollout_s))
-        # copied, as pickled trajectories of a real node share nothing
+        # Copy, because the pickled trajectories of a real worker share nothing.
         one = pickle.dumps(self._asleep.trajectory)
         played = (replace(pickle.loads(one), id=f"{group.task.id}-{n}") for n in range(group.size))
         return Part(tuple(replace(trajectory, task_id=group.task.id) for trajectory in played))
@@ -136,16 +138,17 @@ class SleepingNode(RolloutNode):
 
 
 def length_s(task_id: str, size: int, rollout_s: float) -> float:
-    """How long a group takes: as long as its longest rollout."""
+    """Return the length of a group, seconds, which is that of its longest rollout."""
     dice = random.Random(hashlib.blake2b(task_id.encode(), digest_size=8).digest())
     return max(rollout_s * dice.lognormvariate(-_SPREAD * _SPREAD / 2, _SPREAD) for _ in range(size))
 
 
 def ideal_s(sizes: Sequence[int], lengths_s: Sequence[float], nodes: int, places: int) -> float:
-    """How long the same schedule takes where nothing costs anything."""
+    """Return the time of the same schedule without overhead, seconds."""
     schedule = Schedule(sizes, within_s=1e9)
     for node in range(nodes):
         schedule.join(f"node {node}", places)
+    # Simulate the schedule: assign all free places, then advance the clock to the next end.
     now_s, order = 0.0, itertools.count()
     ends: list[tuple[float, int, Attempt]] = []
     while not schedule.finished:
@@ -157,7 +160,7 @@ def ideal_s(sizes: Sequence[int], lengths_s: Sequence[float], nodes: int, places
 
 
 def run_fleet(config: FleetConfig, tell: Tell) -> dict[str, object]:
-    """Measure each number of nodes, and return what `bench fleet --json` writes."""
+    """Measure each number of workers, and return the content of `bench fleet --json`."""
     asleep = sleeping(config.rollout_s)
     on_ray = import_module("repl_rl.rollout.fleet.ray").on_ray
     rows = []
@@ -169,22 +172,23 @@ def run_fleet(config: FleetConfig, tell: Tell) -> dict[str, object]:
 
 
 def told(row: Row) -> str:
-    """A line about a fleet that was measured, and another about each node that spoiled the figures."""
+    """Return a line about a measurement, and one per worker that was lost and makes it invalid."""
     lost = [f"lost meanwhile: {one.name} at {one.seat}: {one.why}" for one in row.nodes_lost]
     return "\n".join((f"{row.nodes} nodes: efficiency {row.efficiency:.3f}", *lost))
 
 
 def measured(cluster: Cluster, asleep: Sleeping, nodes: int, config: FleetConfig, ready_s: float = _READY_S) -> Row:
-    """A fleet of so many nodes on `cluster`, which sleep as `asleep` says.
+    """Measure `nodes` sleeping workers on `cluster`.
 
     Raises:
-        ConfigError: not all nodes were there after `ready_s`.
-        BrokenDown: none was left.
+        ConfigError: not all workers were ready after `ready_s`.
+        BrokenDown: no worker was left.
     """
     groups = _BATCHES * config.in_flight * nodes // GROUP
     tasks = {f"t{n}": Task(f"t{n}", "?", "1") for n in range(groups)}
     opened = fleet_on(cluster, asleep, nodes, config.in_flight, tasks)
     with opened as source, tempfile.TemporaryDirectory() as folder:
+        # Measure the weight sync, then the rollouts, once all workers are ready.
         _wait_for(source, nodes, ready_s)
         _write_weights(Path(folder) / "model.safetensors", config.weights_mb)
         began_s = time.perf_counter()
@@ -194,6 +198,7 @@ def measured(cluster: Cluster, asleep: Sleeping, nodes: int, config: FleetConfig
         played = source.collect([id for id in tasks for _ in range(GROUP)], 1)
         wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         lost = tuple(source.crew.lost)
+    # The ideal schedule has the same group lengths, which depend only on the tasks' ids.
     lengths_s = [length_s(id, GROUP, config.rollout_s) for id in tasks]
     best_s = ideal_s([GROUP] * groups, lengths_s, nodes, config.in_flight)
     return Row(
@@ -212,17 +217,17 @@ def measured(cluster: Cluster, asleep: Sleeping, nodes: int, config: FleetConfig
 
 
 def fleet_on(cluster: Cluster, asleep: Sleeping, nodes: int, in_flight: int, tasks: Mapping[str, Task]) -> NodeFleet:
-    """Nodes that sleep, at most so many, with so many rollouts in flight on each, to which weights are sent."""
+    """Open at most `nodes` sleeping workers with `in_flight` rollouts each, without a shared folder for weights."""
     setting = Setting(pickle.dumps(asleep), 0, os.getcwd(), ())
     plan = Plan(setting, ReplSampler(), RolloutLimits(), False, in_flight, nodes, shared=False)
     return NodeFleet(nullcontext(cluster), plan, tasks)
 
 
 def _wait_for(source: NodeFleet, nodes: int, limit_s: float) -> None:
-    """Have so many nodes ready.
+    """Wait until `nodes` workers are ready.
 
     Raises:
-        ConfigError: they are not in time; names those that were lost.
+        ConfigError: they are not ready in time; names those that were lost.
     """
     ends_s = time.monotonic() + limit_s
     while (ready := len(source.crew.ready)) < nodes:
@@ -241,7 +246,7 @@ def _write_weights(file: Path, mb: int) -> None:
 
 
 def sleeping(rollout_s: float) -> Sleeping:
-    """A rollout of so many lines, played once."""
+    """Play one rollout with `LINES` lines, which the sleeping workers return."""
     renderer = World().renderer()
     script = [i for n in range(LINES) for i in renderer.written(f"x = {n} * 37 + 12\n")]
     engine = ScriptedEngine([script], forbidden_ids=renderer.forbidden_ids)

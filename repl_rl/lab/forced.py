@@ -1,8 +1,8 @@
-"""Rollouts of a random policy with forced line lengths: what is sampled is real, where a line ends is given.
+"""Rollouts of a random policy with forced line lengths: tokens are sampled, but the end of each line is given.
 
-Two seams are wrapped, all between them is what training uses: the engine ends each chunk at a given length, and the
-renderer captions each line with a runnable one. Half of the captions print 18 digits, half print nothing, so that an
-observation has ten tokens in the mean with the bundled tokenizer.
+Only two parts are wrapped; everything between them is that of training. The engine ends each chunk at a given length,
+and the renderer replaces the text of each line by a valid one. Half of these texts print 18 digits, half print nothing.
+So an observation has ten tokens on average with the bundled tokenizer.
 """
 
 import asyncio
@@ -19,38 +19,39 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox.base import Sandbox, SandboxSession
 
 SHORTEST, LONGEST = 8, 20
-"""Tokens of a line; 14 in the mean."""
+"""Tokens of a line; 14 on average."""
 _LEAST_DIGITS = 10**17
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many lines of how many tokens each rollout has; the same for every way."""
+    """Number and lengths of the lines of each rollout, equal for all contenders."""
 
     rollouts: int
-    """Rollouts at once (>= 1)."""
+    """Concurrent rollouts (>= 1)."""
     lines: int
-    """Lines of each (>= 1)."""
+    """Lines per rollout (>= 1)."""
 
     def lengths(self) -> list[list[int]]:
-        """Tokens of each line of each rollout."""
+        """Return the tokens of each line of each rollout."""
         rng = random.Random(0)
         return [[rng.randint(SHORTEST, LONGEST) for _ in range(self.lines)] for _ in range(self.rollouts)]
 
     def code(self, ids: Sequence[int]) -> str:
-        """The physical line that stands for the sampled `ids`."""
+        """Return the physical line that replaces the sampled `ids`."""
+        # Equal ids give the same line, so that a line that is decoded twice does not change.
         number = _LEAST_DIGITS + random.Random(hash(tuple(ids))).randrange(_LEAST_DIGITS)
         return f"x = {number}" if number % 2 else f"print({number})"
 
     def known(self) -> list[list[str]]:
-        """Observations of the same lengths as those that the captions bring about."""
+        """Return observations with the same lengths as those of the replaced lines."""
         rng = random.Random(1)
         printed = f"{_LEAST_DIGITS}\n{PS1}"
         return [[printed if rng.random() < 0.5 else PS1 for _ in range(self.lines)] for _ in range(self.rollouts)]
 
 
 class ForcedRenderer(Renderer):
-    """Captions sampled ids with a runnable line. What it costs to decode them is paid all the same."""
+    """Renderer that replaces the text of sampled ids by a valid line. It still decodes them, at the usual cost."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._plain = Renderer.from_folder(folder)
@@ -66,13 +67,14 @@ class ForcedRenderer(Renderer):
         return self._plain.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The caption of a line."""
+        """Return the text that replaces a line."""
+        # Pay the cost of decoding, then replace the text.
         super().decode(ids)
         return self._plan.code(ids) + "\n"
 
 
 class TimedSession:
-    """An engine session with a clock."""
+    """Engine session that measures its time."""
 
     def __init__(self, inner: EngineSession) -> None:
         self.engine_s = 0.0
@@ -100,7 +102,7 @@ class TimedSession:
 
 
 class ForcedSession(TimedSession):
-    """Ends each chunk at its given length, as if its last id were a newline."""
+    """Engine session that ends each chunk at a given length, as if its last id were a newline."""
 
     def __init__(self, inner: EngineSession, lengths: Sequence[int]) -> None:
         super().__init__(inner)
@@ -117,12 +119,13 @@ class ForcedSession(TimedSession):
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
         """As `EngineSession.undo`."""
+        # The line is sampled again, so its length is needed again.
         self._left.append(self._length)
         return await super().undo(call)
 
 
 class TimedEngine:
-    """An engine whose sessions have clocks and, given a plan's lengths, are forced, in the order of the plan."""
+    """Engine whose sessions measure their time and, given a plan's lengths, are forced, in the plan's order."""
 
     def __init__(self, inner: Engine, lengths: Sequence[Sequence[int]] | None = None) -> None:
         self.name = inner.name
@@ -132,7 +135,7 @@ class TimedEngine:
         self.seeds_sessions = inner.seeds_sessions
         self.forbidden_ids = inner.forbidden_ids
         self.sessions: list[TimedSession] = []
-        """All that were opened."""
+        """All sessions that were opened."""
         self._inner = inner
         self._lengths = None if lengths is None else iter(lengths)
 
@@ -159,7 +162,7 @@ class TimedEngine:
 
 
 class Leased:
-    """A sandbox of consoles that were leased beforehand and are let go afterwards: births are no part of a figure."""
+    """Sandbox of consoles that open before and close after a measurement, so that no figure includes their start."""
 
     def __init__(self, sandbox: Sandbox, sessions: list[SandboxSession]) -> None:
         self.name = sandbox.name
@@ -174,6 +177,6 @@ class Leased:
 
 @asynccontextmanager
 async def leased(sandbox: Sandbox, count: int) -> AsyncIterator[Leased]:
-    """Lease `count` consoles for the block."""
+    """Open `count` consoles for the block."""
     async with AsyncExitStack() as stack:
         yield Leased(sandbox, [await stack.enter_async_context(sandbox.session()) for _ in range(count)])

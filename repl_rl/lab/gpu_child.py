@@ -1,7 +1,7 @@
-"""One check of `gpu` in its own process: `python -m repl_rl.lab.gpu_child FUNCTION DEVICE OPTIONS FOLDER`.
+"""Process of one check of `gpu`: `python -m repl_rl.lab.gpu_child FUNCTION DEVICE OPTIONS FOLDER`.
 
-Begins when it reads `GO`, all there is on its standard input. Writes `told.json` into the folder: the verdict, why, and
-figures.
+It starts the check after reading `GO` and the end of its standard input. It writes the verdict, the reason and the
+figures to a JSON file in the folder.
 """
 
 import importlib
@@ -18,20 +18,23 @@ from repl_rl.machine.files import write_whole
 
 
 def main(argv: Sequence[str]) -> None:
-    """See the top of this file."""
+    """Run one check; the module docstring describes the arguments."""
     function, device, options, folder = argv
     logging.basicConfig(level=logging.WARNING)
     figures: Figures = {}
     try:
+        # Import while earlier checks still run, then wait for the signal to start.
         module, _, name = function.partition(":")
         check = getattr(importlib.import_module(module), name)
         if sys.stdin.buffer.read() != GO:
-            return  # whoever has started this is gone
+            # The parent process has died.
+            return
         figures = check(Place(device, Path(folder) / "place"), **json.loads(options))
         verdict, why = Verdict.PASSED, ""
     except (NotRun, SandboxUnavailable) as missing:
         verdict, why = Verdict.NOT_RUN, _line(missing)
-    except Exception as error:  # whatever it is, it is what the check found
+    # Any error is a result of the check.
+    except Exception as error:
         traceback.print_exc()
         verdict, why = Verdict.FAILED, f"{type(error).__name__}: {_line(error)}"
     told = {"verdict": verdict, "why": why, "figures": figures}

@@ -1,4 +1,4 @@
-"""Small random policies with convolution and recurrent states, in sizes that kernels for GPUs take."""
+"""Small random policies with convolution and recurrent states, in sizes that GPU kernels support."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +46,7 @@ _KINDS: Mapping[str, Mapping[str, object]] = {
 
 
 def hybrid_policy(folder: Path, model_type: str, seed: int = 0) -> Path:
-    """Write a random model of a kind into `folder`. Equal seeds give equal weights."""
+    """Write a random model of type `model_type` into `folder`. Equal seeds give equal weights."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **_SIZES, **_KINDS[model_type])
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)

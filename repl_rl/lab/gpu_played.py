@@ -1,4 +1,4 @@
-"""What sessions of an engine came to, and how far that is from what the trainer makes of it."""
+"""Engine sessions for the GPU checks, and the gap between their log probabilities and the trainer's."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from repl_rl.trainer.loop import load_model
 
 PROMPTS = tuple(tuple(range(5, 6 + 7 * i)) for i in range(8))
 OBSERVED: Sequence[tuple[int, ...]] = ((), (7, 8), (300,), (), (11, 12, 13))
-"""What a session observes before each of its chunks."""
+"""Observation before each chunk of a session."""
 STOPS = frozenset(range(0, 360, 12))
-"""In the vocabulary of the bundled policy, too."""
+"""Stop ids, which the vocabulary of the bundled policy has too."""
 CHUNK = 12
-"""Tokens of a chunk, at most."""
+"""Most tokens of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A session."""
+    """Recorded session."""
 
     ids: tuple[int, ...]
-    """The prompt's, then those that were sampled or observed."""
+    """Ids of the prompt, then those that were sampled or observed."""
     prompt: int
-    """How many of them are the prompt."""
+    """Length of the prompt."""
     logprobs: tuple[float, ...]
-    """Of the ids after it, nats; 0.0 where nothing was sampled."""
+    """Log probabilities of the ids after the prompt, nats; 0.0 for observed ids."""
 
 
 async def played(engine: Engine) -> list[Played]:
-    """Sessions of different lengths, all at once, at temperature 1."""
+    """Play sessions of different lengths, all at once, at temperature 1."""
     return await asyncio.gather(*(_session(engine, prompt) for prompt in PROMPTS))
 
 
@@ -55,8 +55,9 @@ async def _session(engine: Engine, prompt: Sequence[int]) -> Played:
 
 
 def scored(model: PreTrainedModel, rows: Sequence[Played], fast: FastPass) -> Tensor:
-    """What the trainer's pass makes of sampled tokens: (B, T) log probabilities, nats, 0 elsewhere."""
+    """Return the trainer's log probabilities of sampled tokens, (B, T), nats, 0 elsewhere."""
     device = next(model.parameters()).device
+    # Prompts are padded on the left and completions on the right, as in the trainer.
     before = max(row.prompt for row in rows)
     after = max(len(row.logprobs) for row in rows)
     ids = torch.zeros(len(rows), before + after, dtype=torch.long)
@@ -73,9 +74,9 @@ def scored(model: PreTrainedModel, rows: Sequence[Played], fast: FastPass) -> Te
 def apart(
     device: torch.device, folder: Path, rows: Sequence[Played], dtype: Dtype, never: frozenset[int] = frozenset()
 ) -> list[float]:
-    """Nats between the sampler and the trainer's pass over the policy in `folder`, of each sampled token.
+    """Return the difference in nats between sampler and trainer, with the policy in `folder`, of each sampled token.
 
-    `never`: ids that the sampler never gives.
+    `never`: forbidden ids of the sampler.
     """
     low = dtype == "bfloat16"
     model = load_model(folder, TrainerConfig(dtype="bfloat16" if low else "float32")).to(device).eval()
@@ -90,5 +91,5 @@ def apart(
 
 
 def computed_in(model: PreTrainedModel, dtype: Dtype) -> Autocast:
-    """What gives a forward pass its number format."""
+    """Return the autocast context that gives a forward pass its number format."""
     return partial(torch.autocast, model.device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext

@@ -1,14 +1,14 @@
-"""The whole idea on one page: a policy reasons in a live console, and each of its lines is credited on its own.
+"""Minimal GRPO loop: a policy reasons in a live console, and each of its lines gets its own credit.
 
     python -m repl_rl.lab.loop                    # the bundled policy learns its tasks, in minutes, on two cores
     python -m repl_rl.lab.loop --engine vllm --steps 40
 
-A step plays groups of rollouts, gives each *line* a reward and an advantage, widens those to the line's *tokens*, and
-takes one step up the gradient. `repl-rl train` does the same on TRL, with schedules, records, reports and many
-processes around it; here nothing is around it, and a test holds this gradient to that trainer's.
+A step plays groups of rollouts, gives each *line* a reward and an advantage, copies those to the line's *tokens*, and
+takes one gradient step. `repl-rl train` does the same on TRL, with schedules, records, reports and many processes. This
+file has none of these, and a test compares its gradient with that trainer's.
 
-Names end in their shape. A step has B rollouts, G of them of each task. A rollout has L lines, and S tokens with its
-prompt. N are the tokens that the policy sampled in the step, rollout after rollout: the only ones to learn from.
+Names end in their shape. A step has B rollouts, G per task. A rollout has L lines, and S tokens with its prompt. N is
+the number of tokens that the policy sampled in the step, in order of the rollouts; only these are trained on.
 """
 
 import argparse
@@ -38,35 +38,35 @@ from repl_rl.tasks import Task
 from repl_rl.world import World
 
 Groups = Sequence[Sequence[Trajectory]]
-"""The rollouts of a step, those of one task together."""
+"""Rollouts of a step, grouped by task."""
 
 REWARDS = RewardTable()
-"""What a line earns for what the console made of it: an error costs a little, a line that runs is worth nothing."""
+"""Reward of a line by its status: an error costs a little, a line that runs is worth nothing."""
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
-"""How far a token's probability may move in one step before moving it further pays nothing."""
+"""Clip range of the probability ratio in one step; beyond it the gradient is 0."""
 IMPORTANCE_CAP = 2.0
-"""How much more likely than the sampler the trainer may find a token before that counts no further."""
+"""Cap of the importance sampling ratio between trainer and sampler."""
 MAX_GRAD_NORM = 1.0
 TOLERANCE = 1e-3
-"""Nats by which sampler and trainer may differ: they compute the same in another order, in float32."""
+"""Largest difference in nats between sampler and trainer; both compute in float32, in another order."""
 
 
 async def play(rollouts: Rollouts, tasks: Sequence[Task], group_size: int) -> Groups:
-    """A group of rollouts of each task; those that nothing can be learned from (a fault of ours, no line) are left out.
+    """Play a group of rollouts of each task; drop those without training signal (a fault of ours, no line).
 
-    Behind this one call the policy writes a line, the console runs it, and what that printed is appended to the
-    context before the next line is sampled: `repl_rl/rollout/episode.py`.
+    In `collect` the policy writes a line, the console runs it, and its output is appended to the context before the
+    next line is sampled: `repl_rl/rollout/episode.py`.
     """
     played = await rollouts.collect([task for task in tasks for _ in range(group_size)])
     return [[t for t in played if t.task_id == task.id and t.trainable] for task in tasks]
 
 
 def advantages_of(group: Sequence[Trajectory]) -> Advantages:
-    """How much better than its group each line did: one number a line, shape (G, L).
+    """Return one advantage per line, relative to the group, shape (G, L).
 
-    Two things are added up: the outcome of the whole rollout compared with its group's outcomes, as in GRPO, and what
-    the line itself costs if it went wrong. So an error costs its line in a rollout that was right in the end, too, and
-    it costs the same however many there are.
+    It is the sum of two parts: the outcome of the whole rollout compared with its group's outcomes, as in GRPO, and the
+    cost of the line itself if it went wrong. So an error costs its line even in a rollout that is right in the end. The
+    cost does not depend on the number of errors.
     """
     outcomes_G = tuple(t.outcome for t in group)
     rewards_G_L = tuple(line_rewards(t, REWARDS) for t in group)
@@ -76,20 +76,23 @@ def advantages_of(group: Sequence[Trajectory]) -> Advantages:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The rollouts of a step as tensors."""
+    """Rollouts of a step as tensors."""
 
     ids_B_S: Tensor
-    """Prompt and completion of each rollout, padded on the right: a causal model looks to the left only, so the padding
-    needs no mask."""
+    """Prompt and completion of each rollout, padded on the right.
+
+    A causal model attends only to the left, so the padding needs no mask.
+    """
     sampled_B_S: Tensor
-    """True at the N tokens that the policy wrote itself; False at the prompt, at console output and at padding."""
+    """Loss mask: True at the N tokens that the policy sampled; False at the prompt, at console output and at padding.
+    """
     advantages_N: Tensor
     sampler_N: Tensor
-    """The log probability that the engine drew each token with, nats."""
+    """Log probability with which the engine sampled each token, nats."""
 
 
 def batch_of(groups: Groups, credited: Callable[[Sequence[Trajectory]], Advantages] = advantages_of) -> Batch:
-    """Advantages of lines become advantages of tokens here: each token gets that of the line it belongs to."""
+    """Build the batch: each token gets the advantage of its line."""
     trajectories = [t for group in groups for t in group]
     advantages_B_L = [advantages_L for group in groups for advantages_L in credited(group)]
     ids_B = [torch.tensor([*t.prompt.token_ids, *t.completion_ids]) for t in trajectories]
@@ -109,12 +112,12 @@ def batch_of(groups: Groups, credited: Callable[[Sequence[Trajectory]], Advantag
 
 
 def logprobs_of(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """The trainer's own log probability of each sampled token, nats, shape (N,), in one forward pass.
+    """Return the trainer's log probability of each sampled token, nats, shape (N,), in one forward pass.
 
-    The sampler's would be the same up to rounding, but they have no gradient.
+    The sampler's are equal up to rounding, but have no gradient.
     """
     logits_B_S_V: Tensor = model(input_ids=batch.ids_B_S, use_cache=False).logits
-    # What the model says at a token is about the next one; a prompt comes first, so no sampled token is lost.
+    # The logits at a token predict the next one. A prompt comes first, so no sampled token is lost.
     sampled_B_S = batch.sampled_B_S[:, 1:]
     logprobs_N_V = logits_B_S_V[:, :-1][sampled_B_S].float().log_softmax(dim=-1)
     ids_N = batch.ids_B_S[:, 1:][sampled_B_S]
@@ -122,27 +125,27 @@ def logprobs_of(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def loss_of(logprobs_N: Tensor, batch: Batch) -> Tensor:
-    """Minus the advantage of making each sampled token more likely: the mean over all of them.
+    """Return the policy gradient loss, the mean over all sampled tokens of the step.
 
-    The mean is over the tokens of the step, not of each rollout first, so a token counts the same in a long rollout as
-    in a short one. What the console printed is not among the N, so there is nothing to mask.
+    The mean is not taken per rollout first, so a token has equal weight in a long and in a short rollout. Console
+    output is not among the N tokens, so it needs no mask.
     """
-    # Only one step is taken from these rollouts, so the ratio is 1, the clip is idle, and the gradient is that of the
-    # log probability. Both are here for those who take several.
+    # These rollouts are used for one optimizer step, so the ratio is 1 and the clip has no effect. Both matter if
+    # several steps use the same rollouts.
     start_N = logprobs_N.detach()
     ratio_N = (logprobs_N - start_N).exp()
     clipped_N = ratio_N.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     gain_N = torch.minimum(ratio_N * batch.advantages_N, clipped_N * batch.advantages_N)
-    # The engine drew the tokens, and its arithmetic is not quite the trainer's: weigh them as if the trainer had.
+    # The engine's log probabilities differ slightly from the trainer's, so weight tokens by their capped ratio.
     importance_N = (start_N - batch.sampler_N).exp().clamp(max=IMPORTANCE_CAP)
     return -(gain_N * importance_N).mean()
 
 
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: Batch) -> dict[str, float]:
-    """One step of the optimizer; returns figures about it.
+    """Take one optimizer step; return its metrics.
 
     Raises:
-        WeightSyncError: the rollouts are not this model's, so it cannot learn from them.
+        WeightSyncError: the rollouts were sampled with other weights.
     """
     logprobs_N = logprobs_of(model, batch)
     gap = (logprobs_N.detach() - batch.sampler_N).abs().max().item()
@@ -165,8 +168,9 @@ async def learn(
     group_size: int = 8,
     learning_rate: float = 5e-4,
 ) -> list[dict[str, float]]:
-    """Train `model`, whose weights the engine of `rollouts` holds; print and return the figures of each step."""
-    forbid(model, rollouts.engine.forbidden_ids)  # what the sampler never says must have no probability here either
+    """Train `model`, whose weights the engine of `rollouts` has loaded; print and return the metrics of each step."""
+    # The trainer must give probability 0 to the ids that the sampler never samples.
+    forbid(model, rollouts.engine.forbidden_ids)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     drawn = random.Random(0)
     history = []
@@ -174,8 +178,9 @@ async def learn(
         for step in range(1, steps + 1):
             begun = time.perf_counter()
             groups = await play(rollouts, drawn.sample(tasks, prompts_per_step), group_size)
-            # In a thread, so that fresh consoles can be born in the meantime.
+            # Update in a thread, so that the event loop can start new consoles meanwhile.
             figures = await asyncio.to_thread(update, model, optimizer, batch_of(groups))
+            # Weight sync: the engine loads the new weights from a folder.
             model.save_pretrained(folder)
             await rollouts.engine.load_weights(Path(folder), policy_step=step)
             figures |= describe([t for group in groups for t in group])
@@ -191,14 +196,14 @@ LINE = (
 
 
 async def run(world: World, steps: int) -> list[dict[str, float]]:
-    """Open the world, load its policy a second time to train it, and learn."""
+    """Open engine and consoles, load the policy a second time for training, and train it."""
     model = AutoModelForCausalLM.from_pretrained(world.model_folder, dtype=torch.float32)
     async with world.rollouts() as rollouts:
         return await learn(rollouts, model, world.drawn("train", 4096), steps)
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and train."""
     parser = argparse.ArgumentParser("python -m repl_rl.lab.loop", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers", help="what samples")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps, >= 1")

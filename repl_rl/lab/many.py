@@ -1,4 +1,4 @@
-"""What a line costs the host with few rollouts at once and with thousands: no engine, no processes, no waiting."""
+"""Host cost of a line with few and with thousands of concurrent rollouts, without engine, processes or waiting."""
 
 import statistics
 import time
@@ -21,13 +21,14 @@ _REPEATS = 3
 
 
 async def many(few: int = FEW, most: int = MANY) -> dict[str, float]:
-    """CPU milliseconds of a line beyond the console's own, with `few` and `most` rollouts at once; KiB a rollout.
+    """Measure CPU milliseconds per line without the console's own, with `few` and `most` concurrent rollouts.
 
-    Both play the same number of rollouts, interleaved; medians of three. Memory is what Python allocates while all of
-    them are under way, in-memory consoles included.
+    It also measures KiB per rollout. Both sizes play the same number of rollouts, interleaved; results are medians of
+    three. Memory is the peak that Python allocates while all rollouts run, in-memory consoles included.
     """
     rollouts = _rollouts()
     costs: dict[int, list[float]] = {few: [], most: []}
+    # Interleave the sizes, so that other load affects both.
     for _ in range(_REPEATS):
         for places, found in costs.items():
             found.append(await _host_s(rollouts, places, most))
@@ -54,7 +55,7 @@ def _tasks(count: int) -> Sequence[Task]:
 
 
 class _Clocked:
-    """An in-memory console that says what CPU time its lines took."""
+    """In-memory console that records the CPU time of its lines."""
 
     def __init__(self, inner: SandboxSession, spent: list[float]) -> None:
         self._inner = inner
@@ -65,7 +66,8 @@ class _Clocked:
         return self._inner.ended
 
     async def push(self, line: str) -> PushResult:
-        started = time.process_time()  # nobody else runs in between: this console never waits
+        # This console never waits, so nothing else runs in between.
+        started = time.process_time()
         try:
             return await self._inner.push(line)
         finally:
@@ -89,12 +91,13 @@ async def _host_s(rollouts: Rollouts, places: int, count: int) -> float:
     sandbox = _ClockedSandbox()
     started = time.process_time()
     await replace(rollouts, sandbox=sandbox, concurrency=places).collect(_tasks(count))
+    # Subtract the consoles' own time, which is not the host's overhead.
     spent = time.process_time() - started
     return (spent - sum(sandbox.spent)) / len(sandbox.spent)
 
 
 async def _memory(rollouts: Rollouts, count: int) -> float:
-    """Bytes a rollout at the peak, with `count` of them at once."""
+    """Return bytes per rollout at the peak, with `count` concurrent rollouts."""
     tracemalloc.start()
     try:
         await replace(rollouts, concurrency=count).collect(_tasks(count))

@@ -9,7 +9,7 @@ from repl_rl.machine.assets import asset
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Shape of a Qwen3 policy: its width, and how many layers and attention heads it has."""
+    """Shape of a Qwen3 policy: width, layers and attention heads."""
 
     hidden: int
     layers: int
@@ -17,12 +17,12 @@ class Size:
 
 
 SIZES = {"small": Size(128, 4, 4), "medium": Size(512, 8, 8)}
-"""About 1 M and 25 M parameters."""
+"""Sizes with about 1 M and 25 M parameters."""
 
 
 def write_policy(size: Size, folder: Path) -> int:
-    """Write a random policy and the bundled tokenizer into `folder`. Returns its number of parameters."""
-    # torch and transformers take seconds to import
+    """Write a random policy and the bundled tokenizer into `folder`. Return its number of parameters."""
+    # torch and transformers take seconds to import.
     from transformers import AutoTokenizer
 
     from repl_rl.coldstart.fresh import random_policy

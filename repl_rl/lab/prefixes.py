@@ -1,7 +1,7 @@
-"""`repl-rl bench update`, its second part: what it saves to score the prompt that a group shares once.
+"""Second part of `repl-rl bench update`: the time saved by scoring a group's shared prompt once.
 
-The same update with shared prefixes, without, and as TRL makes it, each in a process of its own; and once more without,
-with another number of rows a pass, which says how far gradients are apart by rounding alone.
+The same update runs with prefix sharing, without it, and in TRL, always in a new process. A further run without
+sharing has another number of rows per pass. It shows how far gradients differ by rounding alone.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ PREFIXES = tuple(
 
 
 def bench_prefixes(cases: Sequence[Case] = PREFIXES, repeats: int = 2) -> list[dict[str, float | str]]:
-    """Measure each case; a row a case, as those of `bench_update` with what is off over what is on: more is better."""
+    """Measure each case; return one row per case, as `bench_update`, with ratios of off over on (higher is better)."""
     return [{**asdict(case), **_measured(case, repeats)} for case in cases]
 
 
@@ -43,7 +43,7 @@ class StoredStep:
 
     @property
     def groups(self) -> Sequence[Sequence[Trajectory]]:
-        """By task, what was graded: the rest teaches nothing. Groups that are smaller than others are left out."""
+        """Graded rollouts by task; ungraded ones are not trained on. Only the largest groups are kept."""
         found: dict[str, list[Trajectory]] = {}
         for one in self.played:
             if one.outcome is not None:
@@ -53,7 +53,7 @@ class StoredStep:
 
 
 def _as_fresh(played: Trajectory) -> Trajectory:
-    """A rollout that the first policy wrote."""
+    """Return the rollout with policy step 0, like one of the initial policy."""
     segments = (
         replace(one, lines=tuple(replace(line, policy_step=0) for line in one.lines))
         if isinstance(one, Sampled)
@@ -64,11 +64,12 @@ def _as_fresh(played: Trajectory) -> Trajectory:
 
 
 def bench_step(step: StoredStep, repeats: int = 2) -> dict[str, float | str]:
-    """The same, of rollouts that were played: what sharing saves there, and what TRL takes.
+    """Measure the rollouts of a stored step: the savings of prefix sharing, and the cost in TRL.
 
     Raises:
         ConfigError: all rollouts of each task have the same outcome, or none.
     """
+    # Without different outcomes in a group all advantages are 0.
     outcomes = [{one.outcome or 0.0 for one in group} for group in step.groups]
     if not any(len(found) > 1 for found in outcomes):
         remedy = "nothing is learned unless a task has two at least; choose another --step"
@@ -80,6 +81,7 @@ def _measured(work: Work, repeats: int) -> dict[str, float | str]:
     with tempfile.TemporaryDirectory() as folder:
         ours, gradients = apart(work, "ours", repeats, Path(folder))
         off, plain = apart(work, "off", repeats, Path(folder))
+        # One repeat is enough, because only its gradients are used.
         _, other = apart(work, "other", 1, Path(folder))
         theirs, of_trl = apart(work, "trl", repeats, Path(folder))
     return {
@@ -94,6 +96,6 @@ def _measured(work: Work, repeats: int) -> dict[str, float | str]:
 
 
 def _distance(one: Gradients, other: Gradients) -> float:
-    """Relative to the length of the other."""
+    """Return the distance of two gradients, relative to the length of the second."""
     mine, theirs = (torch.cat([of[name].double().flatten() for name in sorted(other)]) for of in (one, other))
     return float((mine - theirs).norm() / theirs.norm())

@@ -1,4 +1,4 @@
-"""Where the time of a line goes, and what it costs the host."""
+"""Profile of a line's time and its cost on the host."""
 
 import asyncio
 import statistics
@@ -14,23 +14,23 @@ _LOOK_S = 0.005
 
 @dataclass(slots=True)
 class Stopwatch:
-    """What was seen while a way played."""
+    """Measurements while a contender runs."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """Of this process: vLLM's front end, asyncio, the record. Engine and consoles are processes of their own."""
+    """CPU time of this process: vLLM's front end, asyncio, the record. Engine and consoles are separate processes."""
     late_s: list[float] = field(default_factory=list)
-    """How late the event loop came to something that was ready."""
+    """Delays of the event loop after a timer was due, seconds."""
 
     @property
     def queue_s(self) -> float:
-        """Mean wait of something that is ready for the event loop, seconds."""
+        """Mean delay of the event loop, seconds."""
         return statistics.fmean(self.late_s) if self.late_s else 0.0
 
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Stopwatch]:
-    """Measure the block: wall clock, this process's CPU time, and how late its event loop is."""
+    """Measure the block: wall clock, this process's CPU time, and the delay of its event loop."""
     watch = Stopwatch()
     looking = asyncio.create_task(_look(watch))
     cpu, wall = time.process_time(), time.perf_counter()
@@ -50,16 +50,17 @@ async def _look(watch: Stopwatch) -> None:
 
 
 def profile(played: Played, watch: Stopwatch) -> dict[str, float]:
-    """Milliseconds of a line, in the mean over all lines.
+    """Return milliseconds per line, averaged over all lines.
 
-    `engine`, `kernel`: wall clock inside the engine's session and inside the console, without the wait for our event
-    loop, which is `queue` (one wait for each of them); `splice`: all the rest of a rollout. `host`: CPU time of this
-    process, shared by all rollouts.
+    `engine` and `kernel` are wall clock inside the engine's session and inside the console, without the delay of our
+    event loop. That delay is `queue`, once for each of them. `splice` is the rest of a rollout. `host` is CPU time of
+    this process, shared by all rollouts.
     """
     lines = [line for trajectory in played.trajectories for line in trajectory.lines]
     wall_s = sum(trajectory.wall_s for trajectory in played.trajectories)
     kernel_s = sum(line.execution.elapsed_s for line in lines if line.execution is not None)
     count, queue_s = len(lines), watch.queue_s
+    # Each line waits for the event loop twice: after the engine, and after the console.
     parts = {
         "engine": played.engine_s / count - queue_s,
         "kernel": kernel_s / count - queue_s,

@@ -1,4 +1,4 @@
-"""The clock of the bench."""
+"""Timing of contenders."""
 
 import time
 from collections.abc import Mapping
@@ -9,10 +9,11 @@ from repl_rl.lab.ways import Stage, Way
 
 
 async def rates(ways: Mapping[str, Way], stage: Stage, repeats: int) -> dict[str, list[float]]:
-    """Sampled tokens a second of each way, each repeat; one way after the other in each repeat."""
+    """Return sampled tokens per second of each contender and repeat; within a repeat they run one after the other."""
     measured: dict[str, list[float]] = {key: [] for key in ways}
     for _ in range(repeats):
         for key, found in measured.items():
+            # Consoles start before the clock does.
             async with leased(stage.sandbox, stage.plan.rollouts) as consoles:
                 started = time.perf_counter()
                 sampled = await ways[key](replace(stage, sandbox=consoles))

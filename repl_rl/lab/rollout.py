@@ -1,4 +1,4 @@
-"""All ways in one run, interleaved, and where the time of a line of ours goes."""
+"""`bench rollout`: all contenders in one run, interleaved, and a profile of the time per line."""
 
 import asyncio
 import os
@@ -27,34 +27,34 @@ from repl_rl.sandbox.base import Sandbox
 Json = dict[str, object]
 _STOCK = "stock "
 KEYS = ("uninterrupted", "bound", "ours", "request_a_line", "lockstep", "text_loop", "trl")
-"""The ways, in the order in which each repeat plays them."""
+"""Contenders, in the order of each repeat."""
 STOCK_BLOCK = 128
-"""Block size of vLLM as it comes, on CPU; ours is smaller, which makes a request a line cheaper for everybody."""
+"""Default block size of vLLM on CPU. Ours is smaller, which makes one request per line cheaper for every contender."""
 STOCK_WAYS = ("request_a_line", "lockstep", "text_loop")
-"""Ways that are also played on vLLM as it comes: what one has without this package."""
+"""Contenders that are also measured on vLLM with its default block size, as without this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutEffort:
-    """How much is measured."""
+    """Size of the measurement."""
 
     rollouts: int = 64
-    """Rollouts at once (>= 1)."""
+    """Concurrent rollouts (>= 1)."""
     lines: int = 16
-    """Lines of each (>= 1)."""
+    """Lines per rollout (>= 1)."""
     repeats: Mapping[str, int] = field(default_factory=lambda: {"small": 3, "medium": 1})
-    """Times that each way is played, by size of the policy (>= 1); the JSON has medians."""
+    """Repeats per contender, by size of the policy (>= 1); the JSON has medians."""
 
 
 def bench_rollout(effort: RolloutEffort | None = None) -> Json:
-    """Measure, and return what `bench rollout --json` writes.
+    """Measure, and return the content of `bench rollout --json`.
 
-    `small` and `medium` have sampled tokens a second of each way, null where it cannot run (`reasons` says why);
-    `ratios` of each say how many times as fast ours is. `stock` has the same of the ways that compute a line's prefix
-    again, on an engine with the block size of vLLM as it comes.
+    `small` and `medium` hold sampled tokens per second of each contender, null if it cannot run (`reasons` gives the
+    reason). `ratios` holds the speed of ours over each. `stock` has the same for contenders that compute a line's
+    prefix again, on an engine with vLLM's default block size.
 
     Raises:
-        SandboxUnavailable: `local` cannot be had here.
+        SandboxUnavailable: this machine does not support `local`.
         ConfigError: vLLM is not installed.
     """
     return asyncio.run(_measure(effort or RolloutEffort()))
@@ -72,7 +72,7 @@ async def _measure(effort: RolloutEffort) -> Json:
 
 
 async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
-    """All figures of one size of the policy."""
+    """Return all figures of one size of the policy."""
     plan = Plan(effort.rollouts, effort.lines)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -84,10 +84,12 @@ async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
         ways["trl"] = TrlLoop(folder, plan)
         ways |= await _stock(stack, opening, Vllm(block_size=STOCK_BLOCK))
         stage, repeats = Stage(plan, engine, sandbox, ForcedRenderer(folder, plan)), effort.repeats[name]
-        await rates(ways, replace(stage, plan=Plan(effort.rollouts, 1)), 1)  # nothing cold is measured
+        # Warm up every contender with one line per rollout.
+        await rates(ways, replace(stage, plan=Plan(effort.rollouts, 1)), 1)
         raw = await rates(ways, stage, repeats)
         profiles = [await _profile(stage) for _ in range(repeats)]
     medians = {key: statistics.median(found) for key, found in raw.items()}
+    # All ratios are ours over theirs, so above 1 means that ours is faster.
     ratios = {key: medians["ours"] / rate for key, rate in medians.items() if key != "ours"}
     stock = {key: _STOCK + key for key in STOCK_WAYS}
     return {
@@ -104,7 +106,7 @@ async def _size(name: str, effort: RolloutEffort, sandbox: Sandbox) -> Json:
 
 
 async def _stock(stack: AsyncExitStack, opening: Opening, options: Vllm) -> dict[str, Way]:
-    """The stock ways, on engines of their own."""
+    """Open the stock contenders, on separate engines."""
     engine = await stack.enter_async_context(open_vllm(opening, options))
 
     def on_stock(way: Way) -> Way:
@@ -115,7 +117,8 @@ async def _stock(stack: AsyncExitStack, opening: Opening, options: Vllm) -> dict
 
 
 async def _profile(stage: Stage) -> dict[str, float]:
-    """Parts of a line of ours; `vllm_host` is that of `bound`: vLLM's front end for chunks like ours, no more."""
+    """Return the parts of a line's time; `vllm_host_ms` is the host time of `bound`: vLLM's front end alone."""
+    # `bound` samples the same chunks without consoles, so its host time is vLLM's.
     async with watched() as engine_alone:
         await WAYS["bound"](stage)
     async with leased(stage.sandbox, stage.plan.rollouts) as consoles:

@@ -1,7 +1,7 @@
-"""`bench sandbox`: our consoles beside plain `jupyter_client` with the stock ipykernel, in one run, interleaved.
+"""`bench sandbox`: our consoles compared with `jupyter_client` and the stock ipykernel, in one run, interleaved.
 
-Line figures are compared at the 10th percentile, because the stock kernel's history writes make its median unstable;
-all others by their medians. Nothing comes from the warm pool: each console is forked when it is asked for.
+Times per line are compared at the 10th percentile, because the stock kernel's history writes make its median unstable.
+All other figures are compared by their medians. The console pool is not used: each console is forked on request.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class SandboxEffort:
-    """How much is measured."""
+    """Size of the measurement."""
 
     checkouts: int = 12
-    """Consoles started one after the other, a contender."""
+    """Consoles that each contender starts, one after the other."""
     lines: int = 150
-    """Repeats of each line, a contender."""
+    """Repeats of each line per contender."""
     many: int = 40
-    """Lines a console when 16 run at once."""
+    """Lines per console with 16 concurrent consoles."""
     rollouts: int = 24
-    """Fresh console + 10 lines + kill, 8 at once; a quarter of it for the stock kernel."""
+    """Rollouts (new console, 10 lines, kill), 8 of them concurrent; the stock kernel runs a quarter of the number."""
 
 
 async def _line(session: SandboxSession, code: str) -> float:
@@ -66,8 +66,9 @@ def _summary(values: Sequence[float]) -> Json:
 
 
 async def _checkouts(ours: Sandbox, effort: SandboxEffort) -> dict[str, list[float]]:
-    """Seconds from asking for a console until its first line is done."""
+    """Return seconds from the request for a console until its first line is done."""
     found: dict[str, list[float]] = {"ours": [], "stock": []}
+    # Alternate the contenders, so that other load affects both.
     for _ in range(effort.checkouts):
         started = time.perf_counter()
         async with ours.session() as session:
@@ -81,7 +82,7 @@ async def _checkouts(ours: Sandbox, effort: SandboxEffort) -> dict[str, list[flo
 
 
 async def _lines(ours: Sandbox, docker: Sandbox | None, effort: SandboxEffort) -> dict[str, dict[str, list[float]]]:
-    """Seconds a line: {contender: {line: times}}."""
+    """Return seconds per line: {contender: {line: times}}."""
     found: dict[str, dict[str, list[float]]] = {}
     async with AsyncExitStack() as stack:
         ask = {"ours": await stack.enter_async_context(ours.session())}
@@ -91,6 +92,7 @@ async def _lines(ours: Sandbox, docker: Sandbox | None, effort: SandboxEffort) -
             "stock": await stack.enter_async_context(_stock()),
             "stock_history_off": await stack.enter_async_context(_stock(history=False)),
         }
+        # Interleave the contenders line by line, so that other load on the machine affects all of them.
         for code in (*_LINES, _ERROR):
             for _ in range(effort.lines):
                 for name, session in ask.items():
@@ -101,9 +103,10 @@ async def _lines(ours: Sandbox, docker: Sandbox | None, effort: SandboxEffort) -
 
 
 async def _many(ours: Sandbox, effort: SandboxEffort) -> tuple[dict[str, float], dict[str, float]]:
-    """16 consoles at once: lines a second, and memory (PSS, MiB) a console, by contender."""
+    """Run 16 consoles at once; return lines per second, and memory (PSS, MiB) per console, by contender."""
     rate, memory = {}, {}
     async with AsyncExitStack() as stack:
+        # Memory per console is the growth from before they start until each has run a line.
         empty = pss_mib()
         sessions = [await stack.enter_async_context(ours.session()) for _ in range(_AT_ONCE)]
         await asyncio.gather(*(_line(session, "1 + 1") for session in sessions))
@@ -121,6 +124,7 @@ async def _many(ours: Sandbox, effort: SandboxEffort) -> tuple[dict[str, float],
             for number in range(effort.many // 4):
                 await console.line(f"print({number})")
 
+        # The stock kernel is slower, so it runs a quarter of the lines.
         rates: dict[str, list[float]] = {"ours": [], "stock": []}
         for _ in range(3):
             started = time.perf_counter()
@@ -134,7 +138,7 @@ async def _many(ours: Sandbox, effort: SandboxEffort) -> tuple[dict[str, float],
 
 
 async def _rollouts(ours: Sandbox, effort: SandboxEffort) -> dict[str, float]:
-    """Fresh console + 10 lines + kill, a second, by contender."""
+    """Return rollouts per second (new console, 10 lines, kill), by contender."""
     gate = asyncio.Semaphore(_ROLLOUTS_AT_ONCE)
 
     async def one_of_ours() -> None:
@@ -157,7 +161,7 @@ async def _rollouts(ours: Sandbox, effort: SandboxEffort) -> dict[str, float]:
 
 
 def pss_mib() -> float:
-    """Proportional memory of every process below this one, MiB."""
+    """Return the proportional memory (PSS) of all processes below this one, MiB."""
     total = 0
     for pid in descendants(os.getpid()):
         try:
@@ -181,7 +185,7 @@ async def _docker(stack: AsyncExitStack) -> tuple[Sandbox | None, str]:
 
 
 async def _measure(effort: SandboxEffort, *, docker: bool) -> Json:
-    """All figures; see `bench_sandbox`."""
+    """Return all figures; see `bench_sandbox`."""
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(open_sandbox("local", warm=0))
         beside, why_not = await _docker(stack) if docker else (None, "not asked for")
@@ -189,6 +193,7 @@ async def _measure(effort: SandboxEffort, *, docker: bool) -> Json:
         lines = await _lines(ours, beside, effort)
         rate, memory = await _many(ours, effort)
         rollouts = await _rollouts(ours, effort)
+    # Every ratio is above 1 if ours is better.
     ratios = {
         "checkout": statistics.median(checkouts["stock"]) / statistics.median(checkouts["ours"]),
         **_line_ratios(lines, "stock"),
@@ -215,13 +220,13 @@ async def _measure(effort: SandboxEffort, *, docker: bool) -> Json:
 
 
 def bench_sandbox(effort: SandboxEffort | None = None, *, docker: bool = False) -> Json:
-    """Measure, and return what `bench sandbox --json` writes.
+    """Measure, and return the content of `bench sandbox --json`.
 
-    `ratios` says how many times better ours is than plain `jupyter_client` + stock ipykernel (`checkout`, `line`: the
-    worst of three good lines, `line_error`, `lines_16`, `rollouts`, `memory`); `docker_line` is docker's line time over
-    local's. Raw figures are beside them.
+    `ratios` compares ours with plain `jupyter_client` and the stock ipykernel; above 1 means that ours is better. Its
+    keys are `checkout`, `line` (the worst of three lines without an error), `line_error`, `lines_16`, `rollouts` and
+    `memory`. `docker_line` is docker's time per line over local's. The result also has the raw figures.
 
     Raises:
-        SandboxUnavailable: `local` cannot be had here.
+        SandboxUnavailable: this machine does not support `local`.
     """
     return asyncio.run(_measure(effort or SandboxEffort(), docker=docker))

@@ -1,4 +1,4 @@
-"""Plain `jupyter_client` with the stock ipykernel, driven as documented: what `bench sandbox` compares with."""
+"""Baseline of `bench sandbox`: plain `jupyter_client` with the stock ipykernel, used as documented."""
 
 import asyncio
 import time
@@ -17,42 +17,42 @@ _HISTORY_OFF = ("--HistoryManager.enabled=False",)
 
 @dataclass(frozen=True, slots=True)
 class StockConsole:
-    """One running stock kernel with its client."""
+    """Running stock kernel with its client."""
 
     manager: AsyncKernelManager
     client: AsyncKernelClient
     resources: AsyncExitStack
-    """What it holds: its process, its channels, its sockets."""
+    """Resources to close: process, channels, sockets."""
 
     @property
     def pid(self) -> int:
-        """Of the kernel's process."""
+        """Process id of the kernel."""
         provisioner = self.manager.provisioner
         assert isinstance(provisioner, LocalProvisioner)
         assert provisioner.process is not None
         return provisioner.process.pid
 
     async def line(self, code: str) -> float:
-        """Run one line; seconds until it is done."""
+        """Run one line; return the seconds until it is done."""
         started = time.perf_counter()
         await self.client.execute_interactive(code, output_hook=lambda _: None)
         return time.perf_counter() - started
 
     async def close(self) -> None:
-        """Kill it."""
+        """Kill the kernel and close its channels."""
         await self.resources.aclose()
 
 
 async def open_stock(*, history: bool = True) -> StockConsole:
-    """Start a kernel and wait until it is ready. `history`: it writes its history to disk, as it does by default.
+    """Start a kernel and wait until it is ready. With `history` it writes its history to disk, which is the default.
 
     Raises:
         RuntimeError: it died before it was ready.
         TimeoutError: it was not ready within a minute.
     """
     async with AsyncExitStack() as undo:
-        # TCP ports are chosen and let go of before the kernel takes them: of several that start at once, two may end up
-        # with one, and the client of the loser blocks for ever. Sockets in a folder cannot collide, and are no slower.
+        # jupyter_client picks free TCP ports and releases them before the kernel binds them. Of several kernels that
+        # start together, two may get the same port, and one client blocks forever. Unix sockets cannot collide.
         folder = Path(undo.enter_context(TemporaryDirectory(prefix="stock-")))
         manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=str(folder / "kernel"))
         undo.push_async_callback(manager.shutdown_kernel, now=True)
@@ -61,6 +61,7 @@ async def open_stock(*, history: bool = True) -> StockConsole:
             await manager.start_kernel(extra_arguments=options, stdout=said, stderr=said)
         client = manager.client()
         assert isinstance(client, AsyncKernelClient)
+        # From here the client must be stopped before the kernel is killed.
         client.start_channels()
         undo.callback(client.stop_channels)
         try:

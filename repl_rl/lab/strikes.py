@@ -1,4 +1,4 @@
-"""The faults that `bench faults` knows: how each strikes a run, and how the run is promised to take it."""
+"""Fault injection for `bench faults`: the known faults, how each is caused, and how a run must react."""
 
 import os
 import signal
@@ -15,15 +15,15 @@ from repl_rl.sandbox.docker import OWNER
 
 _KIB = 1024
 _WRITTEN_S = 60.0
-"""How long a step's state may be on its way to the disk."""
+"""Timeout for a step's state to be written, seconds."""
 _BORN_S = 120.0
-"""How long a process that was killed may take to be there again."""
+"""Timeout for the restart of a killed process, seconds."""
 _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A run under way."""
+    """Running training that gets a fault."""
 
     pid: int
     folder: Path
@@ -40,27 +40,27 @@ def _nothing(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault."""
+    """Fault that can be injected into a run."""
 
     about: str
-    """What the run has done where it survived."""
+    """Description of the reaction of a run that survived."""
     blow: Callable[[Victim], str]
-    """Let it happen. Returns why it could not; "": it has."""
+    """Function that causes the fault. Returns the reason if it could not, else ""."""
     codes: Sequence[int] = ()
-    """How the run may end of it; none: it goes on by itself."""
+    """Exit codes that the fault may cause; empty means that the run continues by itself."""
     engine: str = ""
-    """What samples; "": what the user says."""
+    """Engine of the run; "" means the user's choice."""
     sandbox: str = "local"
     within_s: float = 2.0
-    """The longest time from a step's end to the blow."""
+    """Longest time between the end of a step and the fault, seconds."""
     missing: Callable[[], str] = _always
-    """Why it cannot be tried here; "": it can."""
+    """Function that returns the reason why the fault cannot be injected here, or ""."""
     mend: Callable[[Path], None] = _nothing
-    """Take its cause away again, from the run's folder."""
+    """Function that removes the cause, given the run's folder."""
 
     @property
     def resumes(self) -> bool:
-        """The run ends, and is given again."""
+        """True if the run ends and has to be resumed."""
         return bool(self.codes)
 
 
@@ -73,11 +73,12 @@ def _signals(number: signal.Signals) -> Callable[[Victim], str]:
 
 
 def _named(family: int, name: str) -> int | None:
-    """The first of a process's own whose command begins so; None: there is none now."""
+    """Return the first descendant of `family` whose command begins with `name`, or None."""
     for pid in descendants(family):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode("utf-8", "replace")
-        except OSError:  # it has just ended
+        # The process has just ended.
+        except OSError:
             continue
         if Path(command).name.startswith(name):
             return pid
@@ -85,8 +86,10 @@ def _named(family: int, name: str) -> int | None:
 
 
 def _kills(name: str) -> Callable[[Victim], str]:
-    """SIGKILL to a process of that name, as soon as there is one: what died of the strike before may not have been
-    missed yet, or be on its way."""
+    """Return a fault that sends SIGKILL to a process of that name as soon as one runs.
+
+    After an earlier fault the dead process may not be noticed yet, or its replacement may still start.
+    """
 
     def blow(victim: Victim) -> str:
         deadline = time.monotonic() + _BORN_S
@@ -122,6 +125,7 @@ def _kill_container(victim: Victim) -> str:
 
 def _kill_and_tear(victim: Victim) -> str:
     states, deadline = victim.folder / "states", time.monotonic() + _WRITTEN_S
+    # Wait for two states, so that an intact one remains.
     while len(_states(states)) < 2 and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     os.kill(victim.pid, signal.SIGKILL)
@@ -133,13 +137,17 @@ def _states(folder: Path) -> list[Path]:
 
 
 def tear(folder: Path, dice: Random) -> str:
-    """Cut or change a file of the newest state in `folder`, at a random place. Returns why that would be no test."""
+    """Truncate or change a file of the newest state in `folder` at a random offset.
+
+    Return a reason if that tests nothing.
+    """
     states = _states(folder)
     if len(states) < 2:
         return f"it had {len(states)} states, and none before the newest"
     file = dice.choice(sorted(path for path in states[-1].iterdir() if path.stat().st_size))
     content = bytearray(file.read_bytes())
     at = dice.randrange(len(content))
+    # Half of the time truncate the file, else flip bits of one byte.
     if dice.random() < 0.5:
         del content[at:]
     else:
@@ -149,7 +157,7 @@ def tear(folder: Path, dice: Random) -> str:
 
 
 def _small_disk(victim: Victim) -> str:
-    """Put a disk over the run's states on which part of one has room."""
+    """Mount a small disk over the run's states, which has room for part of one."""
     place = victim.folder / "states"
     size = victim.dice.randrange(64 * _KIB, 4096 * _KIB)
     done = subprocess.run(
@@ -176,4 +184,4 @@ STRIKES: Mapping[str, Strike] = {
     "disk": Strike("gone on with once there was room", _small_disk, codes=(2,), missing=_without_root, mend=_unmount),
     "torn-state": Strike("the state before the torn one was taken", _kill_and_tear, codes=(-signal.SIGKILL,)),
 }
-"""By the names that the command line has for them."""
+"""Faults by their names on the command line."""

@@ -1,6 +1,6 @@
-"""The loop of TRL's issue 2723: text in, `LLM.generate` with `stop="\\n"` a line, run the lines, send longer texts.
+"""Loop of TRL's issue 2723: text in, one `LLM.generate` per line with `stop="\\n"`, run the lines, send longer texts.
 
-It runs on a vLLM of its own with the arguments of ours, because ours has no tokenizer and `LLM` cannot share it.
+It needs a separate vLLM with our arguments, because our engine has no tokenizer and `LLM` cannot share it.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from repl_rl.record.console import prompt
 
 @asynccontextmanager
 async def text_loop(opening: Opening, options: Vllm) -> AsyncIterator[Way]:
-    """Start vLLM's `LLM` on a model; the way that uses it is good for the block."""
+    """Start vLLM's `LLM` on a model, and yield the contender that uses it."""
     with sockets() as variables:
         llm = await asyncio.to_thread(_start, opening, options, variables)
         try:
@@ -40,6 +40,7 @@ async def _play(llm: LLM, stage: Stage) -> int:
     sampled = 0
     async with AsyncExitStack() as stack:
         consoles = [await stack.enter_async_context(stage.sandbox.session()) for _ in lengths]
+        # One turn: all rollouts sample a line, then all consoles run it.
         for line in zip(*lengths, strict=True):
             parameters = [
                 SamplingParams(max_tokens=most, stop="\n", temperature=1.0, logprobs=0, ignore_eos=True)

@@ -1,8 +1,8 @@
-"""The tool loop of TRL's GRPOTrainer with one Python tool, on transformers' generation.
+"""Tool loop of TRL's GRPOTrainer with one Python tool, on transformers' generation.
 
 TRL's own vLLM mode does not run on CPU: its weight sync raises `'Parameter' object has no attribute 'weight_loader'`.
-Every completion counts as a call of the tool, which runs a line in its rollout's console. Lines of a turn have one
-length, the mean of ours, because TRL's generation takes one for the whole batch.
+Every completion counts as a call of the tool, which runs a line in its rollout's console. All lines of a turn have the
+mean length of ours, because TRL's generation has one length for the whole batch.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }}{% if m['tool_calls'] %}{{ m['tool_calls'] }}{% endif %}"
     "{% if m['role'] == 'tool' %}>>> {% endif %}{% endfor %}"
 )
-"""The least that TRL takes. It renders calls, which ids that were sampled replace; a tool's output is spliced as is."""
+"""Smallest template that TRL accepts. It renders calls, which the sampled ids replace, and tool outputs unchanged."""
 
 
 class TrlLoop:
-    """TRL's trainer on the policy in a folder, with the tool, and what makes a call of it out of sampled ids."""
+    """TRL's trainer on the policy in a folder, with the tool, and a parser that turns sampled ids into a call of it."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._trainer = _trainer(folder, plan, self)
@@ -41,10 +41,11 @@ class TrlLoop:
         self._sampled = 0
 
     async def __call__(self, stage: Stage) -> int:
-        """The way. The last line of each rollout is not run: there is no turn after it."""
+        """Play the plan as a contender. The last line of each rollout is not run, because no turn follows it."""
         self._loop = asyncio.get_running_loop()
         self._sampled, self._renderer = 0, stage.renderer
         self._trainer.max_tool_calling_iterations = stage.plan.lines - 1
+        # TRL gives no rollout number to the parser, so count completions in their order.
         self._next = itertools.cycle(range(stage.plan.rollouts))
         async with AsyncExitStack() as stack:
             rollouts = range(stage.plan.rollouts)
@@ -65,7 +66,10 @@ class TrlLoop:
         return (await self._consoles[console].push(line)).text
 
     def parse_response(self, ids: Sequence[int], **_more: object) -> dict[str, object]:
-        """What TRL asks a tokenizer: the message that `ids` mean. They come in the order of the rollouts."""
+        """Return the message of the sampled `ids`, as TRL expects it from a tokenizer.
+
+        Calls come in the order of the rollouts.
+        """
         assert self._renderer is not None
         self._sampled += len(ids)
         call = {"console": next(self._next), "line": self._renderer.decode(ids).rstrip("\n")}
@@ -74,6 +78,7 @@ class TrlLoop:
 
 
 def _generate(trainer: GRPOTrainer, rollouts: int) -> None:
+    # Generate on all cores, and restore the number of threads afterwards.
     threads = torch.get_num_threads()
     torch.set_num_threads(cores())
     trainer._sync_tool_dicts = [{"python": trainer.tools[0]}] * rollouts

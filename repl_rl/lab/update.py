@@ -1,7 +1,7 @@
-"""`repl-rl bench update`: our update against the update of TRL's GRPOTrainer, on the same rollouts.
+"""`repl-rl bench update`: our update compared with that of TRL's GRPOTrainer, on the same rollouts.
 
-Each measurement runs in a process of its own, so that peak memory is its own. Both trainers score the sampler's
-rollouts (TRL's old log probabilities), form the loss and its gradients; neither takes the optimizer step.
+Each measurement runs in a new process, to measure its peak memory alone. Both trainers score the sampler's rollouts
+(TRL's old log probabilities) and compute the loss and its gradients. Neither takes the optimizer step.
 """
 
 import multiprocessing
@@ -33,28 +33,28 @@ from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.sharing import Sharing
 
 Side = Literal["ours", "off", "other", "trl"]
-"""Ours as it comes, without shared prefixes, without them and with another number of rows a pass, and TRL's."""
+"""Variant: ours by default, ours without prefix sharing, the same with another number of rows per pass, and TRL's."""
 Gradients = dict[str, Tensor]
-"""The gradient of every weight, on the CPU."""
+"""Gradient of every weight, on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one update took."""
+    """Cost of one update."""
 
     update_s: float
-    """Scoring of the rollouts, loss and gradients: wall clock on a GPU, CPU time of all threads without one."""
+    """Time of scoring, loss and gradients, seconds: wall clock on a GPU, else CPU time of all threads."""
     loss_s: float
-    """Loss and gradients alone, as in a step of several micro-batches; same clock."""
+    """Time of loss and gradients alone, as in a step of several micro-batches, by the same clock."""
     peak_mib: float
-    """Peak memory above what the loaded model and the rollouts take."""
+    """Peak memory above that of the loaded model and the rollouts, MiB."""
     loss: float
     token_ratio: float = 1.0
-    """Tokens of the rollouts over those that were scored: above 1 where prefixes were shared."""
+    """Tokens of the rollouts over tokens that were scored; above 1 if prefixes were shared."""
 
 
 def bench_update(cases: Sequence[Case] = CASES, repeats: int = 2) -> list[dict[str, float | str]]:
-    """Measure each case; a row a case with ratios of ours over TRL's, best of `repeats` for times."""
+    """Measure each case; return one row per case with ratios of ours over TRL's, best of `repeats` for times."""
     return [_row(case, repeats) for case in cases]
 
 
@@ -66,7 +66,7 @@ def _row(case: Case, repeats: int) -> dict[str, float | str]:
 
 
 def against_trl(ours: Cost, our_gradients: Gradients, theirs: Cost, gradients: Gradients) -> dict[str, float | str]:
-    """What is told of the same work: our figures, TRL's, and what is between them."""
+    """Return the figures for one workload: ours, TRL's, and their ratios and differences."""
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "dtype": "float32",
@@ -83,12 +83,12 @@ def against_trl(ours: Cost, our_gradients: Gradients, theirs: Cost, gradients: G
 
 
 def apart(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
-    """`update_cost` in a process of its own.
+    """Run `update_cost` in a new process.
 
     Raises:
-        ReplRLError: that ended without figures.
+        ReplRLError: the process ended without figures.
     """
-    # Neither CUDA nor PyTorch's threads survive a fork; the server that forks here uses neither, and has all imported.
+    # Neither CUDA nor PyTorch's threads survive a fork. The fork server uses neither, and has done all imports.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     near, far = context.Pipe(duplex=False)
@@ -111,11 +111,12 @@ def _report(work: Work, side: Side, repeats: int, folder: Path, pipe: Connection
 
 
 def update_cost(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cost, Gradients]:
-    """Cost of one side's update, and its gradients."""
+    """Return the cost of one variant's update, and its gradients."""
     model, rollouts = work.load()
     trainer = _trl(model, rollouts, folder) if side == "trl" else _ours(model, rollouts, folder, side)
     parts = trainer.current_gradient_accumulation_steps = len(_tasks(rollouts)) if side == "trl" else 1
     update_s, loss_s = [], []
+    # A whole update, from scoring to the gradients.
     before = _reset_peak()
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
@@ -127,7 +128,8 @@ def update_cost(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cos
     peak_mib = _peak() - before
     told = trainer.scored.metrics if isinstance(trainer, ReplGRPOTrainer) else {}
     gradients = {name: p.grad.float().cpu().clone() for name, p in model.named_parameters() if p.grad is not None}
-    trainer.num_iterations = 2  # a step of several losses: each has to score its rows anew
+    # With several losses per step, each has to score its rows again.
+    trainer.num_iterations = 2
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
         start = _clock()
@@ -138,10 +140,10 @@ def update_cost(work: Work, side: Side, repeats: int, folder: Path) -> tuple[Cos
 
 
 def _learn(trainer: GRPOTrainer, batch: dict[str, Tensor], parts: int) -> float:
-    """Form the gradients of a step, in so many parts; returns its loss.
+    """Compute the gradients of a step in `parts` parts; return its loss.
 
-    TRL's pass over a part keeps the logits of all of its positions, so that groups have to be passed one by one; ours
-    cuts a step into passes of its own.
+    TRL's pass over a part keeps the logits of all its positions, so its groups are passed one by one. Our trainer
+    splits a step into passes itself.
     """
     losses = []
     for part in split_tensor_dict(batch, parts) if parts > 1 else [batch]:
@@ -166,7 +168,7 @@ class _Replay:
 
 def _config(rollouts: Sequence[Trajectory]) -> TrainerConfig:
     tasks = len(_tasks(rollouts))
-    # Random weights and made-up log probabilities disagree, so the check of the sync is set wide.
+    # Random weights do not match the made-up log probabilities, so disable the check by a huge tolerance.
     return TrainerConfig(
         steps=1,
         prompts_per_step=tasks,
@@ -192,12 +194,14 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
         weights=folder,
         sharing=Sharing(_refuse) if side == "ours" else None,
     )
+    # Another number of rows per pass rounds differently.
     if side == "other":
         assert trainer._fast is not None
         row = max(len(t.prompt.token_ids) + len(t.completion_ids) for t in rollouts)
         usual = TOKENS_PER_PASS_GPU if torch.cuda.is_available() else TOKENS_PER_PASS_CPU
         trainer._fast.tokens_per_pass = row if 2 * row <= usual else 2 * row
-    trainer._last_loaded_step = 0  # the weights need not travel
+    # The weights are already in place, so no weight sync is needed.
+    trainer._last_loaded_step = 0
     trainer.model_wrapped.train()
     return trainer
 
@@ -217,10 +221,11 @@ def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -
         args=args,
         train_dataset=Dataset.from_dict({"prompt": _tasks(rollouts)}),
         processing_class=_tokenizer(),
-        # TRL takes the mask out of what it is given.
+        # TRL removes the mask from this dict, so pass a new one each time.
         rollout_func=lambda prompts, _: {**ids, "env_mask": rows.mask},
     )
-    trainer.use_vllm, trainer._last_loaded_step = True, 0  # corrected for the sampler, without an engine to sync
+    # Correct for the sampler as with vLLM, but without an engine to sync.
+    trainer.use_vllm, trainer._last_loaded_step = True, 0
     trainer.model.train()
     return trainer
 
@@ -232,7 +237,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _reset_peak() -> float:
-    """Forget the peak so far; returns the memory in use now, MiB."""
+    """Reset the peak; return the memory in use now, MiB."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20
@@ -252,7 +257,7 @@ def _status(key: str) -> float:
 
 
 def _clock() -> float:
-    # Without a GPU the work is what counts, not who else uses the machine.
+    # Without a GPU measure CPU time, which does not depend on other processes.
     return time.perf_counter() if torch.cuda.is_available() else time.process_time()
 
 

@@ -1,4 +1,7 @@
-"""The ways to play the same rollouts. Each returns how many tokens it sampled; whoever calls it holds the clock."""
+"""Contenders of `bench rollout`: different ways to play the same rollouts.
+
+Each returns the number of tokens that it sampled; the caller measures the time.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,12 +24,12 @@ QUESTION = "Compute the sum of the first ten numbers and submit it."
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a way plays on."""
+    """Plan, engine, consoles and renderer that a contender uses."""
 
     plan: Plan
     engine: VllmEngine
     sandbox: Sandbox
-    """Of consoles that are ready."""
+    """Sandbox of consoles that are already open."""
     renderer: ForcedRenderer
 
 
@@ -35,15 +38,15 @@ Way = Callable[[Stage], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Rollouts of one way, with what the profile needs."""
+    """Rollouts of a contender, with the figures for the profile."""
 
     trajectories: Sequence[Trajectory]
     engine_s: float
-    """Summed over rollouts, seconds."""
+    """Seconds in the engine, summed over rollouts."""
 
 
 async def play(stage: Stage) -> Played:
-    """Ours: the very objects that training uses, on the forced engine."""
+    """Play with the classes that training uses, on the forced engine."""
     plan = stage.plan
     engine = TimedEngine(stage.engine, plan.lengths())
     limits = RolloutLimits(max_lines=plan.lines, max_observation_tokens=64, max_wall_s=600.0)
@@ -54,19 +57,19 @@ async def play(stage: Stage) -> Played:
 
 
 async def ours(stage: Stage) -> int:
-    """A session a rollout, a console each, nobody waits for anybody."""
+    """Play with one engine session and one console per rollout; no rollout waits for another."""
     stage.engine.use(Drive.SESSION)
     return _sampled((await play(stage)).trajectories)
 
 
 async def request_a_line(stage: Stage) -> int:
-    """The same with a new request a line; only the prefix cache is kept between lines."""
+    """Play the same with one new request per line; only the prefix cache is kept between lines."""
     stage.engine.use(Drive.REQUEST)
     return _sampled((await play(stage)).trajectories)
 
 
 async def uninterrupted(stage: Stage) -> int:
-    """Plain generation of as many tokens: one request a rollout, no observation, no console."""
+    """Generate that many tokens without interruption: one request per rollout, no observation, no console."""
     stage.engine.use(Drive.REQUEST)
 
     async def one(lengths: Sequence[int]) -> Chunk:
@@ -78,7 +81,7 @@ async def uninterrupted(stage: Stage) -> int:
 
 
 async def bound(stage: Stage) -> int:
-    """The same tokens in sessions, with observations that were known beforehand: no console, no record."""
+    """Sample the same tokens in sessions with observations that are known before: no console, no record."""
     stage.engine.use(Drive.SESSION)
     known = [[stage.renderer.encode(text) for text in texts] for texts in stage.plan.known()]
 
@@ -94,13 +97,17 @@ async def bound(stage: Stage) -> int:
 
 
 async def lockstep(stage: Stage) -> int:
-    """Batches: all sample a line, then all run it; the slowest of each decides. A new request a line."""
+    """Play in batches: all rollouts sample a line, then all run it, with one new request per line.
+
+    The slowest rollout determines the time of each batch.
+    """
     stage.engine.use(Drive.REQUEST)
     lengths = stage.plan.lengths()
     async with AsyncExitStack() as stack:
         sessions = [await stack.enter_async_context(stage.engine.session(_prompt(stage), Sampling())) for _ in lengths]
         consoles = [await stack.enter_async_context(stage.sandbox.session()) for _ in lengths]
         observed: list[tuple[int, ...]] = [()] * len(lengths)
+        # One turn: sample a line of every rollout, wait for all, run all lines, wait for all.
         for line in zip(*lengths, strict=True):
             sampling = zip(sessions, observed, line, strict=True)
             chunks = await asyncio.gather(
@@ -127,4 +134,4 @@ WAYS: dict[str, Way] = {
     "request_a_line": request_a_line,
     "lockstep": lockstep,
 }
-"""On the engine that training uses, by their keys in the JSON."""
+"""Contenders on the engine that training uses, by their keys in the JSON."""

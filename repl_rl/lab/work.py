@@ -1,4 +1,4 @@
-"""What an update is measured on: a policy and rollouts, here made-up ones."""
+"""Workloads for measuring updates: a policy and rollouts, here random ones."""
 
 import random
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ PAD, EOS = 0, 1
 
 
 class Work(Protocol):
-    """A policy, and rollouts that it learns from. It is pickled on its way to the process that measures."""
+    """Policy and rollouts to train it on. It is pickled for the process that measures."""
 
     def load(self) -> tuple[PreTrainedModel, Sequence[Trajectory]]:
-        """Both; the rollouts are groups of one size, one after the other, and each has an outcome."""
+        """Return both. The rollouts are groups of equal size, in order, all with an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One workload: a group of rollouts of one task."""
+    """Random workload: one group of rollouts of one task."""
 
     vocab: int
     """Vocabulary size."""
     observed_share: float
-    """Share of a completion's tokens that were observed, in [0, 1)."""
+    """Share of a completion's tokens that are observations, in [0, 1)."""
     tokens: int = 2048
     """Tokens of a completion."""
     rollouts: int = 2
@@ -50,8 +50,9 @@ CASES = tuple(Case(vocab, share) for vocab in (32_768, 151_936) for share in (0.
 
 
 def _rollouts(case: Case, line: int = 16) -> list[Trajectory]:
-    """Rollouts of lines of 16 tokens, each followed by an observation that makes up the share."""
+    """Return rollouts whose lines have 16 tokens, each followed by an observation that gives the share."""
     rng = random.Random(0)
+    # Tokens of each observation, so that `observed_share` of all tokens is observed.
     observed = round(line * case.observed_share / (1 - case.observed_share))
     prompt = Prompt("task", tuple(rng.randrange(2, case.vocab) for _ in range(case.prompt)))
     rollouts = []
@@ -62,6 +63,7 @@ def _rollouts(case: Case, line: int = 16) -> list[Trajectory]:
             segments.append(Sampled((Line(ids, (-10.0,) * line, "x\n", LineEnd.NEWLINE),)))
             shown = tuple(rng.randrange(2, case.vocab) for _ in range(observed))
             segments.append(Observed("y" if shown else "", shown))
+        # Alternate outcomes, so that the group has advantages.
         outcome = float(number % 2)
         rollouts.append(
             Trajectory(str(number), "task", prompt, tuple(segments), Stop.FINISHED, 0, number, 0.0, outcome)

@@ -1,1 +1,1 @@
-"""This machine: its cores, its files and folders, and how a process is told to stop."""
+"""Machine-level utilities: cores, files and folders, child processes, and shutdown on signals."""

@@ -1,7 +1,7 @@
-"""Actors on the Ray cluster that this process is on. No files but this, `cluster.py` and
-`own_machines.py` import Ray.
+"""Actors on the Ray cluster that this process is connected to.
 
-Ray restarts nothing and repeats nothing: whoever owns an actor places, starts and ends it.
+Only this module, `cluster.py` and `own_machines.py` import Ray. Ray restarts no actor and retries no call. The owner of
+an actor places, starts and ends it.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ __all__ = ["Actor", "Machine", "answer", "brief", "end", "living", "machines", "
 
 T = TypeVar("T")
 Lost = Callable[[str], Exception]
-"""What is raised where an actor or the cluster is gone, of what Ray says."""
+"""Factory of the exception for a lost actor or cluster. Its argument is Ray's message."""
 _LONGEST = 400
-"""Of what Ray says, characters."""
+"""Longest message of Ray that is passed on, characters."""
 _CALLS = 1000
-"""Of an actor at a time: Ray's own number for those that have an event loop."""
+"""Concurrent calls per actor, which is Ray's own default for actors with an event loop."""
 
 
 async def answer(reference: Awaitable[T], lost: Lost) -> T:
-    """What an actor answers.
+    """Return the result of a call to an actor.
 
     Raises:
-        Exception: what `lost` makes, where the actor is gone or cannot be reached.
-        ReplRLError, RolloutFailure: what it raised.
+        Exception: made by `lost`, if the actor is gone or cannot be reached.
+        ReplRLError, RolloutFailure: raised by the actor's method.
     """
     try:
         return await reference
@@ -50,26 +50,26 @@ async def answer(reference: Awaitable[T], lost: Lost) -> T:
 
 
 def brief(error: Exception) -> str:
-    """What Ray says, in one line."""
+    """Return Ray's error message in one line, shortened to `_LONGEST` characters."""
     words = " ".join(str(error).split())
     return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} ..."
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One that lives and has CPUs for actors."""
+    """A live machine of the cluster that has CPUs for actors."""
 
     id: str
-    """Ray's name of it."""
+    """Ray's node id."""
     name: str
-    """For people: its host, and as much of the id as tells it from others there."""
+    """Host and the first digits of the id, for messages."""
     gpus: int
     free: int
-    """Of these, that no actor and no task has."""
+    """GPUs that no actor and no task holds."""
 
 
 async def machines(lost: Lost) -> list[Machine]:
-    """Those of the cluster. Raises what `lost` makes: it is gone."""
+    """Return the live machines of the cluster. Raises the exception of `lost` if the cluster is gone."""
     try:
         return await _aside(living)
     except exceptions.RayError as error:
@@ -77,7 +77,7 @@ async def machines(lost: Lost) -> list[Machine]:
 
 
 def living() -> list[Machine]:
-    """As `machines`, for whoever may wait for the cluster. Raises Ray's own errors."""
+    """Return the live machines of the cluster. Blocks until the cluster answers. Raises Ray's own errors."""
     free = available_resources_per_node()
     return [
         Machine(
@@ -92,15 +92,16 @@ def living() -> list[Machine]:
 
 
 def start(kind: type, machine: str, *, gpus: int = 0, apart: str = "", calls: int = _CALLS) -> Actor:
-    """A new actor, which ends with this process and with its machine's part of Ray. It may not have started when this
-    returns.
+    """Start an actor, which ends with this process and with Ray on its machine.
+
+    The actor may not be running yet when this returns.
 
     Args:
-        kind: its class, all of whose methods are coroutines.
-        machine: Ray's name of where it lives.
-        gpus: that are its own there (>= 0).
-        apart: calls under this name are answered by a thread of their own; "": there is none.
-        calls: that are answered at a time (>= 1), beside those.
+        kind: class of the actor; all its methods are coroutines.
+        machine: Ray's node id of the machine to run on.
+        gpus: GPUs reserved for the actor (>= 0).
+        apart: name of a concurrency group whose calls run in a separate thread; "" makes no such group.
+        calls: concurrent calls outside that group (>= 1).
     """
     groups = {apart: 1} if apart else {}
     made = ray.remote(concurrency_groups=groups, max_restarts=0, max_task_retries=0, num_cpus=0)(_ending(kind))
@@ -109,10 +110,10 @@ def start(kind: type, machine: str, *, gpus: int = 0, apart: str = "", calls: in
 
 
 def _ending(kind: type) -> type:
-    """`kind` in a process that ends with the one that has started it, the raylet of its machine.
+    """Return a subclass of `kind` whose process ends with the raylet of its machine, which started it.
 
-    Ray sees to that itself, but only once the raylet's parent has taken note of its death, or the actor has asked the
-    raylet for something: one that is idle would stay, with its GPU and its consoles.
+    Ray does this itself, but only after the raylet's parent notices the death or the actor makes a request to the
+    raylet. An idle actor would stay, with its GPU and its consoles.
     """
 
     def made(cls: type) -> object:
@@ -123,8 +124,9 @@ def _ending(kind: type) -> type:
 
 
 def end(actor: Actor) -> None:
-    """Kill an actor, wherever it is and whatever it does."""
-    threading.Thread(target=_kill, args=(actor,), daemon=True, name="ray").start()  # a frozen head answers nobody
+    """Kill an actor on any machine, even if it is busy."""
+    # A frozen head never answers, so the call runs in a daemon thread.
+    threading.Thread(target=_kill, args=(actor,), daemon=True, name="ray").start()
 
 
 def _kill(actor: Actor) -> None:
@@ -133,11 +135,12 @@ def _kill(actor: Actor) -> None:
 
 
 async def _aside(call: Callable[[], T]) -> T:
-    """What a call returns, in a thread that no exit waits for: a cluster that is gone may never answer."""
+    """Return the result of `call`, which runs in a daemon thread, since a lost cluster may never answer."""
     answered: Future[T] = Future()
 
     def work() -> None:
-        answered.set_running_or_notify_cancel()  # from now on nobody takes the answer away
+        # A running future cannot be cancelled, so the result can always be set.
+        answered.set_running_or_notify_cancel()
         try:
             answered.set_result(call())
         except Exception as error:
@@ -148,11 +151,11 @@ async def _aside(call: Callable[[], T]) -> T:
 
 
 async def published(value: object, lost: Lost) -> object:
-    """What actors are given in place of a large `value`: it is sent once a machine.
+    """Put a large `value` into the object store and return its reference. Each machine receives the value once.
 
     Raises:
-        Exception: what `lost` makes: the cluster is gone.
-        BrokenDown: it has no room for the value.
+        Exception: made by `lost`, if the cluster is gone.
+        BrokenDown: the object store or its disk is full.
     """
     try:
         reference: object = await _aside(lambda: ray.put(value))

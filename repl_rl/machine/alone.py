@@ -1,7 +1,8 @@
-"""A folder for one process alone. Its lock ends with that process, however it ends.
+"""File lock that reserves a folder for one process. The lock ends with that process, even a killed one.
 
-The lock is on the file `.repl-rl` in the folder, which says who has it: a network file system locks only what is open
-for writing, and no folder can be. Where the folder itself can be locked, it is too, as version 0.2 did.
+The lock is on the file `.repl-rl` in the folder, which names its owner. Network file systems lock only files that are
+open for writing, and a folder never is. If the file system can lock the folder itself, it is locked as well, as in
+version 0.2.
 """
 
 import fcntl
@@ -15,14 +16,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 OWNER = ".repl-rl"
-"""The file: JSON with `made_by`, the verb that made the folder, and `pid` and `host` of who had it last."""
+"""Name of the lock file: JSON with `made_by`, the verb that made the folder, and `pid` and `host` of its last owner."""
 _MOST_BYTES = 4096
 _held: set[int] = set()
-"""Descriptors of locks of this process."""
+"""File descriptors of the locks that this process holds."""
 
 
 def _drop_held() -> None:
-    """Close the locks in a process that was forked from their owner: else they would outlast the owner."""
+    """Close the locks in a forked child, because they would otherwise outlast their owner."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -33,40 +34,43 @@ os.register_at_fork(after_in_child=_drop_held)
 
 @contextmanager
 def alone(folder: Path, made_by: str = "") -> Iterator[None]:
-    """Have `folder`, which must exist, for this process while the block lasts.
+    """Lock `folder`, which must exist, for this process during the block.
 
     Args:
-        made_by: the verb that makes the folder; "": what the folder says already.
+        made_by: verb that makes the folder; "" keeps the verb that the lock file names.
 
     Raises:
-        BlockingIOError: another process has it.
-        OSError: it cannot be opened.
+        BlockingIOError: another process holds the lock.
+        OSError: the folder or its lock file cannot be opened.
     """
     made_by = made_by or maker(folder)
     with ExitStack() as stack:
+        # Lock the folder itself, if the file system can.
         directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(_release, directory)
         _held.add(directory)
         _lock(directory, required=False)
-        # A link, or a pipe, in a stranger's folder is not followed and not waited for.
+        # Lock the file in it. A link is not followed and a pipe is not waited for, since others may have put it there.
         file = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         stack.callback(_release, file)
         _held.add(file)
         _lock(file, required=True)
-        if not _is_there(folder / OWNER, file):  # its owner has removed or renamed the folder meanwhile
+        # The owner may have removed or renamed the folder between the open and the lock.
+        if not _is_there(folder / OWNER, file):
             raise BlockingIOError
         _write(file, {"made_by": made_by, "pid": os.getpid(), "host": socket.gethostname()})
         yield
 
 
 def _release(descriptor: int) -> None:
-    if descriptor in _held:  # not in a process that was forked within the block
+    # A process that was forked within the block has closed its copy already.
+    if descriptor in _held:
         _held.remove(descriptor)
         os.close(descriptor)
 
 
 def mark(folder: Path, made_by: str) -> None:
-    """Say in a new folder which verb makes it; nobody has it for itself."""
+    """Record in a new folder which verb makes it, without locking the folder."""
     file = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         _write(file, {"made_by": made_by})
@@ -75,13 +79,13 @@ def mark(folder: Path, made_by: str) -> None:
 
 
 def maker(folder: Path) -> str:
-    """The verb that made `folder`; "": the folder does not say."""
+    """Return the verb that made `folder`, or "" if the folder does not name it."""
     made_by = _said(folder).get("made_by", "")
     return made_by if isinstance(made_by, str) else ""
 
 
 def owner(folder: Path) -> str:
-    """The process that has `folder`, in words, by its number and host."""
+    """Return a phrase that names the process that holds `folder`, by pid and host if they are known."""
     said = _said(folder)
     pid, host = said.get("pid"), said.get("host")
     if not (isinstance(pid, int) and isinstance(host, str) and re.fullmatch(r"[\w.-]+", host)):
@@ -90,10 +94,10 @@ def owner(folder: Path) -> str:
 
 
 def has_owner(folder: Path) -> bool:
-    """Whether a process has `folder` for itself.
+    """Return True if a process holds the lock of `folder`.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the folder or its lock file cannot be opened.
     """
     return _is_locked(folder) or ((folder / OWNER).is_file() and _is_locked(folder / OWNER))
 
@@ -110,12 +114,16 @@ def _is_locked(path: Path) -> bool:
 
 
 def _lock(descriptor: int, required: bool) -> None:
-    """Lock it. One that is not `required` stays unlocked where the file system locks nothing of its kind."""
+    """Lock an open file or folder for this process alone.
+
+    If the lock is not `required`, it is skipped on file systems that cannot lock this kind of file.
+    """
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Whoever only looks shares the lock for an instant, and is no owner: where we may share it too, try again.
+            # `_is_locked` holds a shared lock for an instant. If this process can share it, no other process owns the
+            # folder: try again.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         except OSError:
@@ -136,12 +144,13 @@ def _is_there(path: Path, descriptor: int) -> bool:
 def _write(descriptor: int, said: Mapping[str, str | int]) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
-    os.ftruncate(descriptor, 0)  # the file must stay the one that is locked, so no other takes its place
+    # Write in place, because a new file would not carry the lock.
+    os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, (json.dumps(said) + "\n").encode(), 0)
 
 
 def _said(folder: Path) -> Mapping[str, object]:
-    """What the file says; nothing where there is none, or none of ours."""
+    """Return the content of the lock file, or an empty mapping if it is missing or not readable as ours."""
     try:
         file = os.open(folder / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,4 +1,4 @@
-"""Where the files live that are shipped beside the code: `sandbox/`, `prompts/` and the bundled policy."""
+"""Paths of files that are shipped with the code: `sandbox/`, `prompts/` and the bundled policy."""
 
 from pathlib import Path
 
@@ -6,14 +6,15 @@ from repl_rl.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ROOTS = (_PACKAGE / "_assets", _PACKAGE.parent, _PACKAGE)
-"""In a wheel the files are in `_assets`; in a checkout they are beside the package; the policy is in it in both."""
+"""Folders to search. In a wheel the files are in `_assets`; in a checkout they are next to the package. The policy is
+in the package in both cases."""
 
 
 def asset(name: str) -> Path:
-    """The file or folder `name`, such as `prompts/bare.txt` or `sandbox/repl_kernel`.
+    """Return the path of a shipped file or folder, such as `prompts/bare.txt` or `sandbox/repl_kernel`.
 
     Raises:
-        ConfigError: it is in neither place, so the installation is damaged.
+        ConfigError: no folder has it, so the installation is damaged.
     """
     for root in _ROOTS:
         if (root / name).exists():

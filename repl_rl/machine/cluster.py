@@ -1,4 +1,4 @@
-"""The Ray cluster that this process is on, which runs or is started here; `actors.py` has what lives on it."""
+"""Connection to a Ray cluster that already runs or is started here. `actors.py` handles the actors on it."""
 
 import atexit
 import logging
@@ -24,31 +24,31 @@ __all__ = ["connected", "refuse_shared", "refuse_taken", "shared"]
 log = logging.getLogger(__name__)
 
 _LEAVE_S = 20.0
-"""For Ray to let go of a cluster."""
+"""Timeout for Ray to disconnect from a cluster, seconds."""
 _ANSWER_S = 300.0
-"""For a cluster to answer: its head may be started beside this process."""
+"""Timeout for a cluster to answer, seconds. Its head may be starting at the same time as this process."""
 _SOON_S = 10.0
-"""After which it is said that it does not."""
+"""Time without an answer after which a warning is logged, seconds."""
 _TRIES, _TRY_S = "RAY_gcs_server_port_wait_time_s", 41.0
-"""How often Ray tries, despite the name, 20 times by itself; and what a try takes that nobody answers."""
+"""Variable for the number of Ray's attempts, despite its name (default: 20), and seconds per unanswered attempt."""
 
 
 @contextmanager
 def connected(thing: str, address: str, simulated: int, patience_s: float = _ANSWER_S) -> Iterator[Machines | None]:
-    """Connect this process to a cluster, which is started here and ended again where no address is given.
+    """Connect this process to a Ray cluster. Without an address, a cluster is started here and ended with the block.
 
-    A process that is on a cluster already, as those of Ray Train are, stays on it. One that is started here listens on
-    the loopback address alone and asks everybody for a token that only processes of this user can read. Ctrl-C and
-    SIGTERM stay what they are.
+    A process that is on a cluster already, such as a worker of Ray Train, stays on it. A cluster that is started here
+    listens on the loopback address only. It asks for a token that only processes of this user can read. The handlers of
+    Ctrl-C and SIGTERM are kept.
 
     Args:
-        thing: whose address it is, for messages.
-        address: HOST:PORT; "": one is started.
-        simulated: so many machines are started on this one, beside a head; 0: the head alone, which has all.
-        patience_s: for one to answer that runs, in tries of forty seconds.
+        thing: owner of the address, for messages.
+        address: HOST:PORT; "" starts a cluster.
+        simulated: number of machines to start on this one in addition to a head; 0 starts one head with all resources.
+        patience_s: time for a running cluster to answer, rounded to attempts of about forty seconds.
 
     Raises:
-        ConfigError: there is no such cluster, it cannot be started, or this process is on another one already.
+        ConfigError: the cluster does not exist or cannot be started, or this process is on another one already.
     """
     if ray.is_initialized():
         if simulated:
@@ -84,10 +84,11 @@ def _joined(thing: str, address: str, patience_s: float = _ANSWER_S) -> Iterator
 
 @contextmanager
 def _waited_for(address: str, patience_s: float) -> Iterator[None]:
-    """Have Ray give up after about so many seconds, in place of ten minutes without a word, and say that it waits."""
+    """Make Ray give up after about `patience_s` in place of ten silent minutes, and log a warning while it waits."""
     told = threading.Timer(_SOON_S, log.warning, ("cluster %s does not answer yet; it may be starting", address))
     told.daemon = True
     told.start()
+    # A value that the user has set is kept.
     mine = _TRIES not in os.environ
     if mine:
         os.environ[_TRIES] = str(max(1, round(patience_s / _TRY_S)))
@@ -105,7 +106,8 @@ def _leave() -> None:
     leaving.join(_LEAVE_S)
     if leaving.is_alive():
         log.warning("the cluster does not answer, and is left as it is")
-        atexit.unregister(ray.shutdown)  # it would wait for an answer when this process exits
+        # Ray's exit handler would wait for an answer.
+        atexit.unregister(ray.shutdown)
 
 
 def _tell_open(address: str) -> None:
@@ -114,29 +116,30 @@ def _tell_open(address: str) -> None:
 
 
 def refuse_shared(thing: str) -> None:
-    """Refuse the cluster that this process is on where it gives actors the GPUs on which processes train here.
+    """Refuse a cluster that assigns the GPUs on which processes train here to actors.
 
     Raises:
         ConfigError: see `refuse_taken`.
     """
     context = ray.get_runtime_context()
-    if context.get_actor_id() is None:  # the GPUs of an actor, as those of Ray Train are, are taken for Ray
+    # Ray already accounts for the GPUs of an actor, such as those of Ray Train.
+    if context.get_actor_id() is None:
         here = context.get_node_id()
         offered = sum(machine.gpus for machine in living() if machine.id == here)
         refuse_taken(thing, offered, gpus_there(), local_processes())
 
 
 def refuse_taken(thing: str, offered: int, there: int, trainers: int) -> None:
-    """Refuse that Ray has so many of a machine's GPUs that it gives away one on which a process trains.
+    """Raise an error if Ray may assign a GPU of this machine on which a process trains.
 
     Args:
-        thing: whose cluster it is, for messages.
-        offered: GPUs that Ray has on this machine (>= 0).
-        there: of this machine (>= 0).
-        trainers: processes that train on this machine (>= 1), a GPU each.
+        thing: owner of the cluster, for messages.
+        offered: GPUs of this machine that Ray may assign (>= 0).
+        there: all GPUs of this machine (>= 0).
+        trainers: processes that train on this machine (>= 1), with one GPU each.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: Ray may assign such a GPU.
     """
     if not there or offered <= max(0, there - trainers):
         return
@@ -148,18 +151,18 @@ def refuse_taken(thing: str, offered: int, there: int, trainers: int) -> None:
 
 _sharing = threading.Lock()
 _shared: list[ExitStack] = []
-"""The connection that `shared` made, once for each who uses it."""
+"""The connection of `shared`, listed once per user."""
 
 
 @contextmanager
 def shared(thing: str, address: str, simulated: int) -> Iterator[None]:
-    """As `connected`, from any thread: whoever comes second has the first one's connection, and the last one ends it.
+    """Connect like `connected`, but from any thread. All users share one connection, which the last one closes.
 
-    A process that is on a cluster by itself, as a node of a fleet is, stays on it. One that is started here is in a
-    process of its own, since Ray starts machines from main threads alone.
+    A process that is on a cluster already, such as a worker, stays on it. A cluster that is started here runs in a
+    separate process, since Ray starts machines from main threads only.
 
     Raises:
-        ConfigError: as `connected`; or this process is on another cluster.
+        ConfigError: see `connected`, or this process is on another cluster.
     """
     with _sharing:
         if _shared or not ray.is_initialized():
@@ -181,7 +184,7 @@ def shared(thing: str, address: str, simulated: int) -> Iterator[None]:
 
 
 def _refuse_other(thing: str, address: str) -> None:
-    """Refuse an address that is not the cluster's that this process is on."""
+    """Raise an error if `address` is not that of the cluster that this process is on."""
     if not address:
         return
     on = str(ray.get_runtime_context().gcs_address)
@@ -209,13 +212,14 @@ def _apart(thing: str, address: str, simulated: int) -> Iterator[None]:
 
 @contextmanager
 def _trial(thing: str, simulated: int) -> Iterator[str]:
-    """The address of a cluster in a process that ends with this one, however this one ends."""
+    """Start a cluster in a process that ends with this one, however this one ends, and yield its address."""
     paths = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "repl_rl.machine.trial", str(simulated)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # a Ctrl-C of the terminal must not end it before its consoles
+        # Ctrl-C in the terminal must not end the cluster before its consoles.
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
         text=True,
     ) as process:
@@ -227,4 +231,5 @@ def _trial(thing: str, simulated: int) -> Iterator[str]:
                 raise ConfigError(thing, "ray", "its cluster does not start, as told above; give the address of one")
             yield address
         finally:
+            # The cluster ends when its standard input closes.
             process.stdin.close()

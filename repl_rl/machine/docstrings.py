@@ -1,4 +1,4 @@
-"""The console sessions that stand in Python files. Nothing of theirs is imported."""
+"""Console sessions in the docstrings of Python files. The files are parsed and never imported."""
 
 import ast
 import warnings
@@ -7,10 +7,14 @@ from pathlib import Path
 
 
 def docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """(file and line, text) of every text with a prompt in a Python file; nothing where it cannot be parsed."""
+    """Yield (file and line, text) for each string with a prompt in a Python file.
+
+    A file that cannot be parsed yields nothing.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as of an escape that is none: the file is not ours
+            # The file is not ours, so warnings such as one about an invalid escape are ignored.
+            warnings.simplefilter("ignore")
             tree = ast.parse(path.read_text("utf-8"))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return

@@ -1,4 +1,4 @@
-"""Folders that survive a crash: there whole or not at all, and known to be whole by their digests."""
+"""Crash-safe folders: each is either complete or absent, and digests show that it is complete."""
 
 import hashlib
 import json
@@ -10,17 +10,17 @@ from pathlib import Path
 from repl_rl.machine.folders import UNFINISHED, exchange, private_folder
 
 DIGESTS = "sha256.json"
-"""In each such folder: the name of every other file in it -> its SHA-256, in hexadecimal digits."""
+"""File in each such folder that maps the name of every other file to its SHA-256, in hexadecimal digits."""
 
 
 def write_durably(final: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write files into a folder, which then becomes `final`, in place of an older one.
+    """Let `fill` write files into a folder, and rename it to `final`, in place of an older one.
 
-    It has another name until all of it is on the disk. So whoever stops this process, or the machine, leaves a whole
-    folder or none; an unfinished one is removed when the next is written or the run is resumed.
+    The folder has another name until all of it is on the disk. A process or machine that stops early leaves a complete
+    folder or none. An unfinished folder is removed when the next one is written or the run is resumed.
 
     Raises:
-        OSError: it could not be written; nothing of it is left.
+        OSError: the folder could not be written; nothing of it is left.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     with private_folder(final.parent, UNFINISHED) as torn:
@@ -29,8 +29,10 @@ def write_durably(final: Path, fill: Callable[[Path], None]) -> None:
         fill(made)
         digests = {file.name: _digest(file) for file in sorted(made.iterdir())}
         (made / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
+        # Flush the content first: a crash after the rename must not find empty files under the final name.
         for path in (*made.iterdir(), made):
             sync(path)
+        # Exchange the names atomically if the system can; otherwise move the older folder away first.
         if not (final.exists() and exchange(made, final)):
             if final.exists():
                 os.rename(final, torn / "older")
@@ -39,7 +41,7 @@ def write_durably(final: Path, fill: Callable[[Path], None]) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that `write_durably` made; None: it is whole."""
+    """Return a description of the damage to a folder of `write_durably`, or None if it is intact."""
     try:
         digests: dict[str, str] = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
         for name, said in digests.items():
@@ -53,7 +55,7 @@ def damage(folder: Path) -> str | None:
 
 
 def newest_whole(folders: Sequence[Path], tell: Callable[[str], None]) -> Path | None:
-    """The last of `folders` that is whole; None: none is. `tell` is given a line about each that is damaged."""
+    """Return the last of `folders` that is intact, or None. The callback gets one line per damaged folder."""
     for folder in reversed(folders):
         wrong = damage(folder)
         if wrong is None:
@@ -63,14 +65,15 @@ def newest_whole(folders: Sequence[Path], tell: Callable[[str], None]) -> Path |
 
 
 def keep_newest(folders: list[Path], count: int) -> None:
-    """Remove all but the last `count` (>= 1) of `folders`; one that is being removed is never taken for whole."""
+    """Remove all but the last `count` (>= 1) of `folders`."""
     for old in folders[:-count]:
+        # Without its digests, a folder that is only partly removed never counts as intact.
         (old / DIGESTS).unlink(missing_ok=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before anything that is written from now on."""
+    """Flush a file, or the names in a folder, to the disk before later writes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written atomically."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 Json = str | int | float | bool | None | Mapping[str, "Json"] | Sequence["Json"]
-"""What a file of JSON holds."""
+"""Values that a JSON file can hold."""
 
 
 @contextmanager
 def whole_file(final: Path) -> Iterator[Path]:
-    """A path to write to. It takes the place of `final` when the block ends well; else nothing of it is left."""
+    """Yield a path to write to, which replaces `final` if the block succeeds. Otherwise it is removed."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    # of this process alone: two that write the same file at a time each leave a whole one
+    # The name belongs to this process alone, so that of two concurrent writers each leaves a complete file.
     torn = final.with_name(f".{final.name}.{os.getpid()}.unfinished")
     torn.unlink(missing_ok=True)
     try:
@@ -25,11 +25,11 @@ def whole_file(final: Path) -> Iterator[Path]:
 
 
 def lies_in(folder: Path, file: Path) -> bool:
-    """False where `file` is a link, or lies below one, that leads out of `folder`."""
+    """Return True if `file` lies in `folder` after links are resolved."""
     return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
 
 
 def write_whole(final: Path, text: str) -> None:
-    """Write `text` as UTF-8, in place of an older file."""
+    """Write `text` as UTF-8 atomically, in place of an older file."""
     with whole_file(final) as torn:
         torn.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Folders of one process, and folders that are there whole or not at all."""
+"""Folders that belong to one process, and folders that are written atomically."""
 
 import ctypes
 import errno
@@ -18,10 +18,10 @@ from repl_rl.machine.refused import writing
 
 log = logging.getLogger(__name__)
 UNFINISHED = ".unfinished-"
-"""Begins the name of a folder that is being filled. The number of the process follows."""
+"""Prefix of the name of a folder that is being filled; the process id follows."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _START_FIELD = 19
-"""Of /proc/PID/stat behind the name of the program: when the process began, in clock ticks after boot (proc(5))."""
+"""Field of /proc/PID/stat behind the program name: start time of the process, in clock ticks after boot (proc(5))."""
 _CLOCKS_S = 1.0
 """Largest difference between the clocks of processes and of files, seconds."""
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -30,9 +30,9 @@ _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def private_folder(root: Path, prefix: str) -> Iterator[Path]:
-    """A folder in `root` that this process has for itself; it is removed at the end.
+    """Create a folder in `root` that only this process uses, and remove it at the end.
 
-    Those that killed processes left are removed first.
+    Folders that killed processes left behind are removed first.
     """
     remove_left_folders(root, prefix)
     with (
@@ -43,9 +43,9 @@ def private_folder(root: Path, prefix: str) -> Iterator[Path]:
 
 
 def remove_left_folders(root: Path, prefix: str = UNFINISHED) -> None:
-    """Remove the private folders in `root` of processes that were killed: these are gone, and so are their locks.
+    """Remove the private folders in `root` that killed processes left behind. Their locks ended with them.
 
-    A process of another container that shares `root` has no number here, but it has its lock.
+    A process of another container that shares `root` has no pid here, but it holds its lock.
     """
     for left in root.glob(f"{prefix}*"):
         pid = left.name.removeprefix(prefix).partition("-")[0]
@@ -55,7 +55,7 @@ def remove_left_folders(root: Path, prefix: str = UNFINISHED) -> None:
 
 
 def remove_left_files(root: Path) -> None:
-    """Remove the files below `root` that processes had begun to write (`files.whole_file`) when they were killed."""
+    """Remove the unfinished files (`files.whole_file`) below `root` that killed processes left behind."""
     for left in [*root.rglob(".*.unfinished")]:
         pid = left.name.split(".")[-2]
         if pid.isdigit() and not _may_own(int(pid), left):
@@ -64,15 +64,17 @@ def remove_left_files(root: Path) -> None:
 
 @contextmanager
 def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
-    """A folder to fill. It becomes `final` when the block ends well; else nothing of it is left, parents included.
+    """Yield a folder to fill, which becomes `final` if the block succeeds.
+
+    Otherwise nothing of it is left, and the parents that were created for it are removed.
 
     Args:
-        final: where it goes.
-        replaces: the kind of folder that is made. It takes the place of one of its kind that is there, also where a
-            link leads. None: the first one's stays where two processes make `final` at a time.
+        final: path of the finished folder.
+        replaces: kind of the folder. It replaces an older folder of that kind, also behind a link. With None, the first
+            of two concurrent writers wins.
 
     Raises:
-        ConfigError: what is there is not of that kind.
+        ConfigError: the folder at `final` is of another kind.
     """
     if replaces is not None:
         restore(final, replaces)
@@ -88,15 +90,18 @@ def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
                 mark(made, replaces.verb)
             yield made
             if replaces is not None:
-                replaces.refuse_other(final)  # again: it may have changed since
+                # Check again, because `final` may have changed while the block ran.
+                replaces.refuse_other(final)
                 take_place(made, final, replaces)
                 return
+            # Another process may have made `final` meanwhile: its folder stays.
             try:
                 os.rename(made, final)
             except OSError:
                 if not final.is_dir():
                     raise
     except BaseException:
+        # Remove the parents that were created here, unless they hold something else by now.
         with suppress(OSError):
             for parent in missing:
                 parent.rmdir()
@@ -105,17 +110,17 @@ def whole_folder(final: Path, replaces: Output | None = None) -> Iterator[Path]:
 
 @contextmanager
 def open_output_folder(out: Path, output: Output, overwrite: bool) -> Iterator[Path]:
-    """Open a folder to fill, which becomes `out` when the block ends well. No other process can write `out` meanwhile.
+    """Open a folder to fill, which becomes `out` if the block succeeds. No other process can write `out` meanwhile.
 
-    If the block raises, or the process is killed, `out` stays as it was.
+    If the block raises, or the process is killed, `out` keeps its content.
 
     Args:
-        out: the output folder of a verb; a link is followed.
-        output: the kind of folder that the verb writes.
+        out: output folder of a verb; a link is followed.
+        output: kind of folder that the verb writes.
         overwrite: replace an older folder of that kind; anything else is refused.
 
     Raises:
-        ConfigError: `out` may not be replaced, or another process is at work on it, or it cannot be written.
+        ConfigError: `out` may not be replaced, another process is using it, or it cannot be written.
     """
     then = ", then give the command again"
     restore(out, output)
@@ -130,6 +135,7 @@ def open_output_folder(out: Path, output: Output, overwrite: bool) -> Iterator[P
             made = stack.enter_context(whole_folder(final, output))
         yield made
         with writing(output.thing, out, then=then):
+            # Another program may have made `out` while the block ran.
             if final.exists() and not overwrite:
                 raise ConfigError(output.thing, str(out), f"it exists by now; move it away{then}")
             stack.close()
@@ -137,16 +143,18 @@ def open_output_folder(out: Path, output: Output, overwrite: bool) -> Iterator[P
 
 @contextmanager
 def _lock_output(final: Path, output: Output) -> Iterator[None]:
-    """Lock a folder next to `final`, because `final` itself is not there yet or is replaced."""
+    """Lock a folder next to `final`, because `final` itself does not exist yet or is replaced."""
     lock = final.parent / f".{final.name}.lock"
     output.refuse_other(lock)
     lock.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
             stack.enter_context(alone(lock, output.verb))
-        except (BlockingIOError, FileNotFoundError) as error:  # not found: its owner has removed it just now
+        except (BlockingIOError, FileNotFoundError) as error:
+            # FileNotFoundError: the owner of the lock has just removed it.
             raise output.at_work(final, lock) from error
-        except OSError:  # the disk has no room for it
+        except OSError:
+            # For example, the disk is full.
             _remove_lock(lock)
             raise
         try:
@@ -156,7 +164,8 @@ def _lock_output(final: Path, output: Output) -> Iterator[None]:
 
 
 def _remove_lock(lock: Path) -> None:
-    with suppress(OSError):  # another process may be about to lock it
+    # Another process may be about to lock it.
+    with suppress(OSError):
         (lock / OWNER).unlink(missing_ok=True)
         lock.rmdir()
 
@@ -164,13 +173,13 @@ def _remove_lock(lock: Path) -> None:
 def take_place(made: Path, final: Path, output: Output) -> None:
     """Rename `made` to `final`, in place of an older folder of its kind, which is removed afterwards.
 
-    A process that is killed meanwhile leaves the older or the newer one, whole, at `final`. Where the file system
-    exchanges no names, it may leave the older one next to it: `restore` brings that back.
+    A process that is killed meanwhile leaves the older or the newer folder, complete, at `final`. If the file system
+    cannot exchange names, it may leave the older one next to it; `restore` brings that back.
 
     Raises:
-        ConfigError: the file system exchanges no names, and another process has the older one, or something else lies
-            where that is kept meanwhile.
-        OSError: they cannot be renamed; the older one stays.
+        ConfigError: the file system cannot exchange names, and another process holds the older folder or something else
+            lies at the path of its backup.
+        OSError: the folders cannot be renamed; the older one stays.
     """
     if not os.path.lexists(final):
         os.rename(made, final)
@@ -179,11 +188,13 @@ def take_place(made: Path, final: Path, output: Output) -> None:
         if exchange(made, final):
             os.rename(made, torn / "older")
             return
+        # No exchange: rename the older folder to its backup path, then the new one to `final`.
         kept = _backup_path(final)
         output.refuse_other(kept)
         if os.path.lexists(kept):
             os.rename(kept, torn / "oldest")
-        with output.claimed(final):  # so that `restore` of another process leaves it
+        # The lock keeps `restore` of another process away from the backup.
+        with output.claimed(final):
             os.rename(final, kept)
             try:
                 os.rename(made, final)
@@ -194,15 +205,16 @@ def take_place(made: Path, final: Path, output: Output) -> None:
 
 
 def restore(final: Path, output: Output) -> bool:
-    """Bring back a folder whose replacement was stopped between two renames; True: it was brought back.
+    """Restore a folder whose replacement was interrupted between two renames. Return True if it was restored.
 
-    A link stands for the folder that it leads to.
+    A link is followed to its folder.
     """
     final = Path(os.path.realpath(final))
     kept = _backup_path(final)
     if os.path.lexists(final) or not kept.is_dir() or not output.recognises(kept):
         return False
-    with suppress(BlockingIOError), alone(kept):  # else it is being replaced right now
+    # If the lock is held, another process is replacing the folder right now.
+    with suppress(BlockingIOError), alone(kept):
         os.rename(kept, final)
         log.warning("%s was restored: a command that was to replace it was stopped", final)
         return True
@@ -210,10 +222,10 @@ def restore(final: Path, output: Output) -> bool:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two paths at once; False: the system or the file system cannot.
+    """Exchange the names of two paths atomically. Return False if the system or the file system cannot.
 
     Raises:
-        OSError: it was refused.
+        OSError: the exchange failed for another reason.
     """
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if function is None:
@@ -232,18 +244,20 @@ def _backup_path(final: Path) -> Path:
 
 
 def _may_own(pid: int, made: Path) -> bool:
-    """Return True where the process that made a file or folder may be alive: no younger process has its number.
+    """Return True if the process that made a file or folder may be alive: no younger process has its pid.
 
-    The lock of a folder alone is not enough. A process has none yet just after it made its folder.
+    The lock of a folder alone is not enough, because a process holds none just after it made its folder.
     """
     with suppress(PermissionError):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return False
-    with suppress(FileNotFoundError):  # no Linux, or one of both has gone meanwhile
+    # The system is not Linux, or the process or the file has disappeared meanwhile.
+    with suppress(FileNotFoundError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         since_boot_s = int(stat.rpartition(")")[2].split()[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
         booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        # A process that started after the file was written only reuses the pid.
         return booted_s + since_boot_s <= made.stat().st_mtime + _CLOCKS_S
     return True

@@ -1,4 +1,4 @@
-"""The GPU that this process trains on: whether there is one, and whether it computes in bfloat16."""
+"""Properties of the GPU that this process trains on: its presence, and its support of bfloat16."""
 
 import subprocess
 import sys
@@ -14,27 +14,28 @@ class Gpus(Protocol):
     """Properties of the GPU that a process trains on."""
 
     def there(self) -> bool:
-        """Return True where this process has a GPU."""
+        """Return True if this process has a GPU."""
 
     def bfloat16(self) -> bool:
-        """Return True where it computes in bfloat16."""
+        """Return True if the GPU computes in bfloat16."""
 
 
 class OwnGpus:
-    """Those of this machine."""
+    """Properties of the GPU on this machine."""
 
     def there(self) -> bool:
         """See `Gpus.there`."""
         return _visible() > 0
 
     def bfloat16(self) -> bool:
-        """See `Gpus.bfloat16`. Another process asks: in this one CUDA would be at work from then on."""
+        """See `Gpus.bfloat16`. A child process asks, because the query would initialise CUDA in this one."""
         return _visible() > 0 and _computes_bfloat16(own_gpu(_visible()))
 
 
 @cache
 def _visible() -> int:
-    import torch  # seconds, which verbs that ask nothing of a GPU need not take
+    # The import takes seconds, which verbs that need no GPU should not spend.
+    import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 

@@ -1,4 +1,4 @@
-"""What this process does with memory that is given back: by the C library, and by Python's own collector."""
+"""Settings of the memory allocator and of Python's garbage collector in this process."""
 
 import ctypes
 import gc
@@ -6,26 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of `mallopt` in glibc's malloc.h."""
+"""Parameters of `mallopt` in glibc's malloc.h."""
 KEPT = 512 * 2**20
-"""Bytes at the end of the heap that stay with the process."""
+"""Free memory that the process keeps at the end of the heap, bytes."""
 _LARGEST = 32 * 2**20
-"""Bytes of a block that comes from the heap at most: the largest number that glibc takes on 64 bits."""
+"""Largest block that comes from the heap, bytes. It is the largest value that glibc accepts on 64 bits."""
 
 _COLLECTIONS = 20_000, 10, 10
-"""Objects that are made before the collector looks at the youngest, and how often at those before it goes on to older
-ones."""
+"""Thresholds of the garbage collector: new objects before it looks at the youngest generation, and collections of a
+generation before it looks at the next older one."""
 
 
 def keep_freed() -> bool:
-    """Keep up to `KEPT` bytes of freed memory for what is allocated next, in this process, from now on.
+    """Keep up to `KEPT` bytes of freed memory in this process for later allocations.
 
-    By itself glibc gives the end of its heap back as soon as twice its largest block lies free there. Code that
-    allocates and frees blocks of a few MiB without end, as a loss that is formed tile by tile does, then pays for the
-    same pages again and again, or not, depending on what happens to lie behind them.
+    By default, glibc returns the end of its heap as soon as twice its largest block is free there. Code that keeps
+    allocating and freeing blocks of a few MiB, such as a tiled loss, may then pay for the same pages repeatedly.
+    Whether it does depends on the blocks that happen to lie behind them.
 
     Returns:
-        Whether the C library can be told so; others than glibc decide for themselves.
+        True if the C library accepts the settings; libraries other than glibc may not.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_TRIM_THRESHOLD, KEPT)) and bool(mallopt(_MMAP_THRESHOLD, _LARGEST))
@@ -33,13 +33,14 @@ def keep_freed() -> bool:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Search less for objects that only refer to one another, for the length of a `with`.
+    """Run the garbage collector less often during a `with` block.
 
-    Whoever receives records by the ten thousand makes many objects and no such garbage. By itself Python's collector
-    walks those and all of this process's modules again and again; here it leaves out what was there at the beginning,
-    and looks at the rest far less often. `repl-rl bench fleet` measures what a fleet's owner takes with it.
+    A process that receives tens of thousands of records creates many objects and hardly any reference cycles. By
+    default, Python's collector walks those objects and all modules repeatedly. Here it skips the objects that exist at
+    the start, and looks at the rest far less often. `repl-rl bench fleet` measures the effect on a fleet's owner.
     """
     before = gc.get_threshold()
+    # Collect once, then move all current objects out of the collector's reach.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECTIONS)

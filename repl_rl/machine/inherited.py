@@ -1,4 +1,4 @@
-"""What programs inherit that are started from here."""
+"""Environment variables that child processes inherit."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def variables(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables of the environment, None: without it, as long as the block lasts; those of before come back."""
+    """Set environment variables during the block, and restore the old values afterwards. None removes a variable."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)
     try:

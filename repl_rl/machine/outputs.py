@@ -1,4 +1,4 @@
-"""Outputs that `--overwrite` may replace: those that this program wrote, and nothing of anyone else's."""
+"""Outputs that `--overwrite` may replace: those that this program wrote, and nothing else."""
 
 import os
 import shutil
@@ -13,30 +13,30 @@ from repl_rl.machine.alone import OWNER, alone, has_owner, maker, owner
 
 _NAMES_SHOWN = 3
 _BUILT_IN = "builtin"
-"""The prefix of what is in the package, and so no path."""
+"""Prefix of a resource in the package, which is no path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A kind of folder that a verb writes, and the signs of one."""
+    """A kind of folder that a verb writes, and the marks by which it is recognised."""
 
     verb: str
-    """The verb, as a user gives it; it is written into the folder before all else."""
+    """Verb on the command line. It is written into the folder before anything else."""
     thing: str
-    """The folder's name in error lines."""
+    """Name of the folder in error messages."""
     entries: tuple[str, ...]
-    """Patterns of all names that the verb writes at the top of the folder. What lies below them is the verb's, too."""
+    """Patterns of all names that the verb writes at the top level. Everything below them belongs to the verb, too."""
     unmarked: Callable[[Path], bool]
-    """True for a folder that version 0.2 wrote, which did not write its verb into it."""
+    """Predicate for folders of version 0.2, which did not record their verb."""
     remedy: str = "choose another --out"
 
     def refuse_other(self, folder: Path) -> None:
-        """Refuse a folder that may not be replaced: none of the verb's, or one with something of a user's in it.
+        """Refuse to replace a folder that the verb did not make, or that holds something of the user's.
 
-        An empty folder, and a path where there is nothing, are fine.
+        An empty folder and a missing path pass.
 
         Raises:
-            ConfigError: it may not be replaced; the message names what is in it.
+            ConfigError: the folder may not be replaced; the message names its content.
         """
         if not os.path.lexists(folder):
             return
@@ -48,25 +48,26 @@ class Output:
         if not self.recognises(folder):
             told = f"`repl-rl {self.verb}` did not make it, so it is not replaced (it holds {_some(held)})"
             raise ConfigError(self.thing, str(folder), f"{told}; {self.remedy}, or remove it yourself")
+        # A folder of the verb may still hold files that the user added.
         foreign = [name for name in held if not any(fnmatchcase(name, pattern) for pattern in self.entries)]
         if foreign:
             told = f"it holds {_some(foreign)}, which `repl-rl {self.verb}` did not write, so it is not replaced"
             raise ConfigError(self.thing, str(folder), f"{told}; move that elsewhere, or {self.remedy}")
 
     def recognises(self, folder: Path) -> bool:
-        """True for a folder that the verb made, whatever else is in it by now."""
+        """Return True if the verb made the folder, even if it holds other files by now."""
         made_by = maker(folder)
         return made_by == self.verb if made_by else self.unmarked(folder)
 
     @contextmanager
     def claimed(self, folder: Path) -> Iterator[None]:
-        """Have `folder` for this process while the block lasts.
+        """Lock `folder` for this process during the block.
 
-        One that is not there is made, and goes again where nothing was put into it.
+        A missing folder is created, and removed again if it is still empty at the end.
 
         Raises:
-            ConfigError: another process has it; the message names it.
-            OSError: it cannot be made or written.
+            ConfigError: another process holds it; the message names that process.
+            OSError: the folder cannot be created or written.
         """
         new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,32 +80,33 @@ class Output:
                 yield
             finally:
                 if new and folder.is_dir() and not contents(folder):
-                    with suppress(OSError):  # another process may be about to lock it
+                    # Another process may be about to lock it.
+                    with suppress(OSError):
                         (folder / OWNER).unlink(missing_ok=True)
                         folder.rmdir()
 
     def refuse_owned(self, folder: Path) -> None:
-        """Refuse a folder that another process has, before anything slow starts.
+        """Refuse a folder that another process holds, before anything slow starts.
 
         Raises:
-            ConfigError: another process has it; the message names it.
+            ConfigError: another process holds it; the message names that process.
         """
         if folder.is_dir() and has_owner(folder):
             raise self.at_work(folder, folder)
 
     def at_work(self, folder: Path, locked: Path) -> ConfigError:
-        """Return the error for a `folder` that another process has; `locked` is the folder that it has locked."""
+        """Return the error for a `folder` that another process holds; `locked` is the folder with its lock."""
         told = f"another process is at work on it: {owner(locked)}"
         return ConfigError(self.thing, str(folder), f"{told}; wait for its end, or {self.remedy}")
 
 
 def contents(folder: Path) -> list[str]:
-    """Names of what is in `folder`, in order, without the file that says whose it is."""
+    """Return the names in `folder` in order, without the lock file."""
     return sorted(name for name in os.listdir(folder) if name != OWNER)
 
 
 def clear(folder: Path) -> None:
-    """Remove what is in `folder`, but not the file that is locked. Links are removed, not followed."""
+    """Remove the content of `folder` except the lock file. Links are removed, not followed."""
     for name in contents(folder):
         path = folder / name
         if path.is_dir() and not path.is_symlink():
@@ -114,10 +116,10 @@ def clear(folder: Path) -> None:
 
 
 def followed(thing: str, path: Path) -> Path:
-    """Where a link leads, or the path itself: a link to a folder or file stands for that.
+    """Return the target of a link, or the path itself if it is not a link.
 
     Raises:
-        ConfigError: it leads nowhere.
+        ConfigError: the link leads nowhere.
     """
     if not path.is_symlink():
         return path
@@ -133,12 +135,12 @@ def refuse_other_file(thing: str, path: Path, ours: Callable[[Path], bool]) -> N
     Empty files, devices and pipes pass.
 
     Args:
-        thing: the setting that names it.
+        thing: setting that names the file.
         path: the file.
-        ours: True for a file of the kind that is written.
+        ours: predicate for files of the kind that is written.
 
     Raises:
-        ConfigError: it is of another kind, or a folder.
+        ConfigError: the file is of another kind, or it is a folder.
     """
     if path.is_dir():
         raise ConfigError(thing, str(path), "it is a folder; name a file")
@@ -148,15 +150,15 @@ def refuse_other_file(thing: str, path: Path, ours: Callable[[Path], bool]) -> N
 
 
 def refuse_inputs(thing: str, out: Path, inputs: Iterable[tuple[str, str]]) -> None:
-    """Refuse to replace `out` where something that the command reads lies in it.
+    """Refuse to replace `out` if it contains an input of the command.
 
     Args:
         thing: name of the output, for the message.
-        out: what would be replaced.
-        inputs: settings and what each names: a path, one after a prefix and a colon, or something else.
+        out: path that would be replaced.
+        inputs: settings and their values. A value is a path, a path behind a prefix and a colon, or something else.
 
     Raises:
-        ConfigError: one of them is `out`, or in it.
+        ConfigError: an input is `out`, or lies in it.
     """
     final = Path(os.path.realpath(out))
     for setting, said in inputs:
@@ -171,7 +173,7 @@ def check_name(name: str) -> None:
     """Refuse a name that is not one component of a path.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the name is something else.
     """
     if name in ("", ".", "..") or set(name) & {"/", "\0"}:
         remedy = "give one name for a folder below --out: not empty, not . or .., and without a slash"

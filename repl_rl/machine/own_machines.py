@@ -1,4 +1,4 @@
-"""Machines of a Ray cluster that are started on this one, for one run, and ended with it."""
+"""Machines of a Ray cluster that are started on this host for one run, and ended with it."""
 
 import logging
 import os
@@ -32,19 +32,23 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 STORE_BYTES = 256 << 20
-"""Of each machine that is started here: its nodes read weights from the owner's folder, so little goes that way."""
+"""Object store of each machine that is started here. It can be small, because workers read weights from the owner's
+folder."""
 _TRIES = 4
-"""Starts of a machine: a busy one misses a limit of Ray's own, 15 s, that nothing moves."""
+"""Attempts to start a machine. On a busy host, a start can miss a limit in Ray of 15 s, which cannot be configured."""
 _HEADLESS_S = 24 * 3600
-"""How long Ray leaves processes alone whose head is gone. It would end this one after a minute, state or no state."""
+"""Time that Ray keeps processes after their head is gone, seconds. By default, Ray would end this process after a
+minute, even with unsaved state."""
 
 
 @contextmanager
 def machines_here(thing: str, simulated: int) -> Iterator[Machines]:
-    """Machines on this one: one that holds everything, or a head and `simulated` others. For main threads alone.
+    """Start Ray machines on this host: one with all resources, or a head and `simulated` others.
+
+    Call it from the main thread only.
 
     Raises:
-        ConfigError: they do not come up.
+        ConfigError: the machines do not start.
     """
     with private_folder(Path(tempfile.gettempdir()), "repl_rl-ray-") as folder:
         yield from _machines(thing, simulated, folder)
@@ -54,8 +58,9 @@ def _machines(thing: str, simulated: int, folder: Path) -> Iterator[Machines]:
     machines = Machines(shutdown_at_exit=True)
     head: dict[str, object] = {"num_cpus": 0 if simulated else 1, "temp_dir": str(folder)}
     if not simulated:
-        head["num_gpus"] = None  # as many as Ray finds
-    # Ray writes the address where every other program of this user would look for a cluster.
+        # With None, Ray detects the GPUs.
+        head["num_gpus"] = None
+    # By default, Ray writes the address where all programs of this user look for a cluster.
     (folder / "ray").mkdir()
     alone = {"RAY_TMPDIR": str(folder)}
     try:
@@ -66,13 +71,14 @@ def _machines(thing: str, simulated: int, folder: Path) -> Iterator[Machines]:
         yield machines
     finally:
         for machine in machines.list_all_nodes():
-            end_now(processes_of(machine))  # Ray's own way waits for a head that is gone
+            # Ray's own shutdown would wait for a head that is gone.
+            end_now(processes_of(machine))
         with signals_kept(), variables(alone):
             machines.shutdown()
 
 
 def processes_of(machine: Machine) -> list[int]:
-    """Those of a machine that was started here: Ray's, and all that they have started."""
+    """Return the pids of a machine that was started here: Ray's processes and all their descendants."""
     rays = [one.process.pid for kind in machine.all_processes.values() for one in kind]
     return [*rays, *(pid for ray in rays for pid in descendants(ray))]
 
@@ -85,10 +91,10 @@ def remove_machine(machines: Machines, machine: Machine) -> None:
 
 
 def add_machine(machines: Machines, thing: str = "fleet", **options: object) -> Machine:
-    """Start one more machine here, on the loopback address, and again where it did not come up.
+    """Start one more machine on the loopback address, and retry if it does not come up.
 
     Raises:
-        ConfigError: it does not come up.
+        ConfigError: the machine does not come up.
     """
     for left in reversed(range(_TRIES)):
         before, head, workers = set(descendants(os.getpid())), machines.head_node, set(machines.worker_nodes)
@@ -98,7 +104,8 @@ def add_machine(machines: Machines, thing: str = "fleet", **options: object) -> 
                     node_ip_address=LOOPBACK, object_store_memory=STORE_BYTES, **options
                 )
                 return machine
-        except Exception as error:  # Ray has no kind of its own for this
+        except Exception as error:
+            # Ray raises no specific exception here. Remove what the failed start left behind before the next attempt.
             end_now(set(descendants(os.getpid())) - before)
             machines.head_node, machines.worker_nodes = head, workers
             log.warning("a machine of the Ray cluster did not come up: %s", brief(error))
@@ -110,14 +117,16 @@ def add_machine(machines: Machines, thing: str = "fleet", **options: object) -> 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Whatever of Ray starts meanwhile is this run's alone."""
+    """Make each Ray cluster that starts in the block private to this run."""
     ours = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_kill_worker_timeout_milliseconds": "1000",  # until a frozen actor is ended by force
+        # Time until a frozen actor is killed.
+        "RAY_kill_worker_timeout_milliseconds": "1000",
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEADLESS_S),
-        constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",  # Ray calls it so: every address is the loopback one
+        # With clusters disabled, Ray uses the loopback address for every node.
+        constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
     }
     clusters = constants.ENABLE_RAY_CLUSTER
     try:
@@ -131,26 +140,29 @@ def alone() -> Iterator[None]:
 
 
 def left_to_nodes() -> Mapping[str, str]:
-    """Where there are several GPUs the first ones are left to the processes that train here, one to each."""
+    """Return the environment that leaves the first GPUs to the local training processes, one GPU per process.
+
+    It is empty if no further GPU exists.
+    """
     ids = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids()
     left = (list(map(str, range(gpus_there()))) if ids is None else ids)[launched.local_processes() :]
     return {"CUDA_VISIBLE_DEVICES": ",".join(left)} if left else {}
 
 
 def gpus_there() -> int:
-    """GPUs of this machine, whichever of them this process may use."""
+    """Return the number of GPUs of this machine, including those hidden from this process."""
     return int(NvidiaGPUAcceleratorManager.get_current_node_num_accelerators())
 
 
 def _read_again() -> None:
-    """Ray has read its variables when it was imported."""
+    """Make Ray read its environment variables again, because it reads them only on import."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
 def signals_kept() -> Iterator[None]:
-    """Ray takes signals for itself; afterwards they are whose they were."""
+    """Restore the handlers of SIGINT and SIGTERM after the block, because Ray replaces them."""
     mine = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if mine else {}
     try:

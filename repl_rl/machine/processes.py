@@ -1,4 +1,4 @@
-"""Processes that a process has started, and the one that has started it."""
+"""Descendants of a process, and the end of a process with its parent."""
 
 import os
 import signal
@@ -12,13 +12,14 @@ _LOOK_S = 0.5
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and those that they have."""
+    """Return the pids of all descendants of a process."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has just ended
+            except OSError:
+                # The process has just ended.
                 continue
             parents.setdefault(parent, []).append(int(entry.name))
     found, left = list[int](), [pid]
@@ -30,7 +31,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def end_now(pids: Iterable[int]) -> None:
-    """End processes with SIGKILL; of this one's own children nothing is left, not even their number."""
+    """End processes with SIGKILL, and reap those that are children of this process."""
     doomed = tuple(pids)
     for pid in doomed:
         with suppress(ProcessLookupError):
@@ -41,10 +42,11 @@ def end_now(pids: Iterable[int]) -> None:
 
 
 def end_with_parent() -> None:
-    """From now on this process ends, at once and without a word, when the one that has started it does."""
+    """Make this process exit at once and silently when its parent process ends."""
     parent = os.getppid()
 
     def watch() -> None:
+        # An orphan gets another parent.
         while os.getppid() == parent:
             time.sleep(_LOOK_S)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What the system refused, and what to do about it: a disk, or this process's files."""
+"""Operating system errors, such as a full disk or too many open files, and their remedies."""
 
 import errno
 import os
@@ -20,11 +20,11 @@ _REMEDIES = {
     errno.ENFILE: "this machine has no file left to open: end what holds them",
 }
 _PROBE = bytes(1 << 20)
-"""Written where whoever could not write did not say what the system said."""
+"""Content of a test write, for errors that do not carry the system's reason."""
 
 
 def remedy(code: int | None) -> str | None:
-    """What to do where the system refused with that `errno`; None: it is none that a person mends."""
+    """Return the remedy for an `errno`, or None if a user cannot fix it."""
     if code == errno.EMFILE:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"give this process more than {soft} open files (ulimit -n, here up to {hard}), or a lower --concurrency"
@@ -32,26 +32,29 @@ def remedy(code: int | None) -> str | None:
 
 
 def cause(error: BaseException, path: Path | None = None) -> int | None:
-    """The `errno` behind an error, wrapped by libraries or not; None: it is another error.
+    """Return the `errno` behind an error, even if a library wrapped it. Return None for other errors.
 
-    Where writing to `path` failed and nobody says why, that is tried.
+    If writing to `path` failed for an unknown reason, a test write finds the reason.
     """
     code: object = getattr(error, "errno", None)
     if isinstance(code, int):
         return code
     text = str(error)
     known = next((code for code in (*_REMEDIES, errno.EMFILE) if os.strerror(code) in text), None)
-    if known is None and path is not None and isinstance(error, RuntimeError):  # torch does not say why
+    # torch does not pass the reason on.
+    if known is None and path is not None and isinstance(error, RuntimeError):
         return _probed(path)
     return known
 
 
 @contextmanager
 def writing(thing: str, path: Path, what: str = "it", then: str = "") -> Iterator[None]:
-    """Have what the system refuses within the block told in one line: `thing` at `path`, why, what to do, and `then`.
+    """Turn operating system errors in the block into a `ConfigError` of one line.
+
+    The message names `thing`, `path`, the cause, the remedy and `then`.
 
     Raises:
-        ConfigError: it was refused.
+        ConfigError: the system refused an operation.
     """
     try:
         yield
@@ -67,7 +70,7 @@ def writing(thing: str, path: Path, what: str = "it", then: str = "") -> Iterato
 
 
 def _probed(path: Path) -> int | None:
-    """The `errno` of writing to the folder of `path`; None: it can be written."""
+    """Return the `errno` of a test write to the folder of `path`, or None if it succeeds."""
     folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

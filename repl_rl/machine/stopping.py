@@ -1,7 +1,7 @@
-"""SIGTERM, SIGUSR1 and SIGHUP end a program like Ctrl-C does: what is open is closed, what is to be said is said.
+"""Graceful shutdown on SIGTERM, SIGUSR1 and SIGHUP, as on Ctrl-C: resources are closed and last messages are printed.
 
-Clusters send the first two a while before they take a machine away. A closed terminal and a lost ssh connection send
-the third. The first signal begins the end; a second one, a second later or more, leaves at once.
+Clusters send the first two some time before they take a machine away. A closed terminal and a lost ssh connection send
+the third. The first signal starts the shutdown; another one, at least a second later, ends the process at once.
 """
 
 import os
@@ -16,25 +16,25 @@ from types import FrameType
 from repl_rl.errors import EngineDied
 
 STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""The signals that end a program here."""
+"""Signals that shut a program down."""
 QUIET_S = 1.0
-"""Signals that come so soon after the first are taken for the same: who ends a group of processes and its leader sends
-each of them one."""
+"""Signals within this time after the first count as the same, seconds. A sender may address a process group and its
+leader."""
 _TOLD_S = 3.0
-"""How long a signal may come after that of our engine's process."""
+"""Time to wait for a signal after our engine's process ended, seconds."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, SIGUSR1 or SIGHUP came. Whatever lets an interrupt pass lets this pass."""
+    """SIGTERM, SIGUSR1 or SIGHUP arrived. Code that lets `KeyboardInterrupt` pass lets this pass, too."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
-        """The signal."""
+        """Number of the signal."""
 
 
 class _Handler:
-    """Raises an interrupt in the main thread: at once, or as soon as nobody holds it back."""
+    """Signal handler that raises an interrupt in the main thread, at once or when no caller holds it back any more."""
 
     def __init__(self) -> None:
         self._holders = 0
@@ -44,6 +44,7 @@ class _Handler:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
+        # A second signal ends the process, unless it is a copy of the first.
         if self._came_s > float("-inf"):
             if now_s - self._came_s >= QUIET_S:
                 os._exit(128 + number)
@@ -57,7 +58,7 @@ class _Handler:
         self._pending = stop
 
     def wait(self) -> Terminated | None:
-        """Give a signal that is on its way the time to come, once."""
+        """Wait for a signal that may follow shortly, but only on the first call."""
         if not self._waited:
             self._waited = True
             try:
@@ -67,13 +68,13 @@ class _Handler:
         return None
 
     def hold(self) -> None:
-        """Hold back what comes, Ctrl-C too, until `release` was called as often."""
+        """Hold back signals, including Ctrl-C, until `release` was called as often."""
         self._holders += 1
         if self._holders == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self)
 
     def release(self) -> None:
-        """Hold no longer; raise what has come meanwhile."""
+        """Undo one `hold`; the last one raises the signal that arrived meanwhile."""
         self._holders -= 1
         if self._holders:
             return
@@ -85,22 +86,25 @@ class _Handler:
 
 
 def _leave_terminal() -> None:
-    """Let standard streams of a terminal that was closed lead nowhere: each write to it would be an error."""
+    """Redirect standard streams of a closed terminal to /dev/null, because every write to them would fail."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         try:
             is_device = stat.S_ISCHR(os.fstat(stream).st_mode)
-        except OSError:  # it was closed before the start
+        except OSError:
+            # The stream was closed before the program started.
             continue
-        if is_device and not os.isatty(stream):  # a closed terminal is none any more
+        # A closed terminal is still a character device, but no longer a tty.
+        if is_device and not os.isatty(stream):
             os.dup2(nowhere, stream)
     os.close(nowhere)
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within the block SIGTERM, SIGUSR1 and SIGHUP raise `Terminated`. A signal that is ignored stays ignored."""
+    """Raise `Terminated` on SIGTERM, SIGUSR1 and SIGHUP within the block. An ignored signal stays ignored."""
     if threading.current_thread() is not threading.main_thread():
+        # Only the main thread can set signal handlers.
         yield
         return
     handler = _Handler()
@@ -116,20 +120,20 @@ def terminable() -> Iterator[None]:
 
 
 def hold() -> None:
-    """Let no signal interrupt what follows, until `release` was called as often: it would leave something half-done."""
+    """Hold back signals until `release` was called as often, because an interrupt would leave something half-done."""
     if (handler := _handler()) is not None:
         handler.hold()
 
 
 def release() -> None:
-    """Undo one `hold`; the last one raises what has come meanwhile."""
+    """Undo one `hold`; the last one raises the signal that arrived meanwhile."""
     if (handler := _handler()) is not None:
         handler.release()
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """A short block that is not to be left half-way: what comes meanwhile is raised at its end."""
+    """Hold back signals during a short block that must not be left half-way, and raise them at its end."""
     hold()
     try:
         yield
@@ -138,14 +142,17 @@ def undisturbed() -> Iterator[None]:
 
 
 def _handler() -> _Handler | None:
-    """Ours, in the main thread of a program that is `terminable`."""
+    """Return the installed handler of `terminable`, or None outside its block and outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return next((found for number in STOPS if isinstance(found := signal.getsignal(number), _Handler)), None)
 
 
 def explained(error: BaseException) -> BaseException:
-    """`error`, or the `Terminated` behind it: who stops a group of processes may reach the engine's before this one."""
+    """Return the `Terminated` that caused an engine's death, or `error` itself.
+
+    A signal to a process group may reach the engine's process before this one.
+    """
     handler = _handler()
     if isinstance(error, EngineDied) and handler is not None:
         return handler.wait() or error

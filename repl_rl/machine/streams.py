@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, or read by nobody."""
+"""Standard streams that are closed, full, or no longer read."""
 
 import io
 import logging
@@ -14,11 +14,12 @@ from repl_rl.errors import ConfigError
 log = logging.getLogger(__name__)
 
 Lost = Callable[[OSError], None]
-"""Given the reason, once, when a stream takes no more. What it raises, the writer gets."""
+"""Callback for a stream that accepts no more output. It gets the reason once. The writer gets the exception that it
+raises."""
 
 
 class _Forgiving(io.FileIO):
-    """A descriptor that takes /dev/null's place as soon as nothing can be written to it."""
+    """A file descriptor that is redirected to /dev/null as soon as a write fails."""
 
     def __init__(self, number: int, lost: Lost) -> None:
         super().__init__(number, "w", closefd=False)
@@ -36,13 +37,13 @@ class _Forgiving(io.FileIO):
 
 
 def settle_streams(outlast: bool) -> None:
-    """Make standard streams safe to use, whatever they are.
+    """Make the standard streams safe to use in any state.
 
-    Closed ones are opened on /dev/null: else the next file that is opened has their number, and gets what is printed.
-    What cannot be written to standard error is dropped.
+    Closed streams are opened on /dev/null. Otherwise, the next file to be opened would get their number and receive the
+    output. Output that standard error does not accept is dropped.
 
     Args:
-        outlast: what cannot be written to standard output is dropped, with one warning; else the writer gets an error.
+        outlast: drop output that standard output does not accept, with one warning; otherwise the writer gets an error.
     """
     sys.stdin = _opened(0, sys.stdin, "r")
     sys.stdout = _forgiving(_opened(1, sys.stdout, "w"), _warn if outlast else _refuse)
@@ -50,9 +51,10 @@ def settle_streams(outlast: bool) -> None:
 
 
 def _opened(number: int, stream: TextIO | None, mode: Literal["r", "w"]) -> TextIO:
-    """`stream`; or /dev/null, under its number unless another file has that, where it was closed as we began.
+    """Return `stream`, or a stream on /dev/null if it was closed when the process started.
 
-    Python has a stream for a number that was closed if it had a file open under it for a moment.
+    The new stream has the standard number, unless another file has it. Python creates a stream even for a closed number
+    if a file was open under it for a moment.
     """
     try:
         os.fstat(number)
@@ -67,7 +69,8 @@ def _opened(number: int, stream: TextIO | None, mode: Literal["r", "w"]) -> Text
 
 
 def _forgiving(stream: TextIO, lost: Lost) -> TextIO:
-    if not isinstance(stream, io.TextIOWrapper):  # a notebook's, for instance
+    # For example, the stream of a notebook.
+    if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
     return io.TextIOWrapper(

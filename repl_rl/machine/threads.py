@@ -1,4 +1,4 @@
-"""Calls that may never return: each in a daemon thread, which does not keep the process alive."""
+"""Calls that may never return. Each runs in a daemon thread, which does not keep the process alive."""
 
 import asyncio
 import threading
@@ -11,14 +11,15 @@ T = TypeVar("T")
 
 
 class InThread(threading.Thread, Generic[T]):
-    """Calls a function in a daemon thread, at once. `join` waits for it; it may be left behind."""
+    """A daemon thread that calls a function at once. `join` waits for it; it may also be left running."""
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._function = function
         self.outcome: Future[T] = Future()
-        """What the function returned or raised, `SystemExit` included."""
-        self.outcome.set_running_or_notify_cancel()  # who stops waiting must not cancel it: the thread goes on
+        """The function's result or exception, including `SystemExit`."""
+        # A caller that stops waiting must not cancel the future, because the thread keeps running.
+        self.outcome.set_running_or_notify_cancel()
         self.start()
 
     def run(self) -> None:
@@ -31,23 +32,27 @@ class InThread(threading.Thread, Generic[T]):
 
 
 async def in_thread(function: Callable[[], object], name: str) -> object:
-    """What `function` returns in a daemon thread, which is left behind when the wait for it is cancelled."""
+    """Return the result of `function`, run in a daemon thread. If the wait is cancelled, the thread keeps running."""
     return await settled(InThread(function, name))
 
 
 async def settled(thread: InThread[object]) -> object:
-    """What the thread's function returned or raised, as far as an event loop bears it; the wait can be cancelled."""
+    """Return the result of the thread's function, or raise its exception. The wait can be cancelled.
+
+    An exception that an event loop cannot pass on becomes a `RuntimeError`.
+    """
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def wake(_: Future[object]) -> None:
-        with suppress(RuntimeError):  # the loop may be closed by now: then nobody waits
+        # The loop may be closed by now, so that no coroutine is waiting.
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(done.set)
 
     thread.outcome.add_done_callback(wake)
     await done.wait()
     error = thread.outcome.exception()
-    # StopIteration is none for a coroutine to raise, and SystemExit would end the event loop.
+    # A coroutine cannot raise StopIteration, and SystemExit would end the event loop.
     if isinstance(error, StopIteration) or not isinstance(error, Exception | None):
         raise RuntimeError(repr(error)) from error
     return thread.outcome.result()

@@ -1,4 +1,4 @@
-"""A limit on the CPU time of Python code that somebody else wrote and that may come to no end."""
+"""CPU time limit for foreign Python code that may never return."""
 
 import ctypes
 import threading
@@ -10,11 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _LOOK_S = 0.2
-"""How often the watching thread looks at what is at work."""
+"""Interval between two checks of the limited calls, seconds."""
 
 
 class _Overdue(BaseException):
-    """Raised in a thread that is over its limit. No handler for `Exception` keeps it."""
+    """Raised in a thread that is over its limit. A handler for `Exception` does not catch it."""
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class _Call:
 
 
 class _Watch:
-    """One thread that looks at all limited calls; it sleeps where there are none."""
+    """A thread that checks all limited calls; it sleeps if no call is active."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,9 +34,9 @@ class _Watch:
         self._begun = False
 
     def enter(self, seconds: float) -> _Call:
-        """Begin to watch the calling thread."""
+        """Start to watch the calling thread."""
         thread = threading.get_ident()
-        # CPU time, so that a machine that is busy with other things ends nothing.
+        # CPU time rather than wall time, so that a busy machine ends no call.
         clock = time.pthread_getcpuclockid(thread)
         call = _Call(thread, clock, time.clock_gettime(clock) + seconds)
         with self._lock:
@@ -48,13 +48,14 @@ class _Watch:
         return call
 
     def leave(self, call: _Call) -> None:
-        """Stop watching it. An exception that was raised in its thread and has not arrived yet arrives here."""
+        """Stop watching a call. An exception that was raised in its thread and is still pending is delivered here."""
         with self._lock:
             self._calls.discard(call)
-        # To take it back is no way: CPython then takes its slow path at every check for events, for good, and under
-        # sys.setprofile never leaves the first such check of a function (3.11).
+        # CPython delivers pending exceptions at the end of each loop turn. Withdrawing the exception is no alternative:
+        # CPython then takes its slow path at every check for events, for good, and under sys.setprofile never leaves
+        # the first such check of a function (3.11).
         for _ in range(2):
-            pass  # a check at the end of each turn
+            pass
 
     def _look(self) -> None:
         while True:
@@ -62,6 +63,7 @@ class _Watch:
             time.sleep(_LOOK_S)
             with self._lock:
                 for call in [each for each in self._calls if time.clock_gettime(each.clock) > each.until_s]:
+                    # Remove the call, so that the exception is raised only once.
                     self._calls.discard(call)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.thread), ctypes.py_object(_Overdue))
                 if not self._calls:
@@ -72,10 +74,11 @@ _WATCH = _Watch()
 
 
 def limited(call: Callable[[], T], seconds: float) -> T:
-    """The result of `call`, which may take so much CPU time of its thread. One operation within C is not interrupted.
+    """Return the result of `call`, which may use `seconds` of CPU time of its thread. A single C operation is not
+    interrupted.
 
     Raises:
-        TimeoutError: it took more.
+        TimeoutError: the call used more.
     """
     try:
         watched = _WATCH.enter(seconds)

@@ -1,4 +1,4 @@
-"""A Ray cluster in a process of its own: `python -P -m repl_rl.machine.trial MACHINES`. It ends when its input does."""
+"""A Ray cluster in a separate process: `python -P -m repl_rl.machine.trial MACHINES`. It ends when its input does."""
 
 import sys
 

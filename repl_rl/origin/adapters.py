@@ -1,4 +1,4 @@
-"""Folders of adapters, as PEFT writes them: merged once into the weights of their base."""
+"""Adapters in PEFT's format, merged once into the weights of their base."""
 
 import json
 import shutil
@@ -12,21 +12,21 @@ from repl_rl.origin.stamp import stamp
 
 _CONFIG = "adapter_config.json"
 _CODE = ("megatron_config",)
-"""Keys with which PEFT imports the module that another key names; older versions of it import any."""
+"""Keys that make PEFT import the module that another key names; older versions of PEFT import any."""
 _WEIGHTS = "adapter_model.safetensors"
 _TOKENIZER_FILES = ("*token*", "vocab*", "merges*", "chat_template*")
 
 
 def holds_adapters(folder: Path) -> bool:
-    """It has adapters, and no model of its own."""
+    """Return True if the folder has adapters, and no model."""
     return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def base_of(folder: Path) -> str:
-    """What the adapters in `folder` belong to: a folder, a file, or a name of the hub, with the revision if it has one.
+    """Return the base of the adapters in `folder`: a folder, a file, or a name of the hub with its revision, if given.
 
     Raises:
-        ConfigError: the adapters do not say, or their config names code.
+        ConfigError: the adapters name no base, or their config names code.
     """
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ def base_of(folder: Path) -> str:
 
 
 def merge(folder: Path, base: Path, place: Path, tell: Callable[[str], None]) -> Path:
-    """The model in `base` with the adapters in `folder` merged into its weights, as a folder in `place`, made once.
+    """Merge the adapters in `folder` into the model in `base`, as a folder in `place` that is made once.
 
     The tokenizer is that of the adapters, or else of the base.
 
@@ -54,6 +54,7 @@ def merge(folder: Path, base: Path, place: Path, tell: Callable[[str], None]) ->
         raise ConfigError("adapters", str(folder), f"they have no {_WEIGHTS}; save them with safetensors")
     if find_spec("peft") is None:
         raise ConfigError("adapters", str(folder), "they need the package peft: pip install 'repl_rl[lora]'")
+    # The stamp covers both sides, so a new base or new adapters are merged again.
     of = (folder / _CONFIG, folder / _WEIGHTS, base / "config.json", *sorted(base.glob("*.safetensors")))
     made = place / f"{folder.resolve().name}-{stamp(*(file for file in of if file.is_file()))}"
     if not made.is_dir():
@@ -63,23 +64,25 @@ def merge(folder: Path, base: Path, place: Path, tell: Callable[[str], None]) ->
 
 
 def _merge(folder: Path, base: Path, made: Path) -> None:
-    # imported here: seconds, for a step that is taken once
+    # Import here, because it takes seconds and a merge happens once.
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config = AutoConfig.from_pretrained(base)
-        # Kernels that a stranger's file names would be looked for on the hub.
+        # A stranger's config may name kernels, which transformers would download from the hub.
         config._attn_implementation = config._experts_implementation = None
         plain = AutoModelForCausalLM.from_pretrained(base, config=config, dtype="auto")
         model = PeftModel.from_pretrained(plain, str(folder))
         needed, there = set(get_peft_model_state_dict(model)), set(load_file(folder / _WEIGHTS))
         whole = model.merge_and_unload(safe_merge=True)
-    except Exception as error:  # PEFT has no root for what it raises about foreign files
+    # PEFT's errors about foreign files have no common base class.
+    except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         remedy = f"they cannot be merged with {base}: {reason}; give the base that they were trained on"
         raise ConfigError("adapters", str(folder), remedy) from error
+    # PEFT loads incomplete adapters without an error, so compare the names of the weights.
     if missing := sorted(needed - there):
         remedy = f"they do not fit {base}: {missing[0]} is not among them; give the base that they were trained on"
         raise ConfigError("adapters", str(folder), remedy)

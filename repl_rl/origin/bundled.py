@@ -1,4 +1,4 @@
-"""Return True for the folder of the bundled policy, or of a policy trained from it."""
+"""Recognition of the bundled policy, and of policies trained from it."""
 
 import json
 from pathlib import Path
@@ -12,18 +12,18 @@ _SHAPE = (
 
 
 def is_bundled_kind(folder: Path) -> bool:
-    """True where config.json has the bundled policy's shape and tokenizer.json its vocabulary.
+    """Return True if config.json has the bundled policy's shape and tokenizer.json its vocabulary.
 
-    Every checkpoint of a run and every policy of `repl-rl sft` has both, of whatever version, and no pretrained model
-    has that vocabulary: it was made for the bundled policy (`repl_rl.coldstart.fresh`). A folder that cannot be read is
-    of another kind.
+    Every checkpoint of a run and every policy of `repl-rl sft` has both, in all versions. No pretrained model has this
+    vocabulary, because it was made for the bundled policy (`repl_rl.coldstart.fresh`). A folder that cannot be read
+    gives False.
     """
     own = _read(asset("policies/quickstart"))
     return own is not None and _read(folder) == own
 
 
 def _read(folder: Path) -> object:
-    """Read the shape and the vocabulary that identify the bundled policy. None: unreadable."""
+    """Return the shape and the vocabulary that identify the bundled policy, or None if they cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""GGUF files: their weights are dequantised once, into a folder like any other model's."""
+"""GGUF files, dequantized once into a folder like that of any other model."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ _END_OF_TURN = "tokenizer.ggml.eot_token_id"
 
 
 def dequantise(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
-    """The model in `file` as a folder in `place`: float32 weights, config, tokenizer with chat template, end tokens.
+    """Convert the model in `file` to a folder in `place`: float32 weights, config, tokenizer with chat template.
 
-    It is made once: the folder's name has a stamp of the file.
+    The end tokens are those of the file. The conversion runs once; the folder's name has a stamp of the file.
 
     Raises:
-        ConfigError: it is no GGUF file, is cut short, or has an architecture that transformers cannot read.
+        ConfigError: it is not a GGUF file, is truncated, or has an architecture that transformers cannot read.
     """
     try:
         with file.open("rb") as stream:
@@ -38,19 +38,22 @@ def dequantise(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    # imported here: seconds, for a step that is taken once
+    # Import here, because it takes seconds and a conversion happens once.
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.integrations.gguf import read_gguf_metadata
 
-    found = file.resolve()  # a link, as the hub's cache has them, may have another name than what it leads to
+    # A link, as in the hub's cache, may have another name than its target.
+    found = file.resolve()
     where, name = str(found.parent), found.name
     try:
-        config = AutoConfig.from_pretrained(where, gguf_file=name)  # refuses an unknown architecture at once
+        # Fails early for an unknown architecture.
+        config = AutoConfig.from_pretrained(where, gguf_file=name)
         metadata, _ = read_gguf_metadata(str(file))
         head_dim = metadata.get(f"{metadata['general.architecture']}.attention.key_length")
         if head_dim is not None and hasattr(config, "head_dim"):
-            config.head_dim = head_dim  # transformers leaves it at the default of the architecture
+            # transformers leaves it at the default of the architecture.
+            config.head_dim = head_dim
         tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
         model, told = AutoModelForCausalLM.from_pretrained(
             where,
@@ -60,10 +63,12 @@ def _convert(file: Path, folder: Path) -> None:
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
-    except Exception as error:  # whatever a parser makes of foreign bytes
+    # A parser may raise anything for foreign bytes.
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         remedy = f"transformers cannot read it: {reason}; get the file again, or give a folder with safetensors"
         raise ConfigError("GGUF file", str(file), remedy) from error
+    # transformers initializes missing weights at random, so compare all shapes with those of the config.
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     with torch.device("meta"):
         expected = {name: w.shape for name, w in AutoModelForCausalLM.from_config(config).state_dict().items()}
@@ -71,6 +76,7 @@ def _convert(file: Path, folder: Path) -> None:
     if wrong:
         remedy = f"weights are missing or of another shape than it says: {wrong[0]}, {len(wrong)} in all; get another"
         raise ConfigError("GGUF file", str(file), remedy)
+    # End the turn as well as the text: chat models stop at either token.
     ends = {tokenizer.eos_token_id, model.generation_config.eos_token_id, metadata.get(_END_OF_TURN)} - {None}
     model.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else ends.pop()
     with whole_folder(folder) as made:
@@ -80,8 +86,8 @@ def _convert(file: Path, folder: Path) -> None:
 
 @contextmanager
 def _bars_on_terminals() -> Iterator[None]:
-    """Leave the progress bars of transformers out of a log file, where they end no line."""
-    # imported here: seconds, for a step that is taken once
+    """Disable transformers' progress bars if stderr is not a terminal, because they would fill a log file."""
+    # Import here, because it takes seconds and a conversion happens once.
     from transformers.utils import logging
 
     silenced = logging.is_progress_bar_enabled() and not sys.stderr.isatty()

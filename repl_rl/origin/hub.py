@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, through its own client: its cache, its token, its progress bars."""
+"""Models of the Hugging Face hub, downloaded with its own client, which has cache, token and progress bars."""
 
 import os
 import re
@@ -12,24 +12,24 @@ from repl_rl.errors import ConfigError
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANSWER_S = 10.0
-"""How long the hub may take for the first answer: a person waits."""
+"""Timeout of the hub's first response, seconds."""
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 _UNWANTED = ["*/*", "consolidated*", "training_args*"]
-"""Copies of the same weights in other layouts, most of them in folders of their own."""
+"""Patterns of copies of the same weights in other layouts, mostly in subfolders."""
 _FLOORS = ("config.json", "adapter_config.json"), ("*.safetensors",)
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """`owner/name`, and which revision of it."""
+    """Name of a model on the hub, `owner/name`, and its revision."""
 
     name: str
     revision: str | None = None
-    """Branch, tag or commit; None: the default branch."""
+    """Branch, tag or commit; None means the default branch."""
 
     @classmethod
     def of(cls, text: str) -> Self | None:
-        """`owner/name` or `owner/name@revision`; None: the text is neither."""
+        """Parse `owner/name` or `owner/name@revision`; return None for any other text."""
         found = _NAME.fullmatch(text)
         return cls(found["name"], found["revision"]) if found and not text.endswith(".gguf") else None
 
@@ -39,24 +39,26 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A model in the hub's cache."""
+    """Model in the hub's cache."""
 
     folder: Path
     name: HubName
-    """With its commit."""
+    """Name with its commit."""
     fallback: str | None = None
-    """Why it was taken although the hub may have a newer one; None: the hub was asked, or a commit was named."""
+    """Reason why a possibly outdated copy is used. None means that the hub responded, or that a commit was named."""
 
 
 def download(name: HubName, tell: Callable[[str], None]) -> Copy:
-    """That model in the hub's cache; what is not cached is downloaded.
+    """Return the model in the hub's cache, and download missing files.
 
-    A commit that is cached whole is not asked for again. Where the hub does not answer, the cached copy of a branch or
-    tag is taken, and that is told.
+    A commit that is completely cached needs no request. If the hub does not respond, the cached copy of a branch or tag
+    is used, and the callback gets a line about it.
 
     Raises:
-        ConfigError: there is no such model or revision, it may not be read, or it is not cached and cannot be had.
+        ConfigError: the model or revision does not exist, it may not be read, or it is not cached and the hub does not
+            respond.
     """
+    # A commit never changes, so a complete copy needs no request.
     if name.revision and _COMMIT.fullmatch(name.revision) and (folder := _cached(name)):
         return Copy(folder, name)
     unreachable = _ask(name)
@@ -73,7 +75,7 @@ def download(name: HubName, tell: Callable[[str], None]) -> Copy:
 
 
 def named(folder: Path) -> HubName | None:
-    """The model whose commit `folder` is in the hub's cache; None: it is no such folder."""
+    """Return the hub's name and commit of a snapshot folder in its cache, or None for any other folder."""
     owner_and_name = folder.parent.parent.name.split("--")
     if folder.parent.name != "snapshots" or owner_and_name[0] != "models" or not _COMMIT.fullmatch(folder.name):
         return None
@@ -81,17 +83,18 @@ def named(folder: Path) -> HubName | None:
 
 
 def _ask(name: HubName) -> str | None:
-    """Ask the hub whether it has that. Returns why it does not answer; None: it does, and it has.
+    """Request the model from the hub. Return the reason if the hub does not respond, or None if it has the model.
 
     Raises:
-        ConfigError: it has not, or refuses.
+        ConfigError: the hub does not have it, or refuses access.
     """
-    # half a second to import, as below: only names of the hub need it
+    # Import here and below, because it takes half a second and only hub models need it.
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         HfApi().model_info(name.name, revision=name.revision, timeout=_ANSWER_S)
+    # Subclasses first: a gated model is also a missing one, and both are HTTP errors.
     except RevisionNotFoundError as error:
         raise ConfigError(f"revision of {name.name}", name.revision, "the hub has none of that name") from error
     except GatedRepoError as error:
@@ -105,20 +108,23 @@ def _ask(name: HubName) -> str | None:
             remedy = "the hub refuses your token; `hf auth login` gets a new one, or unset HF_TOKEN"
             raise ConfigError("model", str(name), remedy) from error
         return f"{_endpoint()} answers {status}"
-    except Exception as error:  # of the HTTP library, which is another one in each version of the client
+    # The HTTP library's errors, which differ between versions of the client.
+    except Exception as error:
         return f"{_endpoint()}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     return None
 
 
 def _fetch(name: HubName) -> Path:
-    from huggingface_hub import snapshot_download  # slow to import
+    # Slow to import.
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError
 
     try:
         found = snapshot_download(name.name, revision=name.revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
     except GatedRepoError as error:
         raise _gated(name) from error
-    except Exception as error:  # as above, and a full disk
+    # Errors of the HTTP library as above, and a full disk.
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         remedy = f"its download stopped: {reason}; what is complete is kept in {_cache()}, so try again"
         raise ConfigError("model", str(name), remedy) from error
@@ -132,8 +138,9 @@ def _fetch(name: HubName) -> Path:
 
 
 def _cached(name: HubName) -> Path | None:
-    """Its folder in the cache, if everything is there."""
-    from huggingface_hub import snapshot_download  # slow to import
+    """Return its folder in the cache if all files are there."""
+    # Slow to import.
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -150,7 +157,7 @@ def _cached(name: HubName) -> Path | None:
 
 
 def _lacking(folder: Path) -> str | None:
-    """What a folder with a model must have and this one has not."""
+    """Return the first file pattern that a model's folder needs and this one lacks."""
     for patterns in _FLOORS:
         if not any(True for pattern in patterns for _ in folder.glob(pattern)):
             return patterns[0]
@@ -174,12 +181,14 @@ def _gated(name: HubName) -> ConfigError:
 
 
 def _endpoint() -> str:
-    from huggingface_hub import constants  # slow to import
+    # Slow to import.
+    from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
 
 
 def _cache() -> str:
-    from huggingface_hub import constants  # slow to import
+    # Slow to import.
+    from huggingface_hub import constants
 
     return os.fspath(constants.HF_HUB_CACHE)

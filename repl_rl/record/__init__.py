@@ -1,1 +1,1 @@
-"""What a rollout leaves: tokens, lines, trajectories, and their figures. It knows no engine and no sandbox."""
+"""Record of a rollout: tokens, lines, trajectories, and their metrics. It uses no engine and no sandbox."""

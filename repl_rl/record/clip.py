@@ -1,11 +1,11 @@
-"""The middle of a long text gives way to a marker."""
+"""Shortening of long texts: a marker replaces the middle."""
 
 TEXT_CHARS = 4000
-"""Characters of one text that a person is shown."""
+"""Longest text that is shown to a person in full, characters."""
 
 
 def clip(text: str, most: int = TEXT_CHARS) -> str:
-    """`text`, or where it has more than `most` characters its two ends, with a visible mark of what is left out."""
+    """Return `text`, or its two ends around a visible marker if it has more than `most` characters."""
     if len(text) <= most:
         return text
     half = most // 2

@@ -1,7 +1,7 @@
-"""Pure logic of the console: lines, cells and prompts. No event loop, no I/O, no tokenizer.
+"""Pure logic of the console: lines, cells and prompts. It has no event loop, no I/O and no tokenizer.
 
-The reference is `code.InteractiveConsole`. Completeness is decided here with `codeop` only where the answer is
-certain, to save a trip to the kernel; whatever is sent on is decided again by the console inside the sandbox.
+The reference is `code.InteractiveConsole`. To save a trip to the kernel, `codeop` decides here if a cell is complete,
+but only if the answer is certain. The console in the sandbox decides again about every cell that it receives.
 """
 
 import ast
@@ -14,25 +14,26 @@ PS1 = ">>> "
 PS2 = "... "
 
 _HOST_COMPILE_CHARS = 8192
-"""Longer cells are judged by the sandboxed console alone: a hostile source must not keep the host's parser busy."""
+"""Largest cell that the host parses, characters. Longer ones are left to the sandboxed console, because hostile source
+must not keep the host's parser busy."""
 
 
 class Verdict(StrEnum):
-    """What the host knows about a cell after one more line."""
+    """Decision of the host about a cell after one more line."""
 
     VOID = "void"
-    """Blank or a comment where a cell would start: the console prints nothing and asks again."""
+    """Blank or a comment at the start of a cell: the console prints nothing and prompts again."""
     INCOMPLETE = "incomplete"
-    """The console would ask for a continuation line."""
+    """The console would prompt for a continuation line."""
     SEND = "send"
-    """Only the console can tell, or it would run (or refuse) the cell now."""
+    """Only the console can decide, or it would run (or refuse) the cell now."""
 
 
 class CellBuffer:
-    """Collects physical lines until the console would take them as one cell."""
+    """Buffer of physical lines until the console accepts them as one cell."""
 
     def __init__(self, *, decide: bool = True) -> None:
-        """`decide=False`: host and sandbox Pythons differ, so every verdict is `SEND`."""
+        """Create an empty buffer. With `decide=False`, host and sandbox Pythons differ, so every verdict is `SEND`."""
         self._decide = decide
         self._lines: list[str] = []
         self._compile = codeop.CommandCompiler()
@@ -43,7 +44,8 @@ class CellBuffer:
         return "\n".join(self._lines)
 
     def add(self, line: str) -> Verdict:
-        """Append one physical line (without its newline) and say what is known now."""
+        """Append one physical line (without its newline) and return the verdict on the cell."""
+        # Within a cell, a blank line or a comment belongs to the cell.
         if self._decide and not self._lines and (not (text := line.strip()) or text.startswith("#")):
             return Verdict.VOID
         self._lines.append(line)
@@ -56,8 +58,8 @@ class CellBuffer:
     def _incomplete(self, source: str) -> bool:
         try:
             if "__future__" not in source:
-                # What parses is complete, whether or not it compiles. That is most cells, and codeop compiles them
-                # twice; only what it compiles can leave it flags for the cells after it.
+                # Source that parses is complete, even if it does not compile. Most cells do, and codeop would compile
+                # them twice. Source with `__future__` needs codeop, which keeps compiler flags for later cells.
                 with suppress(SyntaxError):
                     compile(source, "<stdin>", "single", self._compile.compiler.flags | ast.PyCF_ONLY_AST, True)
                     return False
@@ -71,10 +73,10 @@ class CellBuffer:
 
 
 class LineBuffer:
-    """Cuts a stream of decoded text into physical lines at each newline, and at nothing else.
+    """Buffer that splits a stream of decoded text into physical lines, at newlines only.
 
-    A token may hold text after its newline, or several newlines: the text after the last one is carried into
-    the next line.
+    A token may have text after its newline, or several newlines. The text after the last one is carried into the next
+    line.
     """
 
     def __init__(self, carry: str = "") -> None:
@@ -88,22 +90,24 @@ class LineBuffer:
 
 
 class Typist:
-    """Follows the lines of a rollout: which of them were given to a console as they were written?"""
+    """Matcher of a rollout's lines with the physical lines that its console ran."""
 
     def __init__(self) -> None:
         self._buffer = LineBuffer()
 
     @property
     def carry(self) -> str:
-        """Text of the lines so far that was written after a newline, and not given to the console yet."""
+        """Text that was written after a newline so far, and that the console has not received yet."""
         return self._buffer.carry
 
     def typed(self, text: str, ran: tuple[str, ...], at_end: bool = False) -> bool:
-        """Take the next line; True where what ran are the physical lines that it closed, as many as the console took.
+        """Match the next line. Return True if the console ran the physical lines that it closed, as many as it
+        accepted.
 
-        `at_end`: an end token closed it, and with it a cell that was open. False: nothing of it ran, or something else
-        did, such as the code between two fences.
+        `at_end` means that an end token closed the line, and with it an open cell. The result is False if no part of
+        the line ran, or if other text ran, such as the code between two fences.
         """
+        # Work on a copy, so that a mismatch changes nothing.
         ahead = LineBuffer(self._buffer.carry)
         if not ran or ahead.feed(f"{text}\n\n" if at_end else text)[: len(ran)] != ran:
             return False
@@ -112,18 +116,18 @@ class Typist:
 
 
 def is_void(line: str) -> bool:
-    """True for a line that computes nothing where a cell would start: blank, a comment, or `pass`."""
+    """Return True for a line that computes nothing at the start of a cell: blank, a comment, or `pass`."""
     text = line.strip()
     return not text or text.startswith("#") or text == "pass"
 
 
 def prompt(more: bool) -> str:
-    """The prompt that the console prints next."""
+    """Return the prompt that the console prints next."""
     return PS2 if more else PS1
 
 
 def typed_lines(source: str) -> tuple[str, ...]:
-    """The physical lines that a person types for one statement: a block is closed by a blank line."""
+    """Return the physical lines that a person types for one statement. A blank line closes a block."""
     lines = tuple(source.rstrip("\n").split("\n"))
     try:
         with warnings.catch_warnings():

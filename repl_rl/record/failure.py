@@ -1,4 +1,4 @@
-"""Why a rollout was dropped: data on its trajectory, which is never rewarded and never trained on."""
+"""Failure of a dropped rollout, as data on its trajectory, which is never rewarded and never trained on."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from repl_rl.record.line import refuse
 
 
 class FailureKind(StrEnum):
-    """Whose failure it was. The list is closed."""
+    """Source of a failure. The list is closed."""
 
     SANDBOX_FAULT = "sandbox_fault"
     """Our console failed."""
@@ -21,13 +21,13 @@ class FailureKind(StrEnum):
 
     @property
     def is_users(self) -> bool:
-        """True where the sampler or the task is to blame, and no part of ours."""
+        """True if the sampler or the task is to blame, and no part of ours."""
         return self in (FailureKind.USER_ERROR, FailureKind.PROMPT_TOO_LONG)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rollout was dropped."""
+    """Reason for which a rollout was dropped."""
 
     kind: FailureKind
     message: str
@@ -38,7 +38,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """The failure that `error` means for the rollout it ended."""
+        """Return the failure of a rollout that `error` ended."""
         kinds = ((SandboxFault, FailureKind.SANDBOX_FAULT), (UserCodeError, FailureKind.USER_ERROR))
         kind = next((kind for cause, kind in kinds if isinstance(error, cause)), FailureKind.OTHER)
         return cls(kind, str(error))

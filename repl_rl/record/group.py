@@ -1,4 +1,4 @@
-"""Rollouts that are compared with each other."""
+"""Groups of rollouts that are compared with each other."""
 
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -7,7 +7,7 @@ from repl_rl.record.line import refuse
 
 
 class Member(Protocol):
-    """What a group asks of a rollout: a `Trajectory`, or what another process tells of one."""
+    """Member of a group: a `Trajectory`, or a summary of one from another process."""
 
     @property
     def task_id(self) -> str: ...
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=Member)
 
 @dataclass(frozen=True, slots=True)
 class Group(Generic[M]):
-    """Rollouts of one task from one prompt; the baseline of an advantage."""
+    """Rollouts of one task from one prompt, which share the baseline of an advantage."""
 
     members: tuple[M, ...]
 

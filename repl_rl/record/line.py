@@ -1,7 +1,7 @@
-"""A line, the unit of credit: its tokens, how the console took it, what closed it, and the rewards it was given.
+"""A line, the unit of credit: its tokens, its end, its execution in the console, and its rewards.
 
-A line owns its token ids and one log probability (natural logarithm, nats) for each. `repl_rl.record.trajectory` builds
-rollouts of them, and exports every name of this module.
+A line owns its token ids and one log probability (natural logarithm, nats) per token. `repl_rl.record.trajectory`
+builds rollouts from lines, and exports every name of this module.
 """
 
 import math
@@ -17,32 +17,32 @@ def refuse(field: str, value: object, remedy: str) -> None:
 
 
 def refuse_unless_tuple(field: str, value: object) -> None:
-    """Refuse a list in the place of a tuple: it could be changed later, and equal records would compare unequal."""
+    """Refuse a list in place of a tuple. A list could be changed later, and equal records would compare unequal."""
     if not isinstance(value, tuple):
         refuse(field, value, f"give a tuple, this is a {type(value).__name__}")
 
 
 def refuse_unless_ids(field: str, value: tuple[int, ...]) -> None:
-    """Refuse what is no tuple of token ids; it may be empty."""
+    """Refuse a value that is not a tuple of token ids. An empty tuple passes."""
     refuse_unless_tuple(field, value)
     if value and min(value) < 0:
         refuse(field, min(value), "a token id is 0 or more; padding has no place in a record")
 
 
 def refuse_unless_duration(field: str, value: float) -> None:
-    """Refuse what is no number of seconds."""
+    """Refuse a value that is not a number of seconds."""
     if not 0.0 <= value < math.inf:
         refuse(field, value, "give a finite number of seconds, 0 or more")
 
 
 def refuse_unless_step(field: str, value: int) -> None:
-    """Refuse what counts no optimizer steps."""
+    """Refuse a value that is not a number of optimizer steps."""
     if value < 0:
         refuse(field, value, "count optimizer steps from 0")
 
 
 class LineStatus(StrEnum):
-    """How the console took a line. The list is closed."""
+    """Result of a line in the console. The list is closed."""
 
     INCOMPLETE = "incomplete"
     OK = "ok"
@@ -58,7 +58,7 @@ class LineStatus(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        """True when the policy's own code went wrong. A `sandbox_fault` is ours, so it is not an error here."""
+        """True if the policy's own code failed. A `sandbox_fault` is our failure, so it is not an error here."""
         return self in _ERRORS
 
 
@@ -75,16 +75,16 @@ _ERRORS = frozenset(
 
 
 class LineEnd(StrEnum):
-    """What closed a line's token record."""
+    """End of a line's token record."""
 
     NEWLINE = "newline"
     """Its last token contains a newline."""
     MATCH = "match"
-    """A sampler's watch asked to stop after its last token."""
+    """A sampler's watch requested a stop after its last token."""
     EOS = "eos"
     """Its last token is an end token of the vocabulary."""
     LENGTH = "length"
-    """Cut in the middle by a token budget; nothing can follow it."""
+    """A token budget cut the line in the middle; nothing can follow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +101,21 @@ class NamedReward:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A call of a function of the host that a line made, and what the console was told."""
+    """A line's call of a host function, and the reply to the console."""
 
     name: str
     arguments: str
     """JSON: `{"args": [...], "kwargs": {...}}`, as the console sent them."""
     answer: str | None
-    """JSON; None: there is an error."""
+    """JSON. None means that the call ended in an error."""
     error: str | None = None
-    """What `HostError` said; None: there is an answer."""
+    """Message of the `HostError`. None means that the call has an answer."""
     elapsed_s: float = 0.0
-    """Wall clock on the host, seconds."""
+    """Wall clock time on the host, seconds."""
     child: str = ""
-    """Id of the trajectory that was sampled for it, see `Trajectory.children`; "": none was."""
+    """Id of the trajectory that was sampled for the call, see `Trajectory.children`; "" if none was."""
     trained: bool = False
-    """The child's sampled tokens are trained, with the advantage of this line."""
+    """True if the child's sampled tokens are trained, with the advantage of this line."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("HostCall.elapsed_s", self.elapsed_s)
@@ -127,17 +127,17 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What the console made of a line."""
+    """Result of running a line in the console."""
 
     status: LineStatus
     elapsed_s: float
     answer: str | None = None
-    """What `submit_final_answer(...)` was given on this line; None: it was not called."""
+    """Argument of `submit_final_answer(...)` on this line, or None if it was not called."""
     ran: tuple[str, ...] = ()
-    """The physical lines that the console was given, in order, without newlines; (): no console ran anything, as for a
-    tool call, or for an answer that was written in text."""
+    """Physical lines that the console received, in order, without newlines. () means that no console ran anything, as
+    for a tool call, or for an answer in text."""
     calls: tuple[HostCall, ...] = ()
-    """Calls of host functions that it made, in the order in which they reached the host."""
+    """Calls of host functions by the line, in the order in which they reached the host."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("Execution.elapsed_s", self.elapsed_s)
@@ -152,14 +152,14 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What the policy wrote at the place of a line, and its sampler did not go on from. It was never executed."""
+    """A continuation that the policy wrote in place of a line and the sampler did not choose. It was never executed."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     end: LineEnd
     advantage: float | None = None
-    """What its tokens are trained with, as its sampler said; None: they are not."""
+    """Advantage that its tokens are trained with, set by its sampler. None means that they are not trained."""
     policy_step: int = 0
     """Optimizer steps behind the policy that wrote it."""
 
@@ -172,20 +172,20 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the policy: its tokens, a log probability (nats, <= 0) for each, and what became of it."""
+    """One line of the policy: its tokens, a log probability (nats, <= 0) per token, and its result."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
-    """The tokens decoded, newline included: a caption, never re-encoded."""
+    """The decoded tokens, newline included. It is a caption and is never re-encoded."""
     end: LineEnd
     execution: Execution | None = None
-    """None: no console was asked to run it."""
+    """Result in the console. None means that no console was asked to run it."""
     rewards: tuple[NamedReward, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
-    """What else was written here, in order, where a sampler asked for several lines and chose this one."""
+    """Other lines that were written here, in order, if a sampler requested several and chose this one."""
     policy_step: int = 0
-    """Optimizer steps behind the policy that wrote it: weights can change between two lines of a rollout."""
+    """Optimizer steps behind the policy that wrote it. Weights can change between two lines of a rollout."""
 
     def __post_init__(self) -> None:
         refuse_unless_step("Line.policy_step", self.policy_step)
@@ -197,7 +197,7 @@ class Line:
 def _refuse_unless_sampled(
     what: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], text: str, end: LineEnd
 ) -> None:
-    """Refuse what no policy wrote: one finite log probability for each token, at least one."""
+    """Validate sampled tokens: at least one, with one finite log probability each."""
     refuse_unless_ids(f"{what}.token_ids", token_ids)
     refuse_unless_tuple(f"{what}.logprobs", logprobs)
     if not token_ids:
@@ -213,7 +213,7 @@ def _refuse_unless_sampled(
 
 
 def refuse_unless_sum(field: str, value: float | None, parts: tuple[NamedReward, ...]) -> None:
-    """Refuse what is neither None nor a finite number, and whatever is not the sum of its parts, where it has some."""
+    """Refuse a value that is neither None nor finite, or that is not the sum of its parts, if it has any."""
     if value is not None and not math.isfinite(value):
         refuse(field, value, "an outcome reward is a finite number")
     refuse_unless_tuple(f"{field}s", parts)

@@ -1,4 +1,4 @@
-"""What a batch of trajectories looks like in numbers."""
+"""Metrics of a batch of trajectories."""
 
 import ast
 import re
@@ -18,21 +18,23 @@ _INTROSPECTION = re.compile(
     r"|\bsys\s*\.\s*modules\b|\b_getframe\b|\b_current_frames\b|\bsettrace\b|\bsetprofile\b|\b__builtins__\b"
     r"|\b[a-z]{1,2}_(?:frame|back|globals|locals|builtins)\b|\b__subclasses__\b|\b__globals__\b|\b__import__\b"
 )
-"""Names by which a program reaches what runs it: frames, gc, builtins, `sys.modules`, inspect."""
+"""Names by which a program reaches the code that runs it: frames, gc, builtins, `sys.modules`, inspect."""
 
 
 def describe(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Rates and means over trajectories.
+    """Return rates and means over trajectories.
 
     Our own failures count in `sandbox_fault_rate` only, those of a sampler in `user_error_rate` only.
 
-    Rates are shares in [0, 1]. `void_line_rate`, `print_rate`, `print_spam_rate`, `try_rate` and `repeat_rate` are the
-    farming indicators: shares of lines that compute nothing, print, print nothing but literals or what the rollout has
-    printed by the same line before, hide errors, or repeat the line before.
+    Rates are shares in [0, 1]. `void_line_rate`, `print_rate`, `print_spam_rate`, `try_rate` and `repeat_rate` indicate
+    reward farming. They are shares of lines that compute nothing, print, print nothing new, hide errors, or repeat the
+    line before. A print is not new if it prints only literals, or if the rollout has already printed with the same
+    line.
 
     `introspection_rate` is the share of rollouts whose lines or answer name frames, gc, builtins, `sys.modules` or
-    inspect, as a program does that attacks its tests.
+    inspect, as a program that attacks its tests does.
     """
+    # Only the two failure rates count dropped rollouts.
     sound = [t for t in trajectories if t.failure is None]
     graded = [t.outcome for t in sound if t.outcome is not None]
     lines = [line for t in sound for line in t.lines]
@@ -69,13 +71,14 @@ def _introspects(trajectory: Trajectory) -> bool:
 
 
 def _print_spam(trajectory: Trajectory) -> int:
-    """Lines that print without showing anything new."""
+    """Return the number of lines that print without showing anything new."""
     printed = [line.text.strip() for line in trajectory.lines if _PRINT.search(line.text)]
+    # Each distinct print of more than literals counts as new once.
     return len(printed) - sum(not _prints_literals(text) for text in set(printed))
 
 
 def _prints_literals(text: str) -> bool:
-    """True for a print of numbers and strings as they stand: it computes nothing."""
+    """Return True for a print of literal numbers and strings, which computes nothing."""
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

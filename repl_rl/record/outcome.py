@@ -1,4 +1,4 @@
-"""What an outcome is made of: what a sampler claims while it plays, and what judges add when the rollout is over."""
+"""Parts of an outcome: claims of a sampler during the rollout, and values of judges after it."""
 
 import math
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ from repl_rl.record.line import NamedReward
 from repl_rl.record.trajectory import Trajectory
 
 JUDGE = "judge"
-"""Name of a lone judge's part, where others join it later."""
+"""Name of a single judge's part, if other parts join it later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a sampler says about the outcome, on its own scale."""
+    """Claims of a sampler about the outcome, on the sampler's scale."""
 
     value: NamedReward | None = None
-    """The outcome, in place of what the task's judge gives; None: the judge's stands."""
+    """Outcome that replaces the judges' value. None keeps the judges' value."""
     added: tuple[NamedReward, ...] = ()
-    """What comes on top of either."""
+    """Additions to either value."""
 
     def claim(self, value: float, name: str, add: bool) -> "Claims":
-        """With one claim more; of several that set the outcome the last one stands.
+        """Return the claims with one more. Of several that set the outcome, the last one counts.
 
         Raises:
-            ConfigError: the value is not finite, or it has no name.
+            ConfigError: the value is not finite, or the name is empty.
         """
         if not math.isfinite(value):
             raise ConfigError(f"episode.outcome(name={name!r})", value, "give a finite number")
@@ -35,19 +35,20 @@ class Claims:
         return replace(self, added=(*self.added, reward)) if add else replace(self, value=reward)
 
     def parts(self, judged: Sequence[NamedReward]) -> tuple[NamedReward, ...]:
-        """What the outcome is the sum of, where judges gave `judged`."""
+        """Return the parts that add up to the outcome, given the values of the judges."""
         return (*(judged if self.value is None else (self.value,)), *self.added)
 
 
 def with_parts(trajectory: Trajectory, parts: Sequence[NamedReward], grade: float | None) -> Trajectory:
-    """The rollout with an outcome that is the sum of `parts`, at least one."""
+    """Return the rollout with the sum of `parts`, at least one, as its outcome."""
     total = math.fsum(part.value for part in parts)
     return replace(trajectory, outcome=total, outcomes=tuple(parts), grade=grade)
 
 
 def increased(trajectory: Trajectory, more: NamedReward) -> Trajectory:
-    """The rollout with one part more in its outcome; one that nobody graded has that part alone."""
+    """Return the rollout with one more part in its outcome. An ungraded rollout gets that part alone."""
     if trajectory.outcomes or trajectory.outcome is None:
         return with_parts(trajectory, (*trajectory.outcomes, more), trajectory.grade)
+    # A single judge's outcome becomes a part, and stays the grade.
     before = trajectory.outcome
     return with_parts(trajectory, (NamedReward(JUDGE, before), more), before)

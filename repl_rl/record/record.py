@@ -1,7 +1,7 @@
-"""What a rollout has recorded so far: lines and observations in order. It only grows.
+"""Recorder of a rollout: its lines and observations so far, in order. It only grows.
 
-Pure: it knows no engine, no console and no event loop. Segments are derived from it, so sampled and observed tokens
-cannot be mixed up, whatever a sampler does.
+It is pure: it uses no engine, no console and no event loop. Segments are derived from the record, so a sampler cannot
+mix up sampled and observed tokens.
 """
 
 import hashlib
@@ -30,52 +30,53 @@ from repl_rl.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a rollout starts from, and the identity of its record."""
+    """Start of a rollout, and the identity of its record."""
 
     id: str
     task: Task
     prompt: Prompt
     seed: int
     policy_step: int
-    """Optimizer steps behind the policy that it is for; each line names the one that wrote it."""
+    """Optimizer steps behind the policy that the rollout is for. Each line names the one that wrote it."""
 
 
 def seed_of(name: str) -> int:
-    """The seed (31 bits) of the rollout of that name: the same in every process."""
+    """Return the seed (31 bits) of the rollout with that name, which is the same in every process."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big") >> 1
 
 
 Heard = Callable[[Line | Observed], None]
-"""Is told of a line when it was sampled, again when it was executed, and of what was observed after it."""
+"""Callback for each line when it is sampled, and again when it is executed, and for each observation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What is asked of a rollout that somebody waits for, beside its limits."""
+    """Requests of a client that follows a rollout, in addition to its limits."""
 
     heard: Heard = lambda item: None
     most_tokens: int | None = None
-    """Ids that it may sample (>= 1); None: as many as its limits allow."""
+    """Largest number of ids to sample (>= 1). None leaves it to the limits."""
     stop: tuple[str, ...] = ()
-    """Texts (none empty) that end it: the line in which one is written is the last, and does not run."""
+    """Non-empty texts that end the rollout. The line in which one is written is the last, and does not run."""
 
     def wanted(self, text: str) -> str:
-        """As much of a line as is before the first of the texts that end it."""
+        """Return the part of a line before the first of the texts that end the rollout."""
         return text[: min((at for stop in self.stop if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 UNFOLLOWED = Followed()
-"""Nobody waits for it."""
+"""Requests of a rollout that no client follows."""
 
 
 class Record:
-    """Lines and observations in the order in which they came."""
+    """Lines and observations of a rollout, in order."""
 
     def __init__(self, origin: Origin, followed: Followed = UNFOLLOWED) -> None:
         self.origin = origin
         self._followed = followed
         self._items: list[Line | Observed] = []
-        self._at: list[int] = []  # where the lines are among the items
+        # Indices of the lines among the items.
+        self._at: list[int] = []
 
     @property
     def line_count(self) -> int:
@@ -83,18 +84,18 @@ class Record:
 
     @property
     def last(self) -> Line | None:
-        """The newest line, as long as nothing was observed after it; None otherwise."""
+        """The newest line, or None if no line exists or an observation followed it."""
         newest = self._items[-1] if self._items else None
         return newest if isinstance(newest, Line) else None
 
     @property
     def executions(self) -> Iterator[Execution]:
-        """What became of lines so far, in order."""
+        """Executions of lines so far, in order."""
         lines = (item for item in self._items if isinstance(item, Line))
         return (line.execution for line in lines if line.execution is not None)
 
     def sampled(self, line: Line) -> bool:
-        """Append a line of the policy. True: whoever follows it wants no more."""
+        """Append a line of the policy. Return True if the client that follows it wants no more."""
         self._at.append(len(self._items))
         self._items.append(line)
         self._followed.heard(line)
@@ -104,7 +105,7 @@ class Record:
         """Append an observation.
 
         Raises:
-            ConfigError: it does not follow a line that is closed, or our console failed on that line.
+            ConfigError: it does not follow a closed line, or our console failed on that line.
         """
         if self.last is None:
             raise ConfigError("episode.observe()", observed.text[:40], "an observation follows a sampled line")
@@ -117,12 +118,13 @@ class Record:
         self._followed.heard(observed)
 
     def executed(self, execution: Execution) -> None:
-        """Note what became of the newest line. What it had run before stays noted, and comes first.
+        """Record an execution of the newest line. Earlier executions of that line are kept, and come first.
 
         Raises:
-            ConfigError: there is no line.
+            ConfigError: no line was sampled.
         """
         at, line = self._find(-1, "episode.execute()")
+        # A sampler may execute one line in several parts.
         before = line.execution or execution
         if before is not execution:
             ran, calls = (*before.ran, *execution.ran), (*before.calls, *execution.calls)
@@ -131,10 +133,10 @@ class Record:
         self._followed.heard(line)
 
     def reward(self, value: float, name: str, number: int) -> None:
-        """Add a reward to a line, found by its number as in a list.
+        """Add a reward to a line, which is given by its index as in a list.
 
         Raises:
-            ConfigError: there is no such line, or `value` is not finite.
+            ConfigError: no such line exists, or `value` is not finite.
         """
         if not math.isfinite(value):
             raise ConfigError(f"episode.reward(name={name!r})", value, "give a finite number")
@@ -142,7 +144,8 @@ class Record:
         self._items[at] = replace(line, rewards=(*line.rewards, NamedReward(name, float(value))))
 
     def trajectory(self, stop: Stop, wall_s: float, failure: Failure | None, seen: Sequence[int] | None) -> Trajectory:
-        """The record so far, frozen. `seen` are all ids that the engine saw or sampled; None: do not compare.
+        """Return the record so far, frozen. `seen` are all ids that the engine saw or sampled; None skips the
+        comparison.
 
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
@@ -165,7 +168,7 @@ class Record:
         return record
 
     def _segments(self) -> Iterator[Segment]:
-        """Runs of lines as sampled segments, observations as they are."""
+        """Yield runs of lines as sampled segments, and observations unchanged."""
         for is_line, items in groupby(self._items, lambda item: isinstance(item, Line)):
             if is_line:
                 yield Sampled(tuple(item for item in items if isinstance(item, Line)))
@@ -184,7 +187,7 @@ class Record:
 
 
 def _check_prefix(seen: Sequence[int], record: Sequence[int], id: str) -> None:
-    # Ids are only ever appended on both sides, so equality at the end implies that every request was a prefix.
+    # Both sides only append ids, so equality at the end implies that every request was a prefix.
     if tuple(seen) != tuple(record[: len(seen)]):
         at = next((i for i, (a, b) in enumerate(zip(seen, record, strict=False)) if a != b), len(record))
         raise InvariantError(f"trajectory {id}: the engine's ids differ from the record at position {at} (I5)")

@@ -1,10 +1,10 @@
-"""What a console was prepared with, as a record names it and a sandbox takes it."""
+"""Initial content of a console, as a record names it and a sandbox uses it."""
 
 from typing import Protocol
 
 
 class Setup(Protocol):
-    """The content of a workspace under its name: a task's own, or one that was stored with a run."""
+    """Content of a workspace under its digest: a task's own, or one that was stored with a run."""
 
     @property
     def digest(self) -> str:
@@ -15,8 +15,8 @@ class Setup(Protocol):
         """The JSON that `repl_rl.tasks.Workspace` writes.
 
         Raises:
-            StoreError: it was stored, and is not there any more or is damaged.
+            StoreError: the stored content is missing or damaged.
         """
 
     def __hash__(self) -> int:
-        """Equal digests are equal."""
+        """Return a hash that is equal for equal digests."""

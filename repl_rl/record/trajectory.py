@@ -1,11 +1,11 @@
-"""All data types of a rollout's record, with their invariants; some come from `repl_rl.record.line` and `.failure`.
+"""Data types of a rollout's record, with their invariants. Some come from `repl_rl.record.line` and `.failure`.
 
-A `Trajectory` is a prompt followed by alternating segments. A `Sampled` segment is made of lines, which own the sampled
-tokens. An `Observed` segment is text that the console printed; it has no log probability, so none can be wrong. The
-loss mask is a question about these types and is stored nowhere.
+A `Trajectory` is a prompt followed by alternating segments. A `Sampled` segment consists of lines, which own the
+sampled tokens. An `Observed` segment is text that the console printed. It has no log probability, so none can be wrong.
+The loss mask follows from these types and is stored nowhere.
 
-Suffixes name shapes: `_T` has an entry a completion token, `_L` an entry a line, `_G` an entry a rollout.
-The invariants I1 to I12 are listed in docs/specification.md.
+Suffixes name shapes: `_T` has one entry per completion token, `_L` one per line, `_G` one per rollout. The invariants
+I1 to I12 are listed in docs/specification.md.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Stop(StrEnum):
-    """Who decided that a rollout is over."""
+    """Reason for the end of a rollout."""
 
     ANSWERED = "answered"
     EOS = "eos"
@@ -53,7 +53,7 @@ class Stop(StrEnum):
     EXITED = "exited"
     """The console ended: `exit()`, or a limit that ends the rollout."""
     DOOMED = "doomed"
-    """Given up by its sampler: it would have come to nothing."""
+    """Early stopping: the sampler no longer expected success."""
     WALL_CLOCK = "wall_clock"
     FAULT = "fault"
     """Dropped: see `Trajectory.failure`."""
@@ -61,7 +61,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A run of the policy's own tokens, partitioned into lines."""
+    """A run of tokens that the policy sampled, partitioned into lines."""
 
     lines: tuple[Line, ...]
 
@@ -75,18 +75,18 @@ class Sampled:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Those of its lines, one after the other."""
+        """Token ids of its lines, in order."""
         return tuple(token for line in self.lines for token in line.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Text spliced into the prefill: console output and prompts. Masked, never trained. It may be empty."""
+    """Text inserted into the sequence: console output and prompts. It is masked, never trained, and may be empty."""
 
     text: str
     token_ids: tuple[int, ...]
     cut: bool = False
-    """Its middle gave way to a visible marker: it was longer than an observation, or a console's output, may be."""
+    """True if a visible marker replaces its middle, because an observation or a console's output was too long."""
 
     def __post_init__(self) -> None:
         refuse_unless_ids("Observed.token_ids", self.token_ids)
@@ -99,7 +99,7 @@ Segment = Sampled | Observed
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a rollout starts from: its ids are sent, its text is shown."""
+    """Start of a rollout. Its ids are sent, and its text is shown."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -111,43 +111,44 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """A short name, equal for equal ids: what a group compares, also across processes."""
+        """Short name, equal for equal ids. Groups compare it, also across processes."""
         return hashlib.blake2b(repr(self.token_ids).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The record of one rollout. Frozen: whatever is derived from it is computed once."""
+    """The record of one rollout. It is frozen, so each derived value is computed once."""
 
     id: str
     task_id: str
     prompt: Prompt
     segments: tuple[Segment, ...]
-    """What was sampled and what was observed, in turns."""
+    """Sampled and observed segments, alternately."""
     stop: Stop
     policy_step: int
-    """Optimizer steps behind the policy that it is for: that learns from it, or is evaluated; 0 is the starting policy.
-    Each line names the one that wrote it."""
+    """Optimizer steps behind the policy that learns from the rollout, or is evaluated; 0 is the starting policy. Each
+    line names the one that wrote it."""
     seed: int
-    """Of its draws, where the engine seeds sessions."""
+    """Seed of its draws, if the engine seeds sessions."""
     wall_s: float
-    """Wall clock, seconds."""
+    """Wall clock time, seconds."""
     outcome: float | None = None
-    """The outcome reward, on whatever scale it was given; None: nobody graded it."""
+    """Outcome reward, on the scale on which it was given. None means not graded."""
     failure: Failure | None = None
-    """Set exactly when `stop` is `fault`."""
+    """Failure that dropped the rollout. It is set exactly when `stop` is `fault`."""
     host_functions: tuple[str, ...] = ()
-    """Functions of the host that its lines could call."""
+    """Host functions that its lines could call."""
     children: tuple["Trajectory", ...] = ()
-    """What was sampled for its calls of host functions: queries of a model, and rollouts within this one."""
+    """Trajectories that were sampled for its calls of host functions: queries of a model, and nested rollouts."""
     parent: str = ""
-    """Id of the trajectory whose call this one was sampled for; "": it stands for itself."""
+    """Id of the trajectory whose call this one was sampled for; "" for an independent rollout."""
     outcomes: tuple[NamedReward, ...] = ()
-    """What the outcome is the sum of, by who gave it: judges, the sampler; (): it is one judge's alone."""
+    """Parts of the outcome by source: judges, the sampler. () means that it is a single judge's value."""
     grade: float | None = None
-    """Beside several parts: what the task's first judge gave the answer, unweighted; None: it was not asked."""
+    """Unweighted value of the task's first judge, next to an outcome of several parts. None means that the judge did
+    not run."""
     workspace: Setup | None = None
-    """What its console began with; None: it was empty."""
+    """Initial content of its console. None means an empty console."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("Trajectory.wall_s", self.wall_s)
@@ -165,10 +166,12 @@ class Trajectory:
         if self.failure is not None and self.outcome is not None:
             refuse("Trajectory.outcome", self.outcome, "a rollout that failed on our side is never rewarded")
         refuse_unless_sum("Trajectory.outcome", self.outcome, self.outcomes)
+        # A grade exists only next to an outcome of several parts.
         if self.grade is not None and not (self.outcomes and math.isfinite(self.grade)):
             refuse("Trajectory.grade", self.grade, "a grade is a finite number, beside an outcome in parts")
 
     def _check_segments(self) -> None:
+        # Segments alternate, and the first one is sampled.
         previous: Segment | None = None
         for segment in self.segments:
             if previous is not None and type(segment) is type(previous):
@@ -190,6 +193,7 @@ class Trajectory:
                 refuse("Trajectory.failure", self.failure, remedy)
             if line.execution is not None and line.execution.answer is not None and line is not last:
                 refuse("Trajectory.segments", line.text, "the line that answers is the last one")
+        # The stop has to agree with the last line.
         if self.stop is Stop.ANSWERED and self.answer is None:
             refuse("Trajectory.stop", self.stop, "no line has an answer; give its execution one, or another stop")
         if self.stop is Stop.EOS and (last is None or last.end is not LineEnd.EOS):
@@ -198,13 +202,13 @@ class Trajectory:
             refuse("Trajectory.stop", self.stop, "the last line is the one that was cut; its end is 'length'")
 
     def renamed(self, id: str, children: Sequence["Trajectory"] = ()) -> "Trajectory":
-        """Under another id, and with `children` of another record before its own."""
+        """Return the rollout under another id, with `children` of another record before its own."""
         own = tuple(replace(child, parent=id) for child in (*children, *self.children))
         return replace(self, id=id, children=own)
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """All that the policy wrote, shape (L,)."""
+        """All lines that the policy wrote, shape (L,)."""
         return tuple(line for segment in self.segments if isinstance(segment, Sampled) for line in segment.lines)
 
     @cached_property
@@ -214,50 +218,50 @@ class Trajectory:
 
     @cached_property
     def loss_mask(self) -> tuple[bool, ...]:
-        """True where the policy sampled the token, shape (T,). Derived from the segment types."""
+        """True for each token that the policy sampled, shape (T,). Derived from the segment types."""
         return tuple(isinstance(segment, Sampled) for segment in self.segments for _ in segment.token_ids)
 
     @property
     def solved(self) -> bool:
-        """The answer is right: the grade is at least 1, or the outcome where there is no grade."""
+        """True if the answer is right: the grade, or without one the outcome, is at least 1."""
         return ((self.outcome if self.grade is None else self.grade) or 0.0) >= 1.0
 
     def ungraded(self) -> "Trajectory":
-        """The same without an outcome."""
+        """Return the rollout without an outcome."""
         return replace(self, outcome=None, outcomes=(), grade=None)
 
     @property
     def prompt_key(self) -> str:
-        """The key of its prompt."""
+        """Key of its prompt."""
         return self.prompt.key
 
     @property
     def answer(self) -> str | None:
-        """The answer that was submitted; None: none was."""
+        """The submitted answer, or None."""
         return next((e.answer for e in self.executions if e.answer is not None), None)
 
     @property
     def executions(self) -> Iterator[Execution]:
-        """What the console made of the lines that it was asked to run, in order."""
+        """Executions of the lines that the console ran, in order."""
         return (line.execution for line in self.lines if line.execution is not None)
 
     @property
     def trainable(self) -> bool:
-        """False when nothing may be learned from it: our failure, or no sampled token."""
+        """True if the rollout may be trained on: no failure of ours, and at least one sampled token."""
         return self.failure is None and bool(self.lines)
 
     @property
     def sampled_tokens(self) -> int:
-        """How many of its completion tokens the policy wrote."""
+        """Number of completion tokens that the policy wrote."""
         return sum(len(line.token_ids) for line in self.lines)
 
     @property
     def observed_tokens(self) -> int:
-        """How many of its completion tokens were spliced in."""
+        """Number of completion tokens that were inserted."""
         return len(self.completion_ids) - self.sampled_tokens
 
     def logprobs_T(self, observed: float = 0.0) -> tuple[float, ...]:
-        """Sampled log probabilities (nats), shape (T,). `observed` is a placeholder that must be masked."""
+        """Return sampled log probabilities (nats), shape (T,). `observed` is a placeholder that must be masked."""
         return tuple(
             value
             for segment in self.segments
@@ -274,7 +278,7 @@ def _faulted(line: Line) -> bool:
 
 
 def spread(values_L: Sequence[float], trajectory: Trajectory, observed: float = 0.0) -> tuple[float, ...]:
-    """Widen one value a line to one value a completion token, shape (T,). Tokens of an observation get `observed`.
+    """Expand one value per line to one value per completion token, shape (T,). Observed tokens get `observed`.
 
     Raises:
         InvariantError: the number of values is not the number of lines.
@@ -284,6 +288,7 @@ def spread(values_L: Sequence[float], trajectory: Trajectory, observed: float = 
             f"trajectory {trajectory.id} got {len(values_L)} values for {len(trajectory.lines)} lines; "
             "give exactly one value per line"
         )
+    # Values and lines are consumed in the same order.
     values = iter(values_L)
     widened: list[float] = []
     for segment in trajectory.segments:

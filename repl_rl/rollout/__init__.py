@@ -1,4 +1,4 @@
-"""One rollout and many: what is sampled, executed, observed and rewarded, and the machinery that runs it."""
+"""Rollouts: sampling, execution, observation and rewards of one, and the machinery that runs many."""
 
 from repl_rl.judges import group_judges
 from repl_rl.rollout.facts import Facts

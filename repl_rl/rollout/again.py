@@ -1,7 +1,7 @@
-"""A rollout under which something of ours broke is played again, from its start: same id, same seed, same place.
+"""Retry of a rollout after a crash of the engine or the loss of its console.
 
-Nothing of a broken attempt is kept: a session of a dead engine, or the console of a dead fork server, has state that
-nobody can give back.
+A retry starts from the beginning, with the same id, seed and position. Nothing of the failed attempt is kept, because
+the state of a dead engine's session or of a lost console cannot be restored.
 """
 
 import logging
@@ -15,49 +15,49 @@ from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
 _log = logging.getLogger(__name__)
 
 MOST_PLAYED = 3
-"""A rollout that has lost its console so often is given up: it is dropped, as after any other fault of ours."""
+"""Attempts of a rollout whose console is lost. After the last one it is dropped, as after any other fault of ours."""
 
 
 @dataclass(slots=True)
 class Notes:
-    """What is noted while rollouts are played, those of a batch or one attempt at one."""
+    """Errors and retries, of a batch of rollouts or of one attempt."""
 
     errors: list[ReplRLError] = field(default_factory=list)
-    """Of samplers and prompts: a rollout that was dropped for each."""
+    """Errors of samplers and prompts; each dropped one rollout."""
     lost: list[SandboxLost] = field(default_factory=list)
-    """Of an attempt: how it lost its console. Of a batch: those of the rollouts that were given up."""
+    """Lost consoles. For an attempt: its own. For a batch: those of the rollouts that were dropped."""
     replayed: int = 0
-    """Of a batch: how often one was played again."""
+    """Number of retries in a batch."""
 
 
 @dataclass(slots=True)
 class Broken:
-    """What broke under rollouts since the run began. Figures only."""
+    """Fault counts since the run began, for metrics only."""
 
     engine_deaths: int = 0
     consoles_lost: int = 0
-    """Rollouts that were dropped because their console was lost, each time that one was."""
+    """Number of attempts that ended with the loss of their console."""
     rollouts_replayed: int = 0
     rollouts_given_up: int = 0
-    """Of those dropped, the ones that were not played again: their places stay empty."""
+    """Number of rollouts that were dropped after their last attempt. Nothing replaces them."""
 
     def with_deaths(self, deaths: int) -> Mapping[str, int]:
-        """All figures, with those of an engine that is open now."""
+        """Return all counts, including the crashes of the engine that is open now."""
         return {**asdict(self), "engine_deaths": self.engine_deaths + deaths}
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rollouts that were played together, a batch or a part of one, and what went wrong meanwhile."""
+    """Rollouts that were played together (a batch or part of one), with their errors."""
 
     trajectories: tuple[Trajectory, ...]
     notes: Notes = field(default_factory=Notes)
     unjudged: tuple[Trajectory, ...] = ()
-    """As they were before group judges looked at them, where somebody may need that; none: they are the same."""
+    """Trajectories before group judges, for callers that need them. Empty means that they are the same."""
 
     @classmethod
     def of(cls, parts: "Sequence[Part]") -> "Part":
-        """All of these as one."""
+        """Merge several results into one."""
         errors = [error for part in parts for error in part.notes.errors]
         lost = [fault for part in parts for fault in part.notes.lost]
         trajectories = tuple(t for part in parts for t in part.trajectories)
@@ -67,12 +67,12 @@ class Part:
 async def again(
     play: Callable[[Notes], Awaitable[Trajectory]], batch: Notes, broken: Broken, *, outlived: bool
 ) -> Trajectory:
-    """What `play` makes of a rollout, which is played again each time that the engine dies, where that is `outlived`.
+    """Play a rollout, and retry it after each crash of the engine if `outlived` is set.
 
-    Where its console is lost it is played `MOST_PLAYED` times at most.
+    A rollout whose console is lost is played at most `MOST_PLAYED` times.
 
     Raises:
-        EngineDied: the engine died, and is not outlived.
+        EngineDied: the engine died, and `outlived` is not set.
     """
     lost = 0
     while True:
@@ -82,8 +82,10 @@ async def again(
         except EngineDied:
             if not outlived:
                 raise
+            # The number of these retries is not limited here: an engine that keeps crashing raises `BrokenDown`.
             _replayed(batch, broken)
             continue
+        # Errors count only for an attempt that is kept.
         if not attempt.lost:
             batch.errors += attempt.errors
             return trajectory
@@ -102,7 +104,7 @@ def _replayed(batch: Notes, broken: Broken) -> None:
 
 
 async def settling(grading: Awaitable[Trajectory], trajectory: Trajectory, notes: Notes) -> Trajectory:
-    """What `grading` makes of a rollout that has ended; a console that fails in it drops the rollout."""
+    """Grade a rollout that has ended; a console that fails during grading drops the rollout."""
     try:
         return await grading
     except SandboxFault as fault:
@@ -112,7 +114,7 @@ async def settling(grading: Awaitable[Trajectory], trajectory: Trajectory, notes
 
 
 def too_long(origin: Origin, context_tokens: int, notes: Notes) -> Trajectory:
-    """A rollout whose prompt fills the context: it is not played, and noted."""
+    """Return the failed record of a rollout whose prompt fills the context, and note the error."""
     what = f"prompt of task {origin.task.id}, ids"
     remedy = f"the context holds {context_tokens}; leave the task out, or use a longer context"
     notes.errors.append(ConfigError(what, len(origin.prompt.token_ids), remedy))
@@ -121,10 +123,10 @@ def too_long(origin: Origin, context_tokens: int, notes: Notes) -> Trajectory:
 
 
 def weigh(batch: Part, sandbox: str) -> None:
-    """Say what went wrong in a batch of rollouts, and stop where going on would come to nothing.
+    """Log the errors of a batch, and raise one if it is pointless to continue.
 
     Raises:
-        BrokenDown: every rollout has lost its consoles.
+        BrokenDown: every rollout lost its console in each attempt.
         ReplRLError: the sampler failed in most rollouts, or most prompts are too long.
     """
     errors, lost = batch.notes.errors, batch.notes.lost

@@ -1,4 +1,4 @@
-"""Things that are done at the same time."""
+"""Coroutines that run concurrently."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -7,7 +7,10 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def at_once() -> AsyncIterator[asyncio.TaskGroup]:
-    """A group of coroutines. Where one fails the others are cancelled, and its error is raised by itself."""
+    """Open a group of coroutines.
+
+    If one fails, the others are cancelled, and its error is raised without an exception group.
+    """
     failures: Sequence[Exception] = ()
     try:
         async with asyncio.TaskGroup() as group:
@@ -15,4 +18,4 @@ async def at_once() -> AsyncIterator[asyncio.TaskGroup]:
     except ExceptionGroup as failed:
         failures = failed.exceptions
     if failures:
-        raise failures[0]  # not inside the block above: it keeps its own cause
+        raise failures[0]  # outside the block above, so that the error keeps its own cause

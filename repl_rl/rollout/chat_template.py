@@ -1,4 +1,4 @@
-"""A model's chat template: messages as it writes them, with the arguments that a run gives it."""
+"""Chat template of a model, applied with the arguments of a run."""
 
 import inspect
 import logging
@@ -16,33 +16,33 @@ from repl_rl.machine.time_limit import limited
 from repl_rl.settings.scalars import Scalar
 
 Message = Mapping[str, object]
-"""A message as chat templates take it: `role`, `content`, ..."""
+"""Message in the form of chat templates: `role`, `content`, ..."""
 
 APPLY_S = 5.0
-"""CPU time that a template is given to write one conversation, seconds; usual ones take a thousandth of one."""
+"""CPU time limit to format one conversation, seconds. A usual template takes a thousandth of a second."""
 _MOST_CHARS = 1 << 24
-"""Text that a template may write of its own accord, characters."""
+"""Characters that a template may write in addition to the messages."""
 _CLOCK = "strftime_now"
-"""The function by which templates read the clock."""
+"""Name of the function with which templates read the clock."""
 _PROBE = "REPLRLPROBEQ"
 _MARKERS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-"""Tags of transformers' own, around what is trained."""
+"""Tags around trained text; only transformers can parse them."""
 _GIVEN = ("messages", "raise_exception", _CLOCK)
 _log = logging.getLogger(__name__)
 
 
 def reads_clock(folder: Path) -> bool:
-    """Whether a chat template in a model folder writes the date or the time."""
+    """Return True if a chat template in a model folder writes the date or the time."""
     named = ("*.jinja", "tokenizer_config.json", "chat_template.json", "additional_chat_templates/*.jinja")
     files = [file for pattern in named for file in folder.glob(pattern)]
     return any(_CLOCK in file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
 def instant(date: str) -> datetime:
-    """A date as a person says it.
+    """Parse a date in ISO format.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not such a date.
     """
     try:
         return datetime.fromisoformat(date)
@@ -51,7 +51,7 @@ def instant(date: str) -> datetime:
 
 
 class ChatTemplate:
-    """The chat template of one tokenizer, which there may be none of."""
+    """Chat template of one tokenizer, which may have none."""
 
     def __init__(
         self,
@@ -61,26 +61,27 @@ class ChatTemplate:
         gives_ids: bool = False,
         now: datetime | None = None,
     ) -> None:
-        """Take a tokenizer's template with the arguments of a run.
+        """Bind the template of a tokenizer to the arguments of a run.
 
         Args:
-            tokenizer: whose template it is.
-            source: what messages call the model.
-            arguments: what the template is given beside the messages, such as `enable_thinking`.
-            gives_ids: its template gives ids in place of text, and takes no arguments.
-            now: the date and time that it reads; None: those of this moment, for good.
+            tokenizer: owner of the template.
+            source: name of the model in error messages.
+            arguments: template arguments in addition to the messages, such as `enable_thinking`.
+            gives_ids: True for a template that returns ids instead of text. It takes no arguments.
+            now: date and time that the template reads. None means the time of this call, which then stays fixed.
 
         Raises:
             ConfigError: the template does not read one of the arguments.
         """
         self.tokenizer = tokenizer
         self.name = f"chat template of {source}"
-        """What messages call it."""
+        """Name of the template in error messages."""
         self.arguments = dict(arguments)
         self.applied = False
-        """True once something was written with it."""
+        """True once the template was applied."""
         self._gives_ids = gives_ids
         self._now = now or datetime.now()
+        # An argument that the template ignores would have no effect: refuse it.
         for key, value in self.arguments.items():
             if key not in self.reads:
                 known = f"it reads {', '.join(sorted(self.reads))}" if self.reads else "it reads none"
@@ -90,16 +91,18 @@ class ChatTemplate:
 
     @property
     def there(self) -> bool:
-        """Whether there is one."""
+        """True if the tokenizer has a chat template."""
         return bool(self.tokenizer.chat_template) or self._gives_ids
 
     def text(
         self, messages: Sequence[Message], open_turn: bool, tools: Sequence[Mapping[str, object]] | None = None
     ) -> str:
-        """`messages` as the template writes them; `open_turn`: and the beginning of the policy's turn.
+        """Format `messages` with the template.
+
+        With `open_turn`, the text ends with the beginning of the policy's turn.
 
         Raises:
-            ConfigError: there is no template, or it refuses these messages.
+            ConfigError: the tokenizer has no template, or the template refuses these messages.
         """
         if not self.tokenizer.chat_template:
             raise ConfigError(self.name, None, "use a chat model, or --prompt base for a base model")
@@ -108,12 +111,16 @@ class ChatTemplate:
             text = self._apply(self._told(messages), open_turn, tools)
         except (TemplateError, TypeError) as error:
             raise ConfigError(self.name, str(error), "it refuses this conversation") from error
+        # The limit grows with the messages, which may be long themselves.
         if len(text) > _MOST_CHARS + 4 * sum(len(str(message.get("content"))) for message in messages):
             raise ConfigError(self.name, f"{len(text)} characters", "it writes more than a model reads; use another")
         return text
 
     def ids(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
-        """The ids of `messages` and of the beginning of the policy's turn; None: this template gives text."""
+        """Return the ids of `messages`, followed by the beginning of the policy's turn.
+
+        None means that this template returns text.
+        """
         if not self._gives_ids:
             return None
         said = [dict(message) for message in messages]
@@ -131,6 +138,7 @@ class ChatTemplate:
             **{_CLOCK: self._now.strftime},
             **self.arguments,
         )
+        # A template is foreign code that may never end: bound its CPU time.
         try:
             return str(limited(apply, APPLY_S))
         except TimeoutError as error:
@@ -139,8 +147,11 @@ class ChatTemplate:
             raise ConfigError(self.name, "out of memory", "it writes more than fits; use another model") from error
 
     def _told(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """`messages` as this template wants them: without a system message, where it takes none, and with contents as
-        text, or as parts of which one is a text."""
+        """Return `messages` in the form that this template accepts.
+
+        A system message is merged into the first question if the template takes none. Contents are text, or become a
+        list with one text part.
+        """
         if messages and messages[0]["role"] == "system" and not self._takes_system:
             messages = _folded(messages)
         return [self._in_parts(each) for each in messages] if self._wants_parts else messages
@@ -151,15 +162,15 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """True for a template that leaves texts out, as those of vision models do, and writes parts."""
+        """True if the template ignores text and writes text parts, as templates of vision models do."""
         user: Message = {"role": "user", "content": _PROBE}
         return not self._writes([user]) and self._writes([self._in_parts(user)])
 
     @cached_property
     def _takes_system(self) -> bool:
-        """False for a template that refuses a system message, or leaves its text out, and writes it before a question.
+        """False if the template refuses or ignores a system message, but writes that text before a question.
 
-        The log says so, once.
+        The log reports this once.
         """
         asked: list[Message] = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]
         tried = [
@@ -178,18 +189,19 @@ class ChatTemplate:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """The names that the template reads beside the messages and what every template is given."""
+        """Names that the template reads, except the messages and the arguments that every template gets."""
         found = self.tokenizer.chat_template
         if self._gives_ids or not found:
             return frozenset()
         texts = found.values() if isinstance(found, dict) else [found]
         given = {*inspect.signature(self.tokenizer.apply_chat_template).parameters, *_GIVEN}
         names = {name for text in texts for name in _arguments(text)}
+        # The tokenizer passes its special tokens, such as `bos_token`.
         return frozenset(name for name in names - given if not name.endswith("_token"))
 
 
 def _folded(messages: Sequence[Message]) -> Sequence[Message]:
-    """`messages` with the text of the system message before that of the first question, a blank line between them."""
+    """Return `messages` with the system text before the first question's text, separated by a blank line."""
     if len(messages) < 2 or messages[1]["role"] != "user":
         return messages
     system, first = messages[:2]
@@ -197,11 +209,15 @@ def _folded(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _arguments(text: str) -> set[str]:
-    """The names that a template takes from whoever applies it: never assigned there, or only where they are missing."""
+    """Return the names that a template expects from its caller.
+
+    The template never assigns them, or only if they are missing.
+    """
     parser = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True)
     tree = parser.parse(_MARKERS.sub("", text))
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
     parameters = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "param"}
+    # A name that is tested for existence is an argument, even if the template assigns a default to it.
     asked = {
         each.node.name
         for each in tree.find_all((nodes.Test, nodes.Filter))

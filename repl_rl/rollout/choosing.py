@@ -1,4 +1,4 @@
-"""Several lines written at one place, of which a rollout goes on from one; the others stay in the record."""
+"""Several lines sampled at one position: a rollout continues from one, and the others remain in the record."""
 
 import inspect
 from collections import Counter
@@ -12,24 +12,23 @@ from repl_rl.record.trajectory import Alternative, Line
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of several lines a rollout goes on from."""
+    """Line, among several candidates, from which a rollout continues."""
 
     at: int
-    """Its number among them, from 0. It is trained as any other line."""
+    """Index of that line, from 0. It is trained as any other line."""
     advantages: Sequence[float] = ()
-    """What the tokens of each line are trained with where it is not chosen, one finite number a line; (): they are
-    not trained."""
+    """Advantage for the tokens of each line that is not chosen, one finite number per line; () trains none of them."""
 
 
 Choose = Callable[[Sequence[Line]], Choice | Awaitable[Choice]]
-"""Takes the lines in the order in which they were written. A plain one must not block: other rollouts wait."""
+"""Function of the lines in the order of sampling. A plain one must not block, because other rollouts wait."""
 
 
 async def chosen(choose: Choose, lines: Sequence[Line]) -> tuple[int, Line]:
-    """The number of the line that is chosen, and that line with the others as its alternatives.
+    """Return the index of the chosen line, and that line with the others as its alternatives.
 
     Raises:
-        ConfigError: there is no such line, or not one finite advantage a line.
+        ConfigError: the line does not exist, or the advantages are not one finite number per line.
     """
     given = choose(lines)
     choice = await given if inspect.isawaitable(given) else given
@@ -47,6 +46,7 @@ async def chosen(choose: Choose, lines: Sequence[Line]) -> tuple[int, Line]:
 
 
 def agreed(lines: Sequence[Line]) -> Choice:
-    """The line whose text was written most often; of several such, the one with the likeliest tokens."""
+    """Choose the line whose text was written most often; the one with the likeliest tokens wins a tie."""
     often = Counter(line.text for line in lines)
+    # The earliest line wins if all else is equal.
     return Choice(max(range(len(lines)), key=lambda at: (often[lines[at].text], fmean(lines[at].logprobs), -at)))

@@ -1,4 +1,4 @@
-"""One rollout's console: what of the policy's text is typed into it, line by line, and what comes back."""
+"""Console of one rollout: it runs the policy's text line by line and returns the results."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -13,55 +13,64 @@ from repl_rl.tasks import Task
 
 
 class Console:
-    """A session of the sandbox, opened at the first line that runs, and the text that is still to be typed into it."""
+    """Sandbox session that opens at the first executed line, with the text that does not form a complete line yet."""
 
     def __init__(self, sandbox: Sandbox, task: Task, host: HostSession | None = None) -> None:
-        """`task`: whose workspace the session begins with. `host`: the functions that lines may call; None: none."""
+        """Set the sandbox and the task; the session opens later.
+
+        Args:
+            sandbox: source of the session.
+            task: task whose workspace the session begins with.
+            host: handler of the functions that lines may call; None means no functions.
+        """
         self._sandbox = sandbox
         self._task = task
         self.host = host or HostSession()
-        """What answers the calls of its lines."""
+        """Handler of the calls that lines make."""
         self._resources = AsyncExitStack()
         self._session: SandboxSession | None = None
         self._buffer = LineBuffer()
         self.more = False
-        """It waits for the rest of a cell."""
+        """True while the console waits for the rest of a cell."""
 
     async def aclose(self) -> None:
-        """Give the session back."""
+        """Return the session to the sandbox."""
         await self._resources.aclose()
 
     async def begin(self) -> None:
-        """Have the session now, and not with the first line.
+        """Open the session now instead of at the first line.
 
         Raises:
-            SandboxFault, SetupError: as `run`.
+            SandboxFault, SetupError: see `run`.
         """
         await self._open()
 
     @property
     def ended(self) -> bool:
-        """True once it takes no further line."""
+        """True once the console takes no further line."""
         return self._session is not None and self._session.ended
 
     def awaits(self, line: Line) -> bool:
-        """True for a line that an end token closes, where it leaves something to run: code, or a cell that is open."""
+        """Return True if an end token closes the line and leaves something to run: code, or an open cell."""
         return line.end is LineEnd.EOS and (self.more or bool((self._buffer.carry + line.text).strip()))
 
     def closed(self, line: Line) -> tuple[str, ...]:
-        """Take a line's text; the physical lines that it closes. An end token closes one as a newline does."""
+        """Add a line's text, and return the physical lines that it completes.
+
+        An end token completes a line as a newline does.
+        """
         if self.awaits(line) and not line.text.endswith("\n"):
             return self._buffer.feed(f"{line.text}\n")
         return self._buffer.feed(line.text)
 
     async def run(self, lines: Sequence[str], closing: bool = False) -> list[PushResult]:
-        """Run physical lines (at least one) until the console ends; a result for each that it was given.
+        """Run physical lines (at least one) until the console ends, and return one result per line that ran.
 
-        `closing`: a cell that is open after them is closed by a blank line, which then is the last that it was given.
+        With `closing`, a blank line closes a cell that is still open. Its result is then the last one.
 
         Raises:
-            SandboxFault: no console could be had.
-            SetupError: the task's workspace cannot be made.
+            SandboxFault: no console is available.
+            SetupError: the task's workspace cannot be created.
         """
         console = await self._open()
         results = await push_each(console, lines)
@@ -71,12 +80,12 @@ class Console:
         return results
 
     async def restore(self, ran: Sequence[str], carry: str, calls: Sequence[HostCall] = ()) -> None:
-        """Give it physical lines to have its state back; `carry` begins the next line.
+        """Run physical lines again to restore the console's state; `carry` begins the next line.
 
-        `calls`: what they called when they were recorded. They are answered from there; no function is called.
+        `calls` are the recorded calls of these lines. The record answers them, and no function runs.
 
         Raises:
-            SandboxFault: there is no console, or it ended meanwhile, or called otherwise than recorded.
+            SandboxFault: no console is available, it ended during these lines, or its calls differ from the record.
         """
         self._buffer = LineBuffer(carry)
         self.host.recall(calls)
@@ -95,16 +104,17 @@ class Console:
                 self._session = await self._resources.enter_async_context(leased)
             except SetupError as error:
                 raise SetupError(f"task {self._task.id}: {error.thing}", error.value, error.remedy) from error
+            # Functions have to be offered before the first line runs.
             if self.host.functions:
                 offered(self._session, self.host, self._sandbox.name)
         return self._session
 
 
 def offered(session: SandboxSession, host: Host, sandbox: str) -> None:
-    """Offer functions of the host to a fresh console.
+    """Offer host functions to a fresh console.
 
     Raises:
-        ConfigError: it has no way to call them.
+        ConfigError: the console cannot call functions of the host.
     """
     if not isinstance(session, Calling):
         remedy = "its consoles have no way to call the host; use local, docker, gateway, nodes or unsafe"

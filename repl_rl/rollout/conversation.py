@@ -1,7 +1,7 @@
-"""Several questions, one after the other, in one console: ids are only ever appended, and names stay bound.
+"""Conversation: several questions in a row in one console. Ids are only ever appended, and names stay defined.
 
-Each question is a rollout of its own, with its own limits. Between two of them no session of the engine is open, so a
-conversation that waits for a person takes nothing but its console.
+Each question is a separate rollout with its own limits. No engine session is open between two questions, so a
+conversation that waits for a person holds only its console.
 """
 
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from repl_rl.tasks import Task
 
 
 class _Console:
-    """The session of a conversation; it remembers how its last line went."""
+    """Console session of a conversation, with the result of its last line."""
 
     def __init__(self, session: SandboxSession) -> None:
         self.session = session
@@ -25,18 +25,18 @@ class _Console:
 
     @property
     def ended(self) -> bool:
-        """As `SandboxSession.ended`."""
+        """See `SandboxSession.ended`."""
         return self.session.ended
 
     async def push(self, line: str) -> PushResult:
-        """As `SandboxSession.push`."""
-        self.last = None  # a line that is cancelled leaves a console that nobody can follow
+        """See `SandboxSession.push`."""
+        self.last = None  # after a cancelled line the console is in an unknown state
         self.last = await self.session.push(line)
         return self.last
 
 
 class _Kept:
-    """A sandbox of one console: each of its sessions is that one, which stays when a session ends."""
+    """Sandbox with a single console, which stays open between the sessions."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.name, self.python_version = sandbox.name, sandbox.python_version
@@ -46,7 +46,7 @@ class _Kept:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[SandboxSession]:
-        """As `Sandbox.session`."""
+        """See `Sandbox.session`."""
         if self._console is None:
             self._console = _Console(await self._stack.enter_async_context(self._sandbox.session()))
         elif isinstance(self._console.session, Continuing):
@@ -55,10 +55,11 @@ class _Kept:
 
     @property
     def usable(self) -> bool:
-        """A further line can be typed where a cell begins, now or once its answer is forgotten."""
+        """True if a further line can start a cell, at once or after the last answer is forgotten."""
         if self._console is None:
             return True
         last = self._console.last
+        # The last line was cancelled, or its cell is still open.
         if last is None or last.more:
             return False
         return not self._console.ended or (
@@ -70,38 +71,41 @@ class _Kept:
 
 
 class Conversation:
-    """One console, and all ids so far. Close it; whoever is cancelled within a turn closes it too."""
+    """Console of a conversation, with all ids so far. Close it at the end, and after a cancelled turn."""
 
     def __init__(self, rollouts: Rollouts, *, keep: bool) -> None:
-        """`keep`: the console outlives a turn, so that another can follow. It can call no functions of the host then.
+        """Start without any turn.
+
+        With `keep`, the console outlives a turn, so that another turn can follow. Lines cannot call host functions
+        then.
 
         Raises:
-            ConfigError: `keep`, and lines may call functions of the host.
+            ConfigError: `keep` is set, and lines may call host functions.
         """
         if keep and rollouts.host:
             remedy = "a console that is kept can call none; leave one of the two out"
             raise ConfigError("host functions", [f.name for f in rollouts.host], remedy)
         self.text = ""
-        """Of all turns so far, prompts included."""
+        """Text of all turns so far, prompts included."""
         self.token_ids: tuple[int, ...] = ()
-        """Of all turns so far, prompts included."""
+        """Ids of all turns so far, prompts included."""
         self._kept = _Kept(rollouts.sandbox) if keep else None
         self._rollouts = rollouts if self._kept is None else replace(rollouts, sandbox=self._kept)
 
     @property
     def open(self) -> bool:
-        """A further turn can follow: its console is kept, has not ended but by an answer, and is within no cell."""
+        """True if a further turn can follow: the console is kept, is not in a cell, and ended at most by an answer."""
         return self._kept is not None and self._kept.usable
 
     def after(self, more: Prompt) -> Prompt:
-        """What a turn begins with that asks `more`."""
+        """Return the prompt of a turn that asks `more` after the turns so far."""
         return Prompt(self.text + more.text, (*self.token_ids, *more.token_ids))
 
     async def turn(self, task: Task, prompt: Prompt, seed: int, temperature: float, followed: Followed) -> Trajectory:
-        """Play a turn, named as its task, that begins with `prompt`: that of the task, or `after` what was said.
+        """Play a turn named after its task. `prompt` is that of the task, or the result of `after`.
 
         Raises:
-            EngineError, InvariantError, UserCodeError: as `Rollouts.follow`.
+            EngineError, InvariantError, UserCodeError: see `Rollouts.follow`.
         """
         origin = Origin(task.id, task, prompt, seed, self._rollouts.engine.policy_step)
         played = await self._rollouts.follow(origin, temperature, followed)
@@ -110,12 +114,12 @@ class Conversation:
         return played
 
     async def aclose(self) -> None:
-        """Give the console back."""
+        """Return the console to the sandbox."""
         if self._kept is not None:
             await self._kept.aclose()
 
 
 def written(trajectory: Trajectory) -> str:
-    """All text after the prompt: what was sampled, and what was observed."""
+    """Return all text after the prompt, sampled and observed."""
     parts = ([s.text] if isinstance(s, Observed) else [line.text for line in s.lines] for s in trajectory.segments)
     return "".join(text for part in parts for text in part)

@@ -1,4 +1,4 @@
-"""Rollouts that begin before the step that learns from them, while the policy is updated."""
+"""Prefetched rollouts: they start before the step that learns from them, while the policy is updated."""
 
 import asyncio
 import time
@@ -9,43 +9,45 @@ from repl_rl.record.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """The rollouts of one step to come."""
+    """Prefetched rollouts of one later step."""
 
     policy_step: int
-    """Optimizer steps behind the policy that will learn from them: part of their ids and seeds, so that both are the
-    same whichever weights they begin with."""
+    """Number of optimizer steps behind the policy that will learn from them.
+
+    It is part of their ids and seeds, so that both do not depend on the weights at the start.
+    """
     places: asyncio.Semaphore
-    """Of all such rollouts together: those of earlier steps, which asked first, get one first."""
+    """Concurrency slots shared by all prefetched rollouts. Those of earlier steps asked first, and get a slot first."""
     finished: dict[int, Trajectory] = field(default_factory=dict)
-    """Those that have ended well, by their number in the step. Whatever is there before is not played."""
+    """Rollouts that ended without a failure, by number in the step. Those present at the start are not played."""
 
     def note(self, number: int, rollout: "asyncio.Task[Trajectory]") -> None:
-        """A rollout has ended. Who failed on our side is not kept: a run that goes on plays it again."""
+        """Record a rollout that has ended. A failed rollout is not kept, so a resumed run plays it again."""
         if not rollout.cancelled() and rollout.exception() is None and rollout.result().failure is None:
             self.finished[number] = rollout.result()
 
 
 @dataclass(slots=True)
 class Busy:
-    """How long anything was under way, on the wall clock."""
+    """Wall-clock timer that runs while at least one operation runs."""
 
     _since: float = 0.0
     _under_way: int = 0
     _before: float = 0.0
 
     def begin(self) -> None:
-        """One more thing is under way."""
+        """Count one more running operation."""
         if not self._under_way:
             self._since = time.perf_counter()
         self._under_way += 1
 
     def end(self) -> None:
-        """One of them is not any more."""
+        """Count one running operation less."""
         self._under_way -= 1
         if not self._under_way:
             self._before += time.perf_counter() - self._since
 
     @property
     def elapsed_s(self) -> float:
-        """So far."""
+        """Time so far, seconds."""
         return self._before + (time.perf_counter() - self._since if self._under_way else 0.0)

@@ -1,4 +1,4 @@
-"""One rollout's recorder: what a sampler holds while it samples, pushes, observes and rewards.
+"""Episode: the recorder of one rollout, with which a sampler samples, executes, observes and rewards.
 
 The episode owns the token record, so a sampler cannot get masks, log probabilities or lengths wrong.
 """
@@ -28,7 +28,7 @@ from repl_rl.tasks import Task
 
 
 class Episode(Earning):
-    """The public handle of one rollout: `sample` or `turn`, `push` or `execute`, `observe`, `reward`, `submit`."""
+    """Public handle of one rollout: `sample` or `turn`, `push` or `execute`, `observe`, `reward`, `submit`."""
 
     def __init__(
         self,
@@ -60,20 +60,20 @@ class Episode(Earning):
 
     @property
     def id(self) -> str:
-        """The name of this rollout, and of its trajectory: policy step, task, place among the rollouts of that task.
+        """Id of this rollout and of its trajectory: policy step, task, and index among the rollouts of that task.
 
-        No other rollout of its kind (training, greedy, tampered) has it in a run, and a resumed run gives it again.
+        It is unique in a run among rollouts of its kind (training, greedy, tampered). A resumed run uses the same ids.
         """
         return self._record.origin.id
 
     @property
     def task(self) -> Task:
-        """The task of this rollout. Its reference answer is there for user code, never for the sandbox."""
+        """Task of this rollout. Its reference answer is for user code, never for the sandbox."""
         return self._record.origin.task
 
     @property
     def begun(self) -> bool:
-        """True once a line was sampled, or taken over."""
+        """True once a line was sampled or restored."""
         return bool(self._record.line_count)
 
     @property
@@ -83,27 +83,30 @@ class Episode(Earning):
 
     @property
     def lost(self) -> SandboxLost | None:
-        """How its console was lost, where it was: nobody can go on with it."""
+        """Error that reports the loss of the console, or None. Such a rollout cannot continue."""
         return self._ending.lost
 
     async def lines(self, write: Callable[[], Awaitable[Line]] | None = None) -> AsyncIterator[Line]:
-        """Sample line after line until the rollout ends; one that was cut is not yielded, nor one that an end token
-        closes with nothing to run. `write` samples one; None: `sample`."""
+        """Yield one sampled line after another until the rollout ends.
+
+        `write` samples a line; None means `sample`. Truncated lines are not yielded, and neither are lines without code
+        that an end token closes.
+        """
         while not self.ended:
             line = await (write or self.sample)()
             if not self._ending.unwanted and (line.end is LineEnd.NEWLINE or self._console.awaits(line)):
                 yield line
 
     async def sample(self, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None) -> Line:
-        """Let the policy write until a newline, or until the text written now matches `until`.
+        """Sample until a newline, or until the text of this call matches `until`.
 
         Args:
-            until: a regular expression searched in the text of this call; None: one line. The token that completes
-                a match is kept whole, so the line may hold a few characters after it.
-            max_tokens: budget of this call (>= 1); None: `RolloutLimits.max_line_tokens`.
+            until: regular expression to search in the text of this call; None samples one line. The token that
+                completes a match is kept whole, so the line may hold a few characters after it.
+            max_tokens: token budget of this call (>= 1); None means `RolloutLimits.max_line_tokens`.
 
         Returns:
-            The recorded line. An end token, a cut or a full context end the rollout: see `ended`.
+            The recorded line. An end token, a truncation or a full context ends the rollout, see `ended`.
 
         Raises:
             ConfigError: the rollout has ended, or `max_tokens` < 1.
@@ -114,9 +117,10 @@ class Episode(Earning):
     async def choose(
         self, count: int, choose: Choose, until: str | re.Pattern[str] | None = None, max_tokens: int | None = None
     ) -> Line:
-        """Let the policy write `count` (>= 1) times from the same ids, and go on from the line that `choose` says.
+        """Sample `count` (>= 1) lines from the same ids, and continue from the one that `choose` picks.
 
-        The others are its `alternatives`: never executed, and trained only as `Choice` says. Else it is as `sample`.
+        The others become its `alternatives`: never executed, and trained only as `Choice` specifies. Otherwise it works
+        as `sample`.
         """
         wanted = self._wanted(max_tokens)
         at, line = await chosen(choose, await self._writer.several(count, wanted, *self._stopping(until)))
@@ -128,9 +132,9 @@ class Episode(Earning):
         return stop_ids, lambda: self.renderer.watch(until, self._writer.before) if until else None
 
     async def turn(self, max_tokens: int | None = None) -> Line:
-        """Let the policy write until its end token, which ends its turn and not the rollout.
+        """Sample until the end token, which ends the turn and not the rollout.
 
-        Arguments, errors and cuts are those of `sample`. `text` is without the end token.
+        Arguments, errors and truncation are those of `sample`. `text` excludes the end token.
         """
         return await self._write(self.renderer.eos_ids, lambda: None, max_tokens, turn=True)
 
@@ -146,8 +150,10 @@ class Episode(Earning):
         return self.limits.max_line_tokens if max_tokens is None else max_tokens
 
     def _wrote(self, line: Line, wanted: int, turn: bool = False) -> Line:
+        # The client that follows the rollout may want nothing after this line.
         if self._record.sampled(line):
             self._ending.refuse()
+        # A truncated line has used up its own budget, or else that of the context.
         if line.end is LineEnd.LENGTH:
             self._ending.end(Stop.LINE_TOO_LONG if len(line.token_ids) == wanted else Stop.MAX_TOKENS)
         elif line.end is LineEnd.EOS and not turn:
@@ -155,19 +161,21 @@ class Episode(Earning):
         return line
 
     def observe(self, text: str | Observed, cut: bool = False) -> Observed:
-        """Splice text that the policy did not write. It is masked, and it may be empty.
+        """Splice in text that the policy did not write. It is masked, and it may be empty.
 
-        A text is encoded alone, without control tokens, its middle cut where it is too long; an `Observed` is taken
-        as it is. The rollout ends when its lines or its context are used up: see `ended`.
+        A string is encoded alone, without control tokens, and its middle is cut if it is too long. An `Observed` is
+        used unchanged. The rollout ends when its lines or its context are used up, see `ended`.
 
-        `cut`: the middle of the text was left out already, see `PushResult.cut`.
+        `cut` means that the middle of the text is already missing, see `PushResult.cut`.
 
         Raises:
-            ConfigError: nothing was sampled since the last observation, the last line was cut, or our console failed.
+            ConfigError: nothing was sampled since the last observation, the last line was truncated, or our console
+                failed.
         """
         if isinstance(text, str):
             rendered = self.renderer.observation(text, self.limits.max_observation_tokens, last=self.ended)
             text = replace(rendered, cut=cut or rendered.cut)
+        # The record checks the order, so it comes before the engine.
         self._record.observed(text)
         self._writer.give(text)
         if self._record.line_count >= self.limits.max_lines:
@@ -177,10 +185,10 @@ class Episode(Earning):
         return text
 
     async def push(self, line: Line) -> PushResult:
-        """Execute the last sampled line in this rollout's console, and splice what it printed and the next prompt.
+        """Execute the last sampled line in this rollout's console, and splice in its output and the next prompt.
 
-        A token may close several physical lines: they run in order, and their outputs are spliced together after it.
-        An end token closes the line, and an open cell as by a blank line; then no next prompt is recorded.
+        A token may close several physical lines: they run in order, and their joined outputs follow it. An end token
+        closes the line, and an open cell like a blank line. No next prompt is recorded then.
 
         Raises:
             ConfigError: `line` is not the last sampled line, was executed already, or closes no physical line.
@@ -199,10 +207,10 @@ class Episode(Earning):
         return result
 
     async def execute(self, *lines: str) -> PushResult:
-        """Run physical lines in this rollout's console, on behalf of the line sampled last, and splice nothing.
+        """Run physical lines in this rollout's console for the last sampled line, and splice in nothing.
 
         Raises:
-            ConfigError: nothing was sampled yet, there is no line to run, or the console has ended.
+            ConfigError: nothing was sampled yet, no line is given, or the console has ended.
             SandboxFault: our console failed; the rollout is dropped.
         """
         if not lines or not self.begun:
@@ -213,8 +221,9 @@ class Episode(Earning):
         try:
             results = await self._console.run(lines, closing)
         except SandboxLost as lost:
-            self.fail(lost)  # even if it is swallowed
+            self.fail(lost)  # even if the sampler swallows the error
             raise
+        # A blank line that closed an open cell is part of the record.
         result, ran = combined(results), (*lines, "")[: len(results)]
         self.executed(Execution(result.status, result.elapsed_s, result.answer, ran, self._console.host.take()))
         if result.status is LineStatus.SANDBOX_FAULT:
@@ -227,10 +236,10 @@ class Episode(Earning):
         return result
 
     async def restore(self, segments: Sequence[Segment], ran: Sequence[str], carry: str = "") -> None:
-        """Begin in the middle: take over recorded segments, and give the console physical lines to have its state back.
+        """Start in the middle: restore recorded segments, and run physical lines to restore the console's state.
 
-        The record keeps its ids, log probabilities, outputs and answers of the host; what the console prints now is
-        spliced nowhere. Lines taken over count towards the limits. `carry` begins the next physical line.
+        The record keeps its ids, log probabilities, outputs and host answers. New output of the console is not spliced
+        in. Restored lines count towards the limits. `carry` begins the next physical line.
 
         Raises:
             ConfigError: something was sampled already.
@@ -248,7 +257,7 @@ class Episode(Earning):
         await self._console.restore(ran, carry, [call for run in self._record.executions for call in run.calls])
 
     def executed(self, execution: Execution) -> None:
-        """Say what became of the line sampled last, where something other than the console ran it.
+        """Record the execution of the last sampled line, if something other than the console ran it.
 
         Raises:
             ConfigError: no line was sampled yet.
@@ -258,37 +267,43 @@ class Episode(Earning):
             self._ending.end(Stop.ANSWERED)
 
     def submit(self, answer: str) -> None:
-        """Take `answer`, from the line sampled last, as the final one. The host grades it; the rollout ends."""
+        """Submit an answer from the last sampled line as the final one. The host grades it, and the rollout ends."""
         self.executed(Execution(LineStatus.ANSWERED, 0.0, answer))
 
     async def judge(self, answer: str) -> float:
-        """What the task's first judge gives for `answer`, as it would at the end. What is told is your decision.
+        """Return the grade of the task's first judge for an answer, as at the end.
+
+        The sampler decides if the policy sees it.
 
         Raises:
-            ConfigError, UserCodeError, SandboxFault: as `repl_rl.judges.graded`.
+            ConfigError, UserCodeError, SandboxFault: see `repl_rl.judges.graded`.
         """
         so_far = self._record.trajectory(Stop.FINISHED, 0.0, None, None)
         return await verdict(self.task, answer, self._sandbox, so_far)
 
     def finish(self, reason: Stop = Stop.FINISHED) -> None:
-        """End the rollout. The first reason stands.
+        """End the rollout. Only the first reason is kept.
 
         Raises:
-            ConfigError: `reason` is one that only what happened can give.
+            ConfigError: only the episode itself records `reason`.
         """
         self._ending.finish(reason)
 
     def fail(self, failure: Exception) -> None:
-        """Record a failure: the trajectory is kept, never rewarded and never trained on. The first one stands."""
+        """Record a failure; only the first one is kept.
+
+        The trajectory is stored, never rewarded and never trained on.
+        """
         self._ending.fail(failure)
 
     def trajectory(self) -> Trajectory:
-        """The record so far.
+        """Return the record so far.
 
         Raises:
             InvariantError: the ids that the engine saw are not a prefix of the record (invariant I5).
         """
         stop, failure = self._ending.stop or Stop.FINISHED, self._ending.failure
+        # After a failure the engine's ids may be incomplete, so they are not compared.
         seen = None if failure else self._writer.seen
         record = self._record.trajectory(stop, time.monotonic() - self._started, failure, seen)
         return self._console.host.completed(record)

@@ -1,4 +1,4 @@
-"""What is told of open rollouts: what they turned out to be, and figures of what they play."""
+"""Runtime information and statistics of open rollouts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,38 +14,38 @@ from repl_rl.rollout.sampler import ReplSampler, RolloutSampler
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was opened; the same wherever a world is."""
+    """Runtime information of open rollouts; the same in every process that plays them."""
 
     engine: str
     engine_fallback: str | None
-    """Why it is driven in a slower way than asked for; None: it is not."""
+    """Reason why the engine runs in a slower mode than requested, or None."""
     sandbox: str
     sampler_fallback: str | None
-    """What the sampler does in place of what was asked for; None: it does that."""
+    """Fallback that the sampler uses, or None."""
     forbidden_ids: frozenset[int]
     """Ids that the policy never samples."""
 
     @classmethod
     def of(cls, engine: Engine, sandbox: str, sampler: RolloutSampler, renderer: Renderer) -> "Facts":
-        """What is told of these."""
+        """Collect the runtime information."""
         return cls(engine.name, engine.fallback_reason, sandbox, sampler.fallback(renderer), engine.forbidden_ids)
 
 
 @dataclass(slots=True)
 class Pressed:
-    """What the engine's cache was too small for, in the last batch."""
+    """Preemption statistics of the last batch."""
 
     latest: Pressure = field(default_factory=Pressure)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of rollouts since the run began."""
+    """Statistics of rollouts since the run began."""
 
     faults: Mapping[str, int] = field(default_factory=dict)
-    """What broke under rollouts, by its name."""
+    """Fault counts by name."""
     pressure: Pressure | None = None
-    """What a cache that was too small cost; None: the engine has no such cache."""
+    """Preemption statistics; None means that the engine has no shared KV cache."""
 
 
 def counted(
@@ -56,16 +56,18 @@ def counted(
     preempted: int | None,
     faults: Mapping[str, int],
 ) -> dict[str, float]:
-    """A step's figures beside those of its records: what the sampler counts, what giving up early saved where that is
-    on, what lines called where they can call something, lost places in the engine's cache, and what broke.
+    """Return the metrics of a step, in addition to those of its records.
+
+    These are metrics of the sampler, preemptions, lines saved by early stopping, host function calls, and faults. Each
+    is included only if it applies.
 
     Args:
-        sampler: what played the rollouts; it counts too.
-        limits: of a rollout.
-        host: whether lines may call functions of the host.
-        trajectories: the step's.
-        preempted: how often a session lost its place in the engine's cache; None: there is no such cache.
-        faults: what broke since the run began; left out where nothing did.
+        sampler: sampler of the rollouts, with its own metrics.
+        limits: limits of a rollout.
+        host: True if lines may call host functions.
+        trajectories: trajectories of the step.
+        preempted: number of preemptions; None means that the engine has no shared KV cache.
+        faults: fault counts since the run began; left out if all are 0.
     """
     told = dict(sampler.metrics(trajectories))
     if preempted is not None:

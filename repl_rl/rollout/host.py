@@ -1,4 +1,4 @@
-"""Functions of the host that lines can call: how one is described, what it may use, and how a call is checked.
+"""Host functions that lines can call: their description, their limits, and the check of a call.
 
     def search(query: str, hits: int = 3) -> list[str]:
         '''Find pages.
@@ -10,8 +10,8 @@
 
     World(host_functions="my_tools:search")
 
-In the console it is a plain function: `search("prime numbers")` waits for what the host answers. Arguments and answers
-are JSON values. What a console asks is untrusted; it is held to the function's own signature here, on the host.
+In the console it is a plain function: `search("prime numbers")` waits for the answer of the host. Arguments and answers
+are JSON values. A call from a console is untrusted, so the host checks it against the function's signature.
 """
 
 import inspect
@@ -27,27 +27,27 @@ from repl_rl.settings.named import Named, imported
 from repl_rl.tasks import Task
 
 MOST_BYTES = 1 << 20
-"""Of a call or an answer: what a console's socket takes as one message."""
+"""Size limit of a call or an answer, bytes: the largest message of a console's socket."""
 HOST_ERROR_CHARS = 500
-"""Of an error that a console is told."""
+"""Length limit of an error that a console receives, characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLimits:
-    """What the calls of one function may use."""
+    """Limits of the calls of one function."""
 
     seconds: Annotated[float, Above(0)] = 30.0
-    """Wall clock of one call on the host, s (> 0)."""
+    """Wall-clock time of one call on the host, seconds (> 0)."""
     calls: Annotated[int, AtLeast(1)] = 64
-    """Calls of a rollout (>= 1), refused ones not counted."""
+    """Calls per rollout (>= 1). A call that names no function does not count here."""
     argument_bytes: Annotated[int, Above(0, at_most=MOST_BYTES)] = 262_144
-    """A call as JSON, bytes (1 to 1,048,576)."""
+    """Size of a call as JSON, bytes (1 to 1,048,576)."""
     answer_bytes: Annotated[int, Above(0, at_most=MOST_BYTES)] = 65_536
-    """An answer as JSON, bytes (1 to 1,048,576)."""
+    """Size of an answer as JSON, bytes (1 to 1,048,576)."""
     at_once: Annotated[int, AtLeast(1)] = 4
-    """Calls of one rollout that run at the same time (>= 1); others wait."""
+    """Concurrent calls per rollout (>= 1); others wait."""
     at_once_in_all: Annotated[int, AtLeast(1)] = 64
-    """The same over all rollouts (>= 1)."""
+    """Concurrent calls over all rollouts (>= 1); others wait."""
 
     def __post_init__(self) -> None:
         check_fields(self, "limits of a host function")
@@ -55,24 +55,27 @@ class HostLimits:
 
 @dataclass(frozen=True, slots=True)
 class HostFunction:
-    """A function of the host under the name by which lines call it."""
+    """Function of the host, under the name that lines use."""
 
     name: str
     run: Callable[..., object] | None
-    """Plain or async. A plain one runs in a thread of its own; an async one must not block. A `staged` one is async,
-    takes a `Stage` before its arguments and returns a `Played`. None: it is known from a record, and not called."""
+    """Implementation, plain or async. A plain one runs in a separate thread; an async one must not block.
+
+    A `staged` one is async, takes a `Stage` before its arguments and returns a `Played`. None means that only a record
+    names the function, and that it cannot be called.
+    """
     signature: str
-    """As the policy is told it: `search(query: str, hits: int = 3) -> list[str]`."""
+    """Signature as the policy sees it: `search(query: str, hits: int = 3) -> list[str]`."""
     about: str
-    """What it does, in one line."""
+    """Description in one line."""
     parameters: Mapping[str, object]
-    """JSON schema of its arguments, an object's, in the order of positions."""
+    """JSON schema of its arguments: an object with one property per argument, in positional order."""
     limits: HostLimits = field(default_factory=HostLimits)
     staged: bool = False
     depth: int = 0
-    """Rollouts of this depth are offered it no more; 0: all are."""
+    """Rollouts of this depth or deeper are not offered the function; 0 means that all are."""
     model: str = ""
-    """The model that it asks in place of the policy, as `World.model` names one; "": none."""
+    """Model that it queries in place of the policy, named as in `World.model`; empty means none."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -80,18 +83,19 @@ class HostFunction:
 
     @property
     def declared(self) -> str:
-        """What the policy is told of it."""
+        """Declaration as the policy sees it."""
         return f"{self.signature}: {self.about}"
 
     def bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
-        """The arguments of a call by name, held to the schema.
+        """Return the arguments of a call by name, checked against the schema.
 
         Raises:
-            TypeError: they do not fit; the message is for whoever wrote the call.
+            TypeError: they do not fit; the message is for the author of the call.
         """
         schemas = _table(self.parameters.get("properties"))
         if len(args) > len(schemas):
             raise TypeError(f"{self.name}() takes at most {len(schemas)} arguments, {len(args)} were given")
+        # Bind positional arguments first, then keywords, then check for missing ones and for types.
         given = dict(zip(schemas, args, strict=False))
         for key, value in kwargs.items():
             if key not in schemas:
@@ -116,7 +120,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def fits(value: object, schema: Mapping[str, object]) -> bool:
-    """Whether a JSON value is of a schema, as far as type hints can say: types, unions, items, choices."""
+    """Return True if a JSON value matches a schema, as far as type hints go: types, unions, items, choices."""
     if value is None and schema.get("nullable") is True:
         return True
     union, choices, kind, items = (schema.get(key) for key in ("anyOf", "enum", "type", "items"))
@@ -132,7 +136,8 @@ def fits(value: object, schema: Mapping[str, object]) -> bool:
 
 def _is(value: object, kind: object) -> bool:
     if not isinstance(kind, str) or kind not in _KINDS:
-        return True  # a schema that leaves the type open
+        return True  # the schema leaves the type open
+    # A Python bool is also an int, but JSON keeps them apart.
     return isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
@@ -153,10 +158,10 @@ def _kind(schema: Mapping[str, object]) -> str:
 def host_function(
     run: Callable[..., object], limits: HostLimits | None = None, name: str | None = None
 ) -> HostFunction:
-    """Describe a function of the user by its type hints and its docstring, which says what each argument is.
+    """Describe a function of the user by its type hints and its docstring, which documents each argument.
 
     Raises:
-        ConfigError: it has no name, or no schema can be made of its hints and docstring.
+        ConfigError: the function has no name, an argument has no name, or its hints and docstring give no schema.
     """
     called = name or str(getattr(run, "__name__", ""))
     if not called.isidentifier():
@@ -164,7 +169,7 @@ def host_function(
     try:
         schema = _table(get_json_schema(run)["function"])
         signature = inspect.signature(run)
-    except Exception as error:  # transformers has exceptions of its own for each thing that is missing
+    except Exception as error:  # transformers has a separate exception for each missing part
         remedy = f"write type hints, and a docstring with an Args section for each argument: {error}"
         raise ConfigError("host function", called, remedy) from error
     usual = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
@@ -178,12 +183,12 @@ def host_function(
 
 
 def of_record(name: str) -> HostFunction:
-    """A function that a record names and nobody has given: it is offered, since lines may mention it."""
+    """Return a function that only a record names. It is offered, because lines may mention it."""
     return HostFunction(name, None, f"{name}(...)", "known from a record alone", {})
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """The names of a list with commas between; commas within parentheses belong to options."""
+    """Return the names of a comma-separated list; commas within parentheses belong to options."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -195,10 +200,10 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def own_function(named: Named) -> HostFunction:
-    """A function of the user by name; its options are the fields of `HostLimits`.
+    """Load a function of the user by name; its options are the fields of `HostLimits`.
 
     Raises:
-        ConfigError: there is no such function, or no such limit, or it cannot be described.
+        ConfigError: the function or a limit does not exist, or the function cannot be described.
         UserCodeError: its module raised.
     """
     thing = imported("host function", named.name)
@@ -212,10 +217,10 @@ def own_function(named: Named) -> HostFunction:
 
 
 def refuse_twins(functions: Sequence[HostFunction]) -> None:
-    """Hold functions to names of their own.
+    """Refuse functions that share a name.
 
     Raises:
-        ConfigError: two share one, or one is the console's.
+        ConfigError: a name is not unique, or it belongs to the console.
     """
     names = [function.name for function in functions]
     for name in names:
@@ -224,10 +229,10 @@ def refuse_twins(functions: Sequence[HostFunction]) -> None:
 
 
 def refuse_hidden(functions: Sequence[HostFunction], tasks: Iterable[Task]) -> None:
-    """Refuse workspaces with values that are named as a function of the host: one of them would take the other's place.
+    """Refuse workspaces with a value named like a host function, because one of them would hide the other.
 
     Raises:
-        SetupError: names the first such task and name.
+        SetupError: names the first such task and value.
     """
     names = {function.name for function in functions}
     for task in tasks:

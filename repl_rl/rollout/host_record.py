@@ -1,4 +1,4 @@
-"""Calls of host functions as they are recorded, and the record as what answers them."""
+"""Records of host function calls, and answers from such a record."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,50 +9,52 @@ from repl_rl.record.trajectory import HostCall, Trajectory
 from repl_rl.rollout.host import HOST_ERROR_CHARS
 
 UNDONE = "the line ended before the answer"
-"""The error of a call until it has an answer or another one."""
+"""Error of a call that has neither an answer nor another error yet."""
 SPENT = "and has no more of them"
-"""How the error of a call ends that comes after all that a rollout may make."""
+"""Last words of the error of a call that exceeds the limit of a rollout."""
 
 
 class Refused(Exception):
-    """A call that the console is told an error for; the message is what it is told."""
+    """Refusal of a call. The console receives the message as its error."""
 
 
 class Recall:
-    """Answers calls from a record, in whichever order they come: a call is known by its name and arguments."""
+    """Answers to calls from a record, in any order. A call is found by its name and arguments."""
 
     def __init__(self, functions: Mapping[str, str]) -> None:
         self.functions = functions
         self.argument_bytes = 1 << 20
         self.strangers: list[str] = []
-        """Calls that the record does not have."""
+        """Calls that are not in the record."""
         self._expected: list[HostCall] = []
         self._known: list[HostCall] = []
 
     def expect(self, calls: Sequence[HostCall]) -> None:
-        """What the next lines are expected to call; what was expected before is forgotten."""
+        """Set the calls that the next lines are expected to make, in place of those expected before."""
         self._expected, self._known, self.strangers = list(calls), [], []
 
     @property
     def differs(self) -> str:
-        """How what was called differs from what was expected; "": it does not."""
+        """Difference between the calls made and those expected; empty if they agree."""
+        # A recorded call that never received an answer may be missing now.
         missing = [f"{call.name}({call.arguments})" for call in self._expected if call.error != UNDONE]
         told = [f"not called: {clip(each, 80)}" for each in missing]
         return "; ".join([*(f"called: {clip(each, 80)}" for each in self.strangers), *told])
 
     async def answer(self, call: bytes) -> bytes:
-        """As `Host.answer`."""
+        """See `Host.answer`."""
         try:
             asked = read_call(call)
         except Refused:
             asked = unread(call)
+        # Each recorded call answers one call.
         for known in self._expected:
             if (known.name, known.arguments) == (asked.name, asked.arguments):
                 self._expected.remove(known)
                 self._known.append(known)
                 return reply_of(known)
         for known in (*self._known, *self._expected):
-            # The first call that a rollout had no more of stands for those after it.
+            # Of the calls beyond a limit only the first is recorded, so it answers those after it.
             if known.name in (asked.name, "") and (known.error or "").endswith(SPENT):
                 return reply_of(known)
         self.strangers.append(f"{asked.name}({asked.arguments})")
@@ -60,15 +62,15 @@ class Recall:
 
 
 def unread(call: bytes) -> HostCall:
-    """A call that is not read, or cannot be."""
+    """Return the record of a call that is not parsed, or cannot be."""
     return HostCall("", clip(call[: 2 * HOST_ERROR_CHARS].decode("utf-8", "replace"), HOST_ERROR_CHARS), None, UNDONE)
 
 
 def read_call(call: bytes) -> HostCall:
-    """A call as it is recorded, not made yet.
+    """Parse a call to the record of a call that has no answer yet.
 
     Raises:
-        Refused: it is none.
+        Refused: the bytes are no call.
     """
     try:
         told = json.loads(call, parse_constant=_refuse_constant)
@@ -86,14 +88,15 @@ def _refuse_constant(name: str) -> object:
 
 
 def reply_of(call: HostCall) -> bytes:
-    """What the console is told."""
+    """Return the reply that the console receives."""
+    # A recorded answer is JSON already.
     if call.answer is not None:
         return b'{"answer": ' + call.answer.encode() + b"}"
     return json.dumps({"error": call.error}).encode()
 
 
 def called(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What a batch of rollouts called: calls a rollout, the share of them that failed, and tokens sampled for them."""
+    """Return metrics of a batch: calls per rollout, share of failed calls, and tokens sampled for calls."""
     calls = [call for t in trajectories for run in t.executions for call in run.calls]
     children = [child for t in trajectories for child in t.children]
     return {

@@ -1,4 +1,4 @@
-"""One rollout's calls of host functions: counted, bounded, run, recorded; or answered from a record."""
+"""Host function calls of one rollout: counted, limited, executed and recorded, or answered from a record."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.tasks import Task
 
 _HANGING = 16
-"""Threads that one function may leave behind; after that its calls are refused until some of them end."""
+"""Limit of abandoned threads per function. Above it, calls are refused until some of these threads end."""
 _STRAY = 64
-"""Calls of a rollout that may name no function, or be no calls, beside those that its functions allow."""
+"""Calls of a rollout that may be invalid (malformed, or without a known name), on top of the functions' limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a staged function gives: its answer, and the trajectory that was sampled for it."""
+    """Result of a staged function: its answer, and the trajectory sampled for it."""
 
     answer: object
     child: Trajectory
@@ -36,61 +36,69 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that can be asked."""
+    """Model for queries."""
 
     engine: Engine
     renderer: Renderer
 
 
 class Player(Protocol):
-    """What plays a rollout within another one."""
+    """Interface to play a rollout within another one."""
 
     def asked(self, model: str) -> Model:
-        """A model that was opened for host functions; "": the policy."""
+        """Return a model that was opened for host functions; an empty name means the policy."""
 
     def begin(self, task: Task, id: str, asked_by: Origin, depth: int) -> Origin:
-        """What a rollout of that id starts from that a call of the rollout `asked_by` asks for."""
+        """Return the origin of a nested rollout with that id, which a call of the rollout `asked_by` requests."""
 
     async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
-        """That rollout, ungraded, in a console of its own."""
+        """Play the nested rollout in a separate console, without a grade."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where a call stands."""
+    """Context of a call."""
 
     player: Player
     origin: Origin
-    """Of the rollout that calls."""
+    """Origin of the calling rollout."""
     temperature: float
     depth: int
-    """Of the rollout that calls: 0 stands for itself, 1 was asked for by a call of one of depth 0."""
+    """Depth of the calling rollout: 0 is top-level, 1 was requested by a call at depth 0."""
     number: int
-    """Of the call in its rollout, from 0: names what is sampled for it."""
+    """Number of the call in its rollout, from 0. It is part of the id of everything sampled for the call."""
 
 
 @dataclass(slots=True)
 class Places:
-    """Calls over all rollouts. Those of each depth have places of their own: who calls from within waits for nobody
-    who waits for it."""
+    """Limits of concurrent calls over all rollouts.
+
+    Each depth has separate limits. With a common one, a nested call could wait for the call that waits for it.
+    """
 
     _free: dict[tuple[str, int], asyncio.Semaphore] = field(default_factory=dict)
     hanging: dict[str, set[InThread[object]]] = field(default_factory=dict)
-    """Threads that were left behind, by function."""
+    """Abandoned threads, by function."""
 
     def of(self, function: HostFunction, depth: int) -> asyncio.Semaphore:
-        """The places of a function at a depth."""
+        """Return the semaphore of a function at a depth."""
         most = function.limits.at_once_in_all
         return self._free.setdefault((function.name, depth), asyncio.Semaphore(most))
 
 
 class HostSession:
-    """What a rollout's console is offered as `Host`."""
+    """Handler of the host function calls of one rollout's console. It implements `Host`."""
 
     def __init__(
         self, functions: Sequence[HostFunction] = (), places: Places | None = None, stage: Stage | None = None
     ) -> None:
-        """`stage`: what staged functions are given, its number left at 0; None: there are none of them."""
+        """Set the functions of a rollout.
+
+        Args:
+            functions: functions that lines may call.
+            places: limits over all rollouts; None means limits of this rollout alone.
+            stage: context of staged functions, with call number 0; None means that none of them is staged.
+        """
         self._functions = {function.name: function for function in functions}
         self._places, self._stage = places or Places(), stage
         self._here = {f.name: asyncio.Semaphore(f.limits.at_once) for f in functions}
@@ -104,54 +112,56 @@ class HostSession:
 
     @property
     def functions(self) -> Mapping[str, str]:
-        """As `Host.functions`."""
+        """See `Host.functions`."""
         return {name: function.declared for name, function in self._functions.items()}
 
     @property
     def argument_bytes(self) -> int:
-        """As `Host.argument_bytes`."""
+        """See `Host.argument_bytes`."""
         return max((function.limits.argument_bytes for function in self._functions.values()), default=1)
 
     def take(self) -> tuple[HostCall, ...]:
-        """Calls since the last time. Of those that were refused because a rollout has no more, a function's first."""
+        """Return the calls since the last `take`. Of calls beyond a limit, only the first per function is included."""
         made, self._made, self._spent = tuple(self._made), [], set()
         return made
 
     def recall(self, calls: Sequence[HostCall]) -> None:
-        """Answer from a record of calls until `resume`."""
+        """Answer calls from a record until `resume`."""
         self._recall, self._first = Recall(self.functions), len(calls)
         self._recall.expect(calls)
 
     def resume(self) -> str:
-        """Answer from the functions again. Returns how what was called differs from the record; "": it does not."""
+        """Answer calls by the functions again. Return the difference between calls and record, empty if they agree."""
         recall, self._recall = self._recall, None
         return recall.differs if recall is not None else ""
 
     def completed(self, trajectory: Trajectory) -> Trajectory:
-        """A rollout's record, with what it was offered and what was sampled for its calls."""
+        """Return a trajectory with the names of the offered functions and the trajectories sampled for calls."""
         return replace(trajectory, host_functions=tuple(self._functions), children=tuple(self._children))
 
     async def answer(self, call: bytes) -> bytes:
-        """As `Host.answer`.
+        """See `Host.answer`.
 
         Raises:
-            ReplRLError: a staged function met an error of the engine.
+            ReplRLError: the engine failed in a staged function.
         """
         if self._recall is not None:
             return await self._recall.answer(call)
+        # Refuse a flood of calls, or a huge call, before it costs anything.
         total = sum(self._counts.values())
-        if total >= self._most or len(call) > MOST_BYTES:  # not worth reading
+        if total >= self._most or len(call) > MOST_BYTES:  # not worth parsing
             return reply_of(self._refused(unread(call), f"a rollout may make {self._most} calls in all, {SPENT}"))
         asked = self._read(call)
         if asked.error != UNDONE:
             return reply_of(self._refused(asked, asked.error or ""))
+        # From here on the function is known, and its own limit applies.
         function = self._functions[asked.name]
         if self._counts[asked.name] > function.limits.calls:
             return reply_of(self._refused(asked, f"{asked.name}() was called {function.limits.calls} times, {SPENT}"))
         return reply_of(await self._made_of(function, asked, self._first + total))
 
     def _read(self, call: bytes) -> HostCall:
-        """The call, counted; its error is `UNDONE` where it can be made."""
+        """Parse and count a call. Its error is `UNDONE` if it can be made."""
         try:
             asked = read_call(call)
             function = self._functions.get(asked.name)
@@ -162,14 +172,16 @@ class HostSession:
                 most = function.limits.argument_bytes
                 raise Refused(f"arguments of {asked.name}() have {len(call)} bytes as JSON; at most {most} are allowed")
         except Refused as refused:
+            # Invalid calls count too, for the limit over all functions.
             self._counts[""] += 1
             return replace(unread(call), error=str(refused))
         return asked
 
     def _refused(self, asked: HostCall, why: str) -> HostCall:
-        """The call with its error, noted; of those that a rollout has too many of, only a function's first of a line.
+        """Record a refused call with its error, and return it.
 
-        What is noted of a flood must stay small.
+        Of calls beyond a limit, only the first per function and line is recorded. A flood of calls must leave a small
+        record.
         """
         done = replace(asked, error=clip(why, HOST_ERROR_CHARS))
         if not why.endswith(SPENT) or asked.name not in self._spent:
@@ -179,9 +191,11 @@ class HostSession:
         return done
 
     async def _made_of(self, function: HostFunction, asked: HostCall, number: int) -> HostCall:
-        """The call, made and noted; also where its line ends before."""
+        """Make a call and record it, even if its line ends first."""
         at, started = len(self._made), time.perf_counter()
+        # Record the call before it runs, so that it remains as unanswered if its line ends first.
         self._made.append(asked)
+        # `take` replaces the list, so keep the one that holds this call.
         made = self._made
         try:
             done = await self._done(function, asked, number)
@@ -194,6 +208,7 @@ class HostSession:
         answer = await self._called(function, asked, number)
         if not isinstance(answer, Played):
             return replace(asked, answer=_as_json(answer, function), error=None)
+        # The trajectory was sampled, so it is kept even if the answer cannot be sent.
         self._children.append(answer.child)
         sampled = replace(asked, child=answer.child.id, trained=answer.trained)
         try:
@@ -210,6 +225,7 @@ class HostSession:
         except (TypeError, RecursionError) as error:
             raise Refused(str(error)) from error
         depth = self._stage.depth if self._stage is not None else 0
+        # Wait for both limits: that of this rollout, and that over all rollouts.
         async with self._here[function.name], self._places.of(function, depth):
             if function.staged:
                 assert self._stage is not None
@@ -218,7 +234,7 @@ class HostSession:
             return await self._left_behind(function, partial(function.run, **bound))
 
     async def _within(self, function: HostFunction, run: Callable[[], object]) -> object:
-        """A function of ours: it lets itself be cancelled."""
+        """Run a shipped function, which can be cancelled."""
         work = run()
         assert isinstance(work, Awaitable)
         try:
@@ -228,18 +244,19 @@ class HostSession:
             raise Refused(_late(function)) from error
 
     async def _left_behind(self, function: HostFunction, run: Callable[[], object]) -> object:
-        """A function of the user: where it hangs, it is left behind, in its thread or deaf to cancellation."""
+        """Run a function of the user. One that hangs is abandoned, in its thread or despite its cancellation."""
         hanging = self._places.hanging.setdefault(function.name, set())
         hanging -= {thread for thread in hanging if not thread.is_alive()}
         if len(hanging) >= _HANGING:
             raise Refused(f"{function.name}() hangs in {_HANGING} other calls; it is not called again")
         task = asyncio.ensure_future(_result(run, function.name, hanging))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask again
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks the error as retrieved
         try:
             await asyncio.wait({task}, timeout=function.limits.seconds)
         finally:
             if not task.done():
                 task.cancel()
+        # The cancellation above may be ignored, so do not wait for it.
         if not task.done():
             raise Refused(_late(function))
         error = task.exception() if not task.cancelled() else RuntimeError("it cancelled itself")
@@ -249,7 +266,7 @@ class HostSession:
 
 
 async def _result(run: Callable[[], object], name: str, hanging: set[InThread[object]]) -> object:
-    """What a plain function returns in its thread, or an async one on this loop."""
+    """Return the result of a plain function in a thread, or of an async one on this loop."""
     if asyncio.iscoroutinefunction(getattr(run, "func", run)):
         work = run()
         assert isinstance(work, Awaitable)
@@ -258,6 +275,7 @@ async def _result(run: Callable[[], object], name: str, hanging: set[InThread[ob
     try:
         return await settled(thread)
     finally:
+        # A thread cannot be stopped, only counted.
         if thread.is_alive():
             hanging.add(thread)
 

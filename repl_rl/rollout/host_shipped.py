@@ -1,4 +1,4 @@
-"""Shipped host functions: a query of the policy, and a rollout within a rollout; and how functions are named."""
+"""Shipped host functions (a query of the policy, a rollout within a rollout), and the loading of functions by name."""
 
 import time
 from collections.abc import Callable
@@ -29,19 +29,21 @@ def llm_query(
     at_once: Annotated[int, AtLeast(1)] = 4,
     at_once_in_all: Annotated[int, AtLeast(1)] = 64,
 ) -> HostFunction:
-    """`llm_query(prompt)`: what the policy says to a prompt, in a context of its own, with the rollout's temperature.
+    """Return `llm_query(prompt)`: the policy's answer to a prompt, in a separate context.
+
+    The answer is sampled with the temperature of the rollout.
 
     Args:
-        train: its tokens are trained, each with the advantage of the line that called; otherwise they are masked.
-        model: another model is asked, a folder or owner/name, on the transformers engine; "": the policy.
-        max_tokens: budget of an answer (>= 1); a longer one is cut.
-        calls: of a rollout (>= 1).
-        seconds: wall clock of a call (> 0).
-        at_once: calls of a rollout that run at the same time (>= 1).
-        at_once_in_all: the same over all rollouts (>= 1).
+        train: train its tokens, each with the advantage of the calling line; otherwise they are masked.
+        model: another model to query, a folder or owner/name, on the transformers engine; "" means the policy.
+        max_tokens: token budget of an answer (>= 1); a longer one is truncated.
+        calls: calls per rollout (>= 1).
+        seconds: wall-clock time of a call (> 0).
+        at_once: concurrent calls per rollout (>= 1).
+        at_once_in_all: concurrent calls over all rollouts (>= 1).
 
     Raises:
-        ConfigError: another model is to be trained.
+        ConfigError: `train` is set together with another model.
     """
     if train and model:
         raise ConfigError("train of llm_query", True, f"only the policy is trained, and {model} is asked; leave it out")
@@ -55,6 +57,7 @@ def llm_query(
     return replace(described, run=query, staged=True, model=model)
 
 
+# The docstring is part of the prompt: it describes `llm_query` to the policy.
 def _ask(prompt: str) -> str:
     """Ask a language model; it sees the prompt alone.
 
@@ -70,8 +73,9 @@ async def _queried(stage: Stage, model: Model, text: str, max_tokens: int) -> Tr
     left = engine.context_tokens - len(prompt.token_ids)
     if left < 1:
         raise Refused(f"the prompt has {len(prompt.token_ids)} tokens; the context holds {engine.context_tokens}")
-    # A model for chats is let finish; another one writes a line, since nothing tells it where to end.
+    # A chat model ends its answer itself. Another model writes one line, because nothing else would end it.
     stop_ids = renderer.eos_ids if renderer.chat.there else renderer.stop_ids
+    # Each call has its own seed; 31 bits, as for rollouts.
     seed = (origin.seed + 7919 * (stage.number + 1)) & 0x7FFFFFFF
     started = time.monotonic()
     async with engine.session(prompt.token_ids, Sampling(stage.temperature, seed, nested=True)) as session:
@@ -105,15 +109,17 @@ def child_rollout(
     at_once: Annotated[int, AtLeast(1)] = 2,
     at_once_in_all: Annotated[int, AtLeast(1)] = 16,
 ) -> HostFunction:
-    """`rollout(question)`: a rollout of the same policy and sampler, in a console of its own; its answer, or None.
+    """Return `rollout(question)`: the answer of a nested rollout of the same policy and sampler, or None.
+
+    The nested rollout has a separate console.
 
     Args:
-        depth: rollouts within rollouts (>= 1); the innermost ones are not offered the function.
-        train: its tokens are trained, each with the advantage of the line that called; otherwise they are masked.
-        calls: of a rollout (>= 1).
-        seconds: wall clock of a call (> 0).
-        at_once: calls of a rollout that run at the same time (>= 1).
-        at_once_in_all: the same over all rollouts, at each depth (>= 1).
+        depth: levels of nested rollouts (>= 1); the innermost ones are not offered the function.
+        train: train its tokens, each with the advantage of the calling line; otherwise they are masked.
+        calls: calls per rollout (>= 1).
+        seconds: wall-clock time of a call (> 0).
+        at_once: concurrent calls per rollout (>= 1).
+        at_once_in_all: concurrent calls over all rollouts, at each depth (>= 1).
     """
 
     async def run(stage: Stage, question: str) -> Played:
@@ -121,6 +127,7 @@ def child_rollout(
         name = f"rollout-{stage.number}"
         task = Task(f"{stage.origin.task.id}/{name}", question, "")
         origin = stage.player.begin(task, f"{stage.origin.id}/{name}", stage.origin, within)
+        # A prompt that fills the context is an error of the call, not a failure of the rollout.
         held = stage.player.asked("").engine.context_tokens
         if len(origin.prompt.token_ids) >= held:
             raise Refused(
@@ -135,6 +142,7 @@ def child_rollout(
     return replace(described, run=run, staged=True, depth=depth)
 
 
+# The docstring is part of the prompt: it describes `rollout` to the policy.
 def _solve(question: str) -> str | None:
     """Have a question solved in another console of this kind; None: it was not answered.
 
@@ -145,16 +153,16 @@ def _solve(question: str) -> str | None:
 
 
 SHIPPED: dict[str, Callable[..., HostFunction]] = {"llm_query": llm_query, "rollout": child_rollout}
-"""Host functions with short names."""
+"""Shipped host functions by name."""
 
 
 def host_functions(text: str) -> tuple[HostFunction, ...]:
-    """Host functions by name: shipped ones, or functions of the user as `module:name`; options in parentheses.
+    """Load host functions by name: shipped ones, or functions of the user as `module:name`.
 
-    Options of a user's function are the fields of `HostLimits`.
+    Options follow a name in parentheses. Those of a user's function are the fields of `HostLimits`.
 
     Raises:
-        ConfigError: there is no such thing or option, it cannot be described, or two share a name.
+        ConfigError: a function or an option does not exist, a function cannot be described, or its name is not unique.
         UserCodeError: a module of the user raised.
     """
     functions = []
@@ -171,6 +179,7 @@ def host_functions(text: str) -> tuple[HostFunction, ...]:
 
 
 def nested_sessions(functions: tuple[HostFunction, ...]) -> int:
-    """Sessions of the engine that calls may need beside those of the rollouts that make them, at most."""
+    """Return the largest number of engine sessions that calls may need, without those of the calling rollouts."""
+    # The limit of concurrent calls holds at each depth at which a function is offered.
     levels = 1 + max((f.depth for f in functions), default=0)
     return sum(f.limits.at_once_in_all * (f.depth or levels) for f in functions if f.staged and not f.model)

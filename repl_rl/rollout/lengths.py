@@ -1,4 +1,4 @@
-"""In which order rollouts get a place: those that will take longest first, so that none is left alone at the end."""
+"""Order in which rollouts start: the longest ones first, so that none of them runs alone at the end."""
 
 import json
 from collections.abc import Sequence
@@ -7,33 +7,37 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 
 _NEWEST = 0.2
-"""Weight of the newest rollout in the mean of its kind."""
+"""Weight of the newest rollout in the mean of its family."""
 
 
 class Lengths:
-    """Remembers how many tokens rollouts of each family of tasks took. Figures only: no record depends on them."""
+    """Mean token count of the rollouts of each task family. No trajectory depends on it."""
 
     def __init__(self) -> None:
         self._mean: dict[str, float] = {}
 
     def learn(self, task: Task, trajectory: Trajectory) -> None:
-        """Take one finished rollout into account."""
+        """Include one finished rollout."""
         taken = len(trajectory.completion_ids)
         before = self._mean.get(task.family, taken)
         self._mean[task.family] = before + _NEWEST * (taken - before)
 
     def memory(self) -> str:
-        """What it remembers, as JSON."""
+        """Return the means as JSON."""
         return json.dumps(self._mean)
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave."""
+        """Restore the state that `memory` returned."""
         self._mean = dict(json.loads(memory))
 
     def longest_first(self, tasks: Sequence[Task]) -> list[int]:
-        """Indices of `tasks`; families that nobody has seen come first, rollouts of one task stay together."""
+        """Return the indices of `tasks`, those of the longest rollouts first.
+
+        Unknown families come first, and rollouts of one task stay together.
+        """
         expected = [self._mean.get(task.family, float("inf")) for task in tasks]
         first: dict[str, int] = {}
         for index, task in enumerate(tasks):
             first.setdefault(task.id, index)
+        # Ties keep the order of the tasks, so that the start order is deterministic.
         return sorted(range(len(tasks)), key=lambda index: (-expected[index], first[tasks[index].id], index))

@@ -1,4 +1,4 @@
-"""What a rollout may use."""
+"""Budgets of a rollout."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,22 +11,22 @@ from repl_rl.settings.pretrained import Pretrained
 class RolloutLimits:
     """Budgets of one rollout. Reaching one ends it with a typed `Stop`.
 
-    The defaults are the bundled policy's. Those of any other model are where docs/howto.md had users of one begin.
+    The defaults are those of the bundled policy. Other models have other defaults, given in the annotations.
     """
 
     max_lines: Annotated[int, AtLeast(1), Pretrained.of(32)] = 8
-    """Sampled lines (>= 1). What a sampler lets the policy write in one go is a line: a turn, a text up to a call."""
+    """Sampled lines (>= 1). The text of one sampling call counts as a line, such as a turn or a text up to a call."""
     max_line_tokens: Annotated[int, AtLeast(1), Pretrained.of(256)] = 48
-    """Tokens of one line (>= 1); a longer line is cut and ends the rollout."""
+    """Tokens of one line (>= 1); a longer line is truncated and ends the rollout."""
     max_observation_tokens: Annotated[int, AtLeast(16), Pretrained.of(512)] = 128
-    """Tokens of one observation (>= 16); the middle of a longer one gives way to a visible marker."""
+    """Tokens of one observation (>= 16); a visible marker replaces the middle of a longer one."""
     max_wall_s: Annotated[float, Above(0), Pretrained.of(900.0)] = 120.0
-    """Wall clock of a rollout, seconds (> 0)."""
+    """Wall-clock time of a rollout, seconds (> 0)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "rollout")
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that a rollout can gain after its prompt, an observation a line."""
+        """Largest number of tokens that a rollout can gain after its prompt, with one observation per line."""
         return self.max_lines * (self.max_line_tokens + self.max_observation_tokens)

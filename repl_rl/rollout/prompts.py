@@ -1,4 +1,4 @@
-"""What a rollout starts from: the prompt templates that are shipped, and text files of a user's own."""
+"""Prompt templates: shipped ones, and text files of a user."""
 
 import re
 from collections.abc import Sequence
@@ -11,46 +11,46 @@ from repl_rl.machine.assets import asset
 from repl_rl.record.console import PS1
 
 TEMPLATES = ("bare", "base", "few_shot", "chat", "chat_few_shot")
-"""Prompt templates that are shipped: a file each in `prompts/`."""
+"""Names of the shipped prompt templates, which are files in `prompts/`."""
 OWN = "text:"
-"""What the text of a file of one's own is recorded behind, so that a run is played again without the file."""
+"""Prefix of a recorded user template. A run records the whole text, so that a replay does not need the file."""
 _QUESTION, _BANNER, _WORKSPACE = "{question}", "{banner}", "{workspace}"
 _ROLE = re.compile(r"^\[(user|assistant)\]\n", re.MULTILINE)
-"""Begins a turn of a worked example."""
+"""Header of a turn in a worked example."""
 
 
 class Example(NamedTuple):
-    """A worked example that a chat begins with: a turn of the user's and one of the policy's."""
+    """Worked example at the beginning of a chat: one turn of the user and one of the policy."""
 
     question: str
     session: str
-    """Text of the console session, from the first prompt on: lines of the policy and their output."""
+    """Text of the console session from the first prompt on: lines of the policy and their output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A prompt template, filled in."""
+    """Prompt template with its placeholders filled in."""
 
     system: str | None
-    """What the model's chat template has as system message; None: there is no chat template in it."""
+    """System message for the model's chat template; None means plain text without a chat template."""
     head: str
-    """Plain text before the console; "" where there is a system message."""
+    """Plain text before the console; empty if there is a system message."""
     console: str
-    """How the console begins: its banner, where the template shows it, and its first prompt."""
+    """Beginning of the console: the banner, if the template shows it, and the first prompt."""
     question: str
-    """What the model's chat template has as the user's message."""
+    """User message for the model's chat template."""
     examples: tuple[Example, ...] = ()
-    """Few-shot examples: earlier turns of the conversation, between the system message and the question."""
+    """Few-shot examples: turns between the system message and the question."""
 
 
 def template(wanted: str) -> str:
-    """A prompt template as it is recorded: a shipped one by its name, any other with its whole text.
+    """Return a prompt template as a run records it: a shipped one by name, any other with its whole text.
 
     Args:
-        wanted: a name of `TEMPLATES`, a text file, or what this function gave.
+        wanted: name of `TEMPLATES`, text file, or result of this function.
 
     Raises:
-        ConfigError: it is none of them, or a file that is empty or no text.
+        ConfigError: `wanted` is none of these, or the file is empty or not text.
     """
     if wanted in TEMPLATES or wanted.startswith(OWN):
         return wanted
@@ -67,17 +67,19 @@ def template(wanted: str) -> str:
 
 
 def refuse_file(thing: str, wanted: str) -> None:
-    """Refuse a recorded template that names a file: a run records the text, and a stranger's run could name any file.
+    """Refuse a recorded template that names a file.
+
+    A run records the text. A run from someone else could name any file on this machine.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the template names a file.
     """
     if wanted not in TEMPLATES and not wanted.startswith(OWN):
         raise ConfigError(thing, wanted, f"choose one of {', '.join(TEMPLATES)}, or record the text after {OWN!r}")
 
 
 def declaring(question: str, functions: Sequence[str]) -> str:
-    """A question with what the policy is told of the functions of the host; () leaves it as it is."""
+    """Return a question with the declarations of host functions; () leaves it unchanged."""
     if not functions:
         return question
     told = asset("prompts/host.txt").read_text().removesuffix("\n")
@@ -86,17 +88,19 @@ def declaring(question: str, functions: Sequence[str]) -> str:
 
 
 def start(wanted: str, question: str, version: str, told: str = "") -> Start:
-    """A template (see `template`) for a question, in the console of Python `version`.
+    """Fill in a template (see `template`) for a question, in the console of Python `version`.
 
-    `told` is what is said of the task's workspace. It stands in the place of {workspace}, or else after the question.
+    The description of the task's workspace replaces {workspace}. It follows the question if the template has no such
+    placeholder.
 
-    A text with {question} in it is plain: the question stands there, and the banner in the place of {banner}. One
-    without is the system message of the model's chat template; then the console begins with its banner. Examples
-    may follow it, as turns: a line `[user]` before each question, a line `[assistant]` before each console session.
-    The console of the question begins as theirs do, so without a banner.
+    A text with {question} is plain: the question and the banner replace {question} and {banner}. A text without it is
+    the system message of the model's chat template, and the console begins with its banner.
+
+    Examples may follow the system message as turns: a line `[user]` before each question, a line `[assistant]` before
+    each console session. The console of the question then begins as theirs do, without a banner.
 
     Raises:
-        ConfigError: there is no such template, or its turns do not alternate.
+        ConfigError: the template does not exist, or its turns do not alternate.
     """
     known = template(wanted)
     own = known.startswith(OWN)
@@ -104,9 +108,11 @@ def start(wanted: str, question: str, version: str, told: str = "") -> Start:
     if _WORKSPACE not in text:
         question = f"{question} {told}" if told else question
     banner = asset("prompts/banner.txt").read_text().replace("{version}", version)
+    # Without a place for the question, the text is the system message of a chat.
     if _QUESTION not in text:
         system, examples = _split_turns(text)
         return Start(system.replace(_WORKSPACE, told), "", PS1 if examples else banner + PS1, question, examples)
+    # Plain text: split off the first prompt and a banner before it, which belong to the console.
     plain = text.removesuffix(PS1)
     shown = plain.endswith(_BANNER)
     console = (banner if shown else "") + text[len(plain) :]
@@ -115,12 +121,12 @@ def start(wanted: str, question: str, version: str, told: str = "") -> Start:
 
 
 def _split_turns(text: str) -> tuple[str, tuple[Example, ...]]:
-    """The system message of a chat's template, and the worked examples after it."""
+    """Split a chat template's text into its system message and its worked examples."""
     system, *turns = _ROLE.split(text)
     roles, texts = turns[::2], [turn.strip() for turn in turns[1::2]]
     if roles != ["user", "assistant"] * (len(roles) // 2):
         remedy = "let a line [user] with its question come before each [assistant] with its console session"
         raise ConfigError("turns of the prompt", ", ".join(roles), remedy)
-    # A session ends with a newline, as each of its lines does, and the end of the policy's turn comes after that.
+    # Each line of a session ends with a newline, and so does the text; the end of the policy's turn follows it.
     examples = tuple(Example(asked, f"{session}\n") for asked, session in zip(texts[::2], texts[1::2], strict=True))
     return system.strip(), examples

@@ -1,10 +1,10 @@
-"""The sole owner of a tokenizer: prompts, observations and captions.
+"""Renderer: sole owner of the tokenizer, for prompts, observations and captions.
 
-Ids are the truth and text is the caption. A prompt is encoded once; each observation is encoded alone, once, with
-special tokens disabled (a program that prints `<|im_end|>` prints ten characters of text, not a control token);
-sampled ids are decoded for the console and never encoded again.
+Ids are the source of truth, and text is a caption of them. A prompt is encoded once. Each observation is encoded alone
+and once, without special tokens: a program that prints `<|im_end|>` prints ten characters of text. Sampled ids are
+decoded for the console and never encoded again.
 
-Where the policy samples the space after a prompt (see `prompt_space`), captions look as the console looks: the space
+The policy may sample the space after a prompt (see `prompt_space`). Captions still look like the console: the space
 belongs to the prompt's text, though its id belongs to the line.
 """
 
@@ -32,25 +32,25 @@ from repl_rl.rollout.vocabulary import audited, declared_ends
 from repl_rl.settings.scalars import Scalar
 
 Overshoot = Literal["forbid", "carry", "refuse"]
-"""What to do with a vocabulary that has tokens with text after their last newline.
+"""Treatment of tokens with text after their last newline.
 
-`forbid`: the policy never samples one. Its probability is 0 in the sampler and in the trainer alike, so that both have
-the same, renormalised distribution; nothing else of the vocabulary is touched, and what such a token says can be
-written with others. `carry`: such a token ends the line like any other that holds a newline, and the text after it
-begins the next line. `refuse`: the audit is an error.
+`forbid`: the policy never samples one. Its probability is 0 in the sampler and in the trainer, so that both have the
+same renormalised distribution. The rest of the vocabulary does not change, and other tokens can write the same text.
+`carry`: such a token ends the line like any other with a newline, and the text after it begins the next line. `refuse`:
+the audit raises an error.
 """
 
 _ENDS = {ChunkEnd.STOP_ID: LineEnd.NEWLINE, ChunkEnd.WATCH: LineEnd.MATCH, ChunkEnd.LENGTH: LineEnd.LENGTH}
-"""What a chunk's end is to its line, unless its last id is an end token."""
+"""End of a line by the end of its chunk, unless the last id is an end token."""
 _ANCHOR = "a"
 _OBSERVED_CHARS = 65_536
 _SETTLED_IDS = 16
 _REMEMBERED_CHARS = 4096
-"""Longer texts are rarely met twice, and thousands of them would fill the memory."""
+"""Length limit of cached texts, characters. Longer texts rarely recur, and thousands of them would fill the memory."""
 
 
 class Renderer:
-    """Turns tasks and console output into ids, and sampled ids into text."""
+    """Converter between text and ids: it encodes prompts and console output, and decodes sampled ids."""
 
     def __init__(
         self,
@@ -67,31 +67,32 @@ class Renderer:
         """Audit the vocabulary once.
 
         Args:
-            tokenizer: used for everything from here on.
-            overshoot: what to do with ids that have text after their last newline.
-            source: what messages call it; "": its own name.
-            ends: end tokens beside the tokenizer's own.
+            tokenizer: tokenizer for all later calls.
+            overshoot: treatment of ids with text after their last newline.
+            source: name of the model in messages; "" means the tokenizer's name.
+            ends: end tokens in addition to the tokenizer's.
             chat: arguments of the chat template.
             bos: begin plain prompts with the tokens that the tokenizer puts before a text (BOS).
-            prompt_space: who writes the space after a prompt.
-            now: the date and time that the chat template reads; None: those of this moment.
+            prompt_space: writer of the space after a prompt.
+            now: date and time that the chat template reads; None means the current time.
 
         Raises:
-            ConfigError: no id contains a newline, no end or padding id is defined, or some id has text after its last
-                newline and `overshoot` is "refuse", or is "forbid" and no other id holds a newline; or the chat
+            ConfigError: no id contains a newline, or no end token is defined. Or some id has text after its last
+                newline and `overshoot` is "refuse", or is "forbid" and no other id holds a newline. Or the chat
                 template does not read one of its arguments.
         """
         self.tokenizer = tokenizer
         self._source = source or str(tokenizer.name_or_path)
         self._backend = _own_backend(tokenizer)
-        # By name: importing the class takes seconds, and what it wraps is not always installed.
+        # Compare the name: importing the class takes seconds, and the package behind it is not always installed.
         self._tekken = any(kind.__name__ == "MistralCommonBackend" for kind in type(tokenizer).__mro__)
+        # Everything is decoded after an anchor, because some tokenizers drop a space at the beginning.
         self._anchor = tuple(self._raw_encode(_ANCHOR))
         self._anchor_text = self._raw_decode(self._anchor)
         self._bos = self._tokens_before_a_text() if bos else ()
         self.audit = audited(tokenizer, self._anchor, self._source, ends)
         self.chat = ChatTemplate(tokenizer, self._source, chat or {}, gives_ids=self._tekken, now=now)
-        """The model's chat template."""
+        """Chat template of the model."""
         self._controls = ControlTokens(tokenizer)
         self.forbidden_ids = self.audit.overshoot_ids if overshoot == "forbid" else frozenset[int]()
         """Ids that the policy never samples, in the engine and in the trainer."""
@@ -109,7 +110,7 @@ class Renderer:
         joined = joins_words(self._encode, self.decode) if prompt_space == "auto" else prompt_space == "sampled"
         self._ends_in_space = lru_cache(maxsize=1024)(lambda token: self.decode((token,)).endswith(" "))
         self.samples_space = joined
-        """The policy writes the space that a prompt ends in."""
+        """True if the policy writes the space that ends a prompt."""
 
     @classmethod
     def from_folder(
@@ -122,10 +123,10 @@ class Renderer:
         prompt_space: PromptSpace = "auto",
         now: datetime | None = None,
     ) -> "Renderer":
-        """Load the tokenizer of a model folder (or of a hub name that is already cached), with all its end tokens.
+        """Load the tokenizer of a model folder, or of a cached hub name, with all its end tokens.
 
         Raises:
-            ConfigError: there is no usable tokenizer, or its vocabulary or an argument of `chat` is refused.
+            ConfigError: no usable tokenizer exists, or its vocabulary or an argument of `chat` is refused.
         """
         place = Path(folder)
         tekken, usual = (place / "tekken.json").is_file(), any(place.glob("tokenizer*"))
@@ -133,7 +134,7 @@ class Renderer:
             raise ConfigError("model folder without tokenizer", str(folder), "save the tokenizer beside the weights")
         if tekken and not usual and find_spec("mistral_common") is None:
             raise ConfigError("tokenizer folder", str(folder), "tekken.json needs `pip install mistral-common`")
-        # Where both formats are there, transformers would choose by what is installed.
+        # If both formats exist, transformers would choose by the installed packages.
         choice = {"mistral_format": not usual} if tekken else {}
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **choice)
@@ -144,7 +145,7 @@ class Renderer:
 
     @property
     def findings(self) -> str:
-        """Summary of the audit, in one line."""
+        """One-line summary of the audit."""
         writer = "the policy" if self.samples_space else "the console"
         return (
             f"vocabulary: {len(self.newline_ids)} ids end a line, {len(self.forbidden_ids)} are forbidden, "
@@ -158,7 +159,7 @@ class Renderer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """The end tokens, of which there is at least one."""
+        """End tokens, of which at least one exists."""
         return self.audit.eos_ids
 
     @property
@@ -168,27 +169,31 @@ class Renderer:
 
     @property
     def pad_id(self) -> int:
-        """What fills rows up, always masked: the tokenizer's own id for that, or the end token."""
+        """Id that pads rows and is always masked: the tokenizer's padding id, or the end token."""
         pad = self.tokenizer.pad_token_id
         return int(pad) if pad is not None else self.end_id
 
     @property
     def end_id(self) -> int:
-        """The end token that stands for all: the tokenizer's own, where it names one."""
+        """Main end token: the tokenizer's own if it names one, else the smallest id."""
         own = self.tokenizer.eos_token_id
         return int(own) if own is not None else min(self.eos_ids)
 
     def prompt(
         self, question: str, template: str = "base", version: str = "3", console: bool = True, told: str = ""
     ) -> Prompt:
-        """The prompt of a task, up to and including the first console prompt.
+        """Build the prompt of a task, up to and including the first console prompt.
 
-        `template` is a shipped one or a text of one's own, see `prompts.template`: plain text, or a system message for
-        the model's chat template. `console`: with the beginning of the console, which is assistant's text in a chat.
-        `told`: what is said of the task's workspace.
+        Args:
+            question: question of the task.
+            template: shipped template or a text of the user, see `prompts.template`. It is plain text, or a system
+                message for the model's chat template.
+            version: Python version that the banner shows.
+            console: include the beginning of the console, which is assistant text in a chat.
+            told: description of the task's workspace.
 
         Raises:
-            ConfigError: there is no such template, or the model has no chat template.
+            ConfigError: the template does not exist, or the model has no chat template.
         """
         begun = start(template, question, version, told)
         prefill = begun.console if console else ""
@@ -198,9 +203,9 @@ class Renderer:
         return Prompt(asked.text + prefill, (*asked.token_ids, *self.splice(prefill)))
 
     def plain_prompt(self, text: str) -> Prompt:
-        """A prompt that is `text` without a chat template, as the model's own tokenizer begins a sequence.
+        """Build a prompt from `text`, without a chat template.
 
-        It begins with the tokenizer's BOS, where it writes one, and never has its end token.
+        It begins with the tokenizer's BOS, if the tokenizer writes one, and never has its end token.
         """
         if not self._bos:
             return Prompt(text, self.splice(text))
@@ -209,18 +214,18 @@ class Renderer:
         return Prompt(self.decode(ids) + text[len(spliced) :], ids)
 
     def prompt_of_ids(self, token_ids: Sequence[int]) -> Prompt:
-        """A prompt of given ids. Its text has the space after a console's prompt that the policy is to write."""
+        """Build a prompt from ids. Its text includes the space after a console prompt that the policy is to write."""
         text = self.decode(token_ids)
         bare = self.samples_space and text.endswith((PS1.rstrip(), PS2.rstrip()))
         return Prompt(f"{text} " if bare else text, tuple(token_ids))
 
     def question_prompt(self, system: str, question: str, examples: Sequence[Example] = ()) -> Prompt:
-        """A question in the model's chat template, up to the policy's turn; an empty `system` is left out.
+        """Build a question in the model's chat template, up to the policy's turn.
 
-        `examples` are turns between the system message and the question.
+        An empty `system` is left out. `examples` are turns between the system message and the question.
 
         Raises:
-            ConfigError: as `chat_prompt`.
+            ConfigError: see `chat_prompt`.
         """
         messages = [{"role": "system", "content": system}] if system else []
         for example, session in examples:
@@ -228,19 +233,21 @@ class Renderer:
         return self.chat_prompt([*messages, {"role": "user", "content": question}])
 
     def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> Prompt:
-        """`messages` in the model's chat template, up to the policy's turn.
+        """Build a prompt from `messages` in the model's chat template, up to the policy's turn.
 
-        Control tokens are those of the template. A message that spells one has it encoded as text.
+        Only the template writes control tokens. A message that spells one has it encoded as text.
 
         Raises:
-            ConfigError: there is no chat template, it refuses these messages, or it alters such a spelling.
+            ConfigError: the model has no chat template, it refuses these messages, or it alters such a spelling.
         """
-        ids = self.chat.ids(messages)  # text could not say which tokens control
+        ids = self.chat.ids(messages)  # text could not show which tokens are control tokens
         if ids is not None:
             return Prompt(self.decode(ids), ids)
+        # Step 1: format the messages as they are, and replace spelled control tokens by placeholders.
         text = self.chat.text(messages, True, tools)
         ids = self.with_controls(text)
         harmless, spelled = self._controls.replace(messages, self.with_controls)
+        # Step 2: if a message could complete a control token with text of the template, replace whole messages.
         if self._controls.may_join(messages):
             apart, whole = self._controls.replace_whole(messages)
             found = self.with_controls(self.chat.text(apart, True, tools))
@@ -248,25 +255,25 @@ class Renderer:
                 harmless, spelled = apart, whole
         if not spelled:
             return Prompt(text, ids)
+        # Step 3: encode the text of the template with control tokens, and the replaced texts without.
         unspelled = self.chat.text(harmless, True, tools)
         pieces = spelled.split(unspelled)
         if "".join(pieces) == text:
             encoders = (self.with_controls, self.encode)
             return Prompt(text, tuple(t for i, piece in enumerate(pieces) for t in encoders[i % 2](piece)))
         if self._controls.among(self.with_controls(unspelled)) == self._controls.among(ids):
-            return Prompt(text, ids)  # the template itself writes it in harmless characters
+            return Prompt(text, ids)  # the template itself writes the spelling in harmless characters
         remedy = "it writes a control token that a message spells in another way; leave it out of the message"
         raise ConfigError(self.chat.name, spelled.texts[0], remedy)
 
     def with_controls(self, text: str) -> tuple[int, ...]:
-        """Ids of what a chat template wrote: control tokens in it are recognised, and no other is added."""
+        """Encode text of a chat template: control tokens in it are recognised, and none is added."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def watch(self, until: str | re.Pattern[str], before: Prompt | Observed | None = None) -> Callable[[int], bool]:
-        """A function that is given sampled ids one by one, and says whether their text so far matches `until`.
+        """Return a function that takes sampled ids one by one, and returns True once their text matches `until`.
 
-        Only the newest ids are decoded again, since the last of them may hold part of a character. `before`: as in
-        `line`.
+        `before` is the prompt or observation before the line, as in `line`.
         """
         pattern = re.compile(until)
         settled, recent = "", list[int]()
@@ -277,6 +284,7 @@ class Renderer:
             recent.append(token)
             text = self.decode(recent)
             found = pattern.search((settled + text).removeprefix(withheld)) is not None
+            # Decode only the newest ids again: the last one may hold part of a character, which decodes to U+FFFD.
             if len(recent) >= _SETTLED_IDS and not text.endswith("\ufffd"):
                 settled += text
                 recent.clear()
@@ -285,10 +293,10 @@ class Renderer:
         return matches
 
     def observation(self, text: str, max_tokens: int | None = None, *, last: bool = False) -> Observed:
-        """Encode what a console printed, alone. Beyond `max_tokens` the middle gives way to a visible marker.
+        """Encode console output alone. A visible marker replaces the middle of more than `max_tokens` tokens.
 
-        So does the middle of more than 65,536 characters, before anything is encoded: rollouts share one thread.
-        `last`: no line follows.
+        More than 65,536 characters are cut in the same way before anything is encoded, because rollouts share one
+        thread. `last` means that no line follows.
         """
         cut = len(text) > _OBSERVED_CHARS
         if cut:
@@ -297,30 +305,32 @@ class Renderer:
         spliced = text if last else self._without_last_space(text)
         ids = self.encode(spliced)
         if max_tokens is None or len(ids) <= max_tokens:
-            # Some vocabularies have no id for some control characters: what has no token is not shown.
+            # Some vocabularies have no id for some control characters. Text without any token is not shown.
             return Observed(text if ids else "", ids, cut)
         marker = f"\n[... {len(ids) - max_tokens} tokens cut ...]\n"
+        # Keep both ends; the marker comes on top of `max_tokens`.
         head, tail = ids[: max_tokens // 2], ids[len(ids) - (max_tokens - max_tokens // 2) :]
         shown = self.decode(head) + marker + self.decode(tail) + text[len(spliced) :]
         return Observed(shown, (*head, *self.encode(marker), *tail), cut=True)
 
     def splice(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that the policy goes on from, encoded alone: without a last space that the policy writes."""
+        """Encode a text that the policy continues, alone and without a last space that the policy writes."""
         return self.encode(self._without_last_space(text))
 
     def _without_last_space(self, text: str) -> str:
         return without_space(text) if self.samples_space else text
 
     def withholds_space(self, before: Prompt | Observed) -> bool:
-        """True where the text before a line ends in a space that is not among its ids: the line begins with it."""
+        """Return True if the text before a line ends in a space without an id, with which the line then begins."""
         if not before.text.endswith(" ") or not before.token_ids:
             return False
         return not self._ends_in_space(before.token_ids[-1])
 
     def line(self, chunk: Chunk, before: Prompt | Observed | None = None) -> Line:
-        """Make a line of sampled ids.
+        """Build a line from sampled ids.
 
-        `before`: what it was sampled after. A space that was withheld there is no part of the line's text.
+        `before` is the prompt or observation before the line. A space that was withheld there is not part of the line's
+        text.
         """
         ids, step = chunk.token_ids, chunk.policy_step
         ended = ids[-1] in self.eos_ids
@@ -330,15 +340,14 @@ class Renderer:
         return Line(ids, chunk.logprobs, text, LineEnd.EOS if ended else _ENDS[chunk.end], policy_step=step)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of `text` alone: no special token is added, none is recognised."""
+        """Encode `text` alone: no special token is added or recognised."""
         return self._encode_cached(text) if len(text) <= _REMEMBERED_CHARS else self._encode(text)
 
     def written(self, text: str, before: Prompt | Observed | None = None) -> tuple[int, ...]:
-        """Ids of `text` as the policy could have sampled it: as `encode`, but no id is forbidden.
+        """Encode `text` as the policy could have sampled it, without forbidden ids.
 
-        Where one would be, each physical line is encoded alone.
-
-        `before`: what it is written after. A space that was withheld there comes first, unless the line is blank.
+        If an id would be forbidden, each physical line is encoded alone. `before` is the prompt or observation before
+        the text. A space that was withheld there comes first, unless the line is blank.
         """
         if before is not None and self.withholds_space(before) and text[:1] not in ("", "\n"):
             text = f" {text}"
@@ -348,19 +357,20 @@ class Renderer:
         return tuple(i for line in re.findall(r"[^\n]*\n|[^\n]+", text) for i in self.encode(line))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The exact text of `ids` in the middle of a sequence: leading spaces and special tokens are kept."""
+        """Return the exact text of `ids` in the middle of a sequence, with leading spaces and special tokens."""
         text = self._raw_decode((*self._anchor, *ids))
         return text.removeprefix(self._anchor_text)
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        # A console may print lone surrogates, which no tokenizer takes.
+        # A console may print lone surrogates, which no tokenizer accepts.
         text = text.encode("utf-8", "backslashreplace").decode("utf-8")
         if not text:
             return ()
         ids = tuple(self._raw_encode(text))
         if self.decode(ids) == text:
             return ids
-        # Sentencepiece-style tokenizers put a space before the first word: encode after an anchor, drop the anchor.
+        # SentencePiece-style tokenizers put a space before the first word: encode after an anchor, then drop the
+        # anchor.
         anchored = tuple(self._raw_encode(_ANCHOR + "\n" + text))
         anchor = tuple(self._raw_encode(_ANCHOR + "\n"))
         if anchored[: len(anchor)] == anchor and self.decode(anchored[len(anchor) :]) == text:
@@ -368,14 +378,15 @@ class Renderer:
         return ids
 
     def _encode_first(self, text: str) -> tuple[int, ...]:
-        """Ids of `text` after BOS: sentencepiece puts a space before the first word there, as in training."""
+        """Encode `text` after BOS. SentencePiece puts a space before the first word there, as in training."""
         text = text.encode("utf-8", "backslashreplace").decode("utf-8")
         ids = tuple(self._raw_encode(text)) if text else ()
         return ids if self.decode(ids) in (text, f" {text}") else self.encode(text)
 
     def _tokens_before_a_text(self) -> tuple[int, ...]:
-        """The ids that the tokenizer's post-processor puts before a text: BOS, or several, or none."""
+        """Return the ids that the tokenizer's post-processor puts before a text: BOS, or several, or none."""
         bare = list(self._anchor)
+        # The ids in front of the anchor are those that the tokenizer adds.
         whole = self._raw_encode(_ANCHOR, special=True)
         places = range(len(whole) - len(bare) + 1)
         found = next((i for i in places if whole[i : i + len(bare)] == bare), 0)
@@ -384,7 +395,7 @@ class Renderer:
     def _raw_encode(self, text: str, special: bool = False) -> list[int]:
         if self._backend is not None:
             return self._backend.encode(text, add_special_tokens=special).ids
-        as_text = {} if self._tekken else {"split_special_tokens": True}  # Tekken recognises none in text anyway
+        as_text = {} if self._tekken else {"split_special_tokens": True}  # Tekken never reads control tokens in text
         ids: list[int] = self.tokenizer(text, add_special_tokens=special, **as_text)["input_ids"]
         return ids
 
@@ -395,10 +406,10 @@ class Renderer:
 
 
 def _own_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
-    """A copy of what does the work in a fast tokenizer; None: `tokenizer` is written in Python.
+    """Return a copy of the backend of a fast tokenizer, or None for a tokenizer written in Python.
 
-    Around a line's few ids the wrapper takes three times as long as the work. It also leaves its last caller's
-    truncation and padding behind in what it shares with everybody; nobody else has this copy.
+    For the few ids of a line, the wrapper takes three times as long as the backend. The wrapper also leaves the
+    truncation and padding of its last caller in the backend, so this copy is private.
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return None

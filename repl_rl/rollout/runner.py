@@ -1,4 +1,4 @@
-"""Runs many rollouts at once: every rollout its own coroutine, no batch barrier."""
+"""Runner of many concurrent rollouts: one coroutine per rollout, no batch barrier."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ from repl_rl.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Everything that a rollout needs, bound together once.
+    """Everything that rollouts need: engine, sandbox, renderer, sampler and limits.
 
     Raises:
-        ConfigError: the engine forbids other ids than its renderer: what it samples would be another policy.
+        ConfigError: engine and renderer forbid different ids, so that the engine would sample from another policy.
     """
 
     engine: Engine
@@ -46,27 +46,29 @@ class Rollouts:
     """Prompt template: see `Renderer.prompt`."""
     seed: int = 0
     replica: int = 0
-    """Which of several processes this is (>= 0): part of ids and seeds, so that none plays another's rollouts."""
+    """Index of this process (>= 0). It is part of ids and seeds, so that no two processes play the same rollout."""
     group_judges: tuple[GroupJudge, ...] = ()
-    """They see all rollouts of a task that were collected in one call, and add to their outcomes."""
+    """Judges that see all rollouts of a task collected in one call, and add to their outcomes."""
     concurrency: int = 64
-    """Rollouts under way at once (>= 1); the rest wait for a place, so that kernels are leased no faster than used."""
+    """Largest number of concurrent rollouts (>= 1). Others wait, so that consoles are leased only when they are
+    used."""
     purpose: str = ""
-    """What they are played for beside training and evaluation: part of ids, so that no two rollouts share one."""
+    """Purpose of rollouts other than training and evaluation. It is part of ids, so that these stay unique."""
     lengths: Lengths = field(default_factory=Lengths, compare=False)
-    """Of rollouts so far, by family of tasks: the longest begin first."""
+    """Length estimates by task family; the longest rollouts start first."""
     pressed: Pressed = field(default_factory=Pressed, compare=False)
-    """Figures only."""
+    """Preemption statistics, for metrics only."""
     broken: Broken = field(default_factory=Broken, compare=False)
-    """What broke under rollouts, in processes that this run was resumed from too."""
+    """Fault counts of this process and of those that the run was resumed from."""
     host: Sequence[HostFunction] = ()
-    """Functions of the host that lines may call."""
+    """Host functions that lines may call."""
     host_models: Mapping[str, Model] = field(default_factory=dict)
-    """Models that they ask in place of the policy, by name."""
+    """Models that host functions query in place of the policy, by name."""
     host_places: Places = field(default_factory=Places, compare=False)
-    """Of their calls that run at the same time."""
+    """Concurrency limits of their calls, over all rollouts."""
 
     def __post_init__(self) -> None:
+        # Different forbidden ids mean different distributions of engine and trainer.
         theirs, ours = self.engine.forbidden_ids, self.renderer.forbidden_ids
         if theirs != ours:
             remedy = f"the renderer forbids {len(ours)}; give open_engine(forbidden_ids=renderer.forbidden_ids)"
@@ -74,35 +76,38 @@ class Rollouts:
 
     @property
     def pressure(self) -> Pressure | None:
-        """What a cache that was too small cost since the engine was opened; None: the engine has no such cache."""
+        """Preemption statistics since the engine was opened; None means that the engine has no shared KV cache."""
         return self.engine.pressure if isinstance(self.engine, Seated) else None
 
     @property
     def facts(self) -> Facts:
-        """What was opened."""
+        """Runtime information of the opened engine, sandbox and sampler."""
         return Facts.of(self.engine, self.sandbox.name, self.sampler, self.renderer)
 
     @property
     def faults(self) -> Mapping[str, int]:
-        """What broke under rollouts since the run began, and how many were played again for it."""
+        """Fault counts since the run began, and the number of retries."""
         return self.broken.with_deaths(self.engine.deaths if isinstance(self.engine, Lasting) else 0)
 
     async def collect(
         self, tasks: Sequence[Task], temperature: float = 1.0, early: Early | None = None
     ) -> list[Trajectory]:
-        """One trajectory a task, in order. A task that is named g times gives a group of g rollouts.
+        """Play one rollout per task, and return the trajectories in order.
 
-        `early`: they are those of a step to come, of which some may have ended. None: of the policy of now.
+        A task that occurs g times gives a group of g rollouts. `early` marks prefetched rollouts of a later step, some
+        of which may have ended. None means rollouts of the current policy.
 
-        A rollout that failed on our side or in the sampler, or whose prompt fills the context, is in the list too,
-        with `stop == "fault"`. One under which a `Lasting` engine died, or whose console was lost, is played again from
-        its start first, with the same id and seed; those that had ended are kept. Trajectories do not depend on the
-        concurrency, as far as the engine's draws do not.
+        The list includes failed rollouts, with `stop == "fault"`. A rollout fails by an error of ours or of the
+        sampler, or if its prompt fills the context.
+
+        A rollout is first retried, with the same id and seed, if a `Lasting` engine died or its console was lost.
+        Rollouts that ended before are kept. Trajectories depend on the concurrency only as far as the engine's sampling
+        does.
 
         Raises:
             UserCodeError: the sampler failed in most rollouts, or a judge failed.
             ConfigError: most prompts do not fit into the context.
-            BrokenDown: the engine died again and again, or every rollout has lost its console as often.
+            BrokenDown: the engine died repeatedly, or every rollout lost its console in each attempt.
             EngineError, InvariantError: all rollouts are cancelled.
         """
         part = await self.part(tasks, temperature, early)
@@ -110,50 +115,57 @@ class Rollouts:
         return await judged_together(self.group_judges, tasks, part.trajectories)
 
     async def part(self, tasks: Sequence[Task], temperature: float = 1.0, early: Early | None = None) -> Part:
-        """As `collect`; what went wrong is told and not weighed, and no group judge has looked at it."""
+        """Play rollouts as `collect` does, but only note failed ones, and run no group judge."""
         before = self.pressure or Pressure()
         batch = early or Early(self.engine.policy_step, asyncio.Semaphore(self.concurrency))
         ended = dict(batch.finished)
         counts: dict[str, int] = {}
         origins = []
+        # The index counts the rollouts of one task; id and seed follow from it.
         for task in tasks:
             index = counts[task.id] = counts.get(task.id, -1) + 1
             origins.append(self._origin(task, index, temperature, batch.policy_step))
         notes = Notes()
+        # Start the longest rollouts first; `batch.places` limits the number that run.
         async with at_once() as rollouts:
             running = {
                 index: rollouts.create_task(self._one(origins[index], temperature, batch.places, notes))
                 for index in self.lengths.longest_first(tasks)
                 if index not in ended
             }
+            # Note each rollout as soon as it ends, so that a checkpoint taken meanwhile includes it.
             for index, rollout in running.items():
                 rollout.add_done_callback(partial(batch.note, index))
         played = [ended[index] if index in ended else running[index].result() for index in range(len(tasks))]
-        if early is None:  # else others are under way, and whoever began them knows since when
+        if early is None:  # otherwise rollouts of other steps run too, and their caller does this
             self.pressed.latest = (self.pressure or Pressure()).since(before)
             self.learn_lengths(tasks, played)
         return Part(tuple(played), notes)
 
     def learn_lengths(self, tasks: Sequence[Task], played: Sequence[Trajectory]) -> None:
-        """Take finished rollouts into account. Whoever begins them early does so when their step comes: what is begun
-        in between has an order that no clock decides, and a run that goes on learns of none twice."""
+        """Update the length estimates with finished rollouts.
+
+        The caller of prefetched rollouts does this once their step comes. The order of rollouts started meanwhile then
+        does not depend on timing, and a resumed run counts no rollout twice.
+        """
         for task, trajectory in zip(tasks, played, strict=True):
             self.lengths.learn(task, trajectory)
 
     async def group(self, task: Task, size: int, temperature: float = 1.0, early: Early | None = None) -> Part:
-        """All rollouts of one task, from their beginning to the group judges. What went wrong is not weighed."""
+        """Play all rollouts of one task, group judges included. Failed rollouts are only noted."""
         tasks = [task] * size
         part = await self.part(tasks, temperature, early)
         judged = await judged_together(self.group_judges, tasks, part.trajectories)
         return replace(part, trajectories=tuple(judged), unjudged=part.trajectories if self.group_judges else ())
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """What the sampler counts in a step's rollouts, the last that were collected, and what else `counted` tells."""
+        """Return the metrics of the last collected step: those of the sampler, and those of `counted`."""
         preempted = None if self.pressure is None else self.pressed.latest.preempted
         return counted(self.sampler, self.limits, bool(self.host), trajectories, preempted, self.faults)
 
     def _origin(self, task: Task, index: int, temperature: float, step: int) -> Origin:
         number = f"{self.replica}.{index}" if self.replica else str(index)
+        # The seed follows from names alone, so that a resumed run gets the same one.
         seed = seed_of(f"{self.seed}/{step}/{task.id}/{number}")
         kind = {1.0: "", 0.0: "greedy"}.get(temperature, f"t{temperature:g}")
         id = "-".join(filter(None, (str(step), task.id, number, kind, self.purpose)))
@@ -163,8 +175,9 @@ class Rollouts:
         return [function for function in self.host if not function.depth or depth < function.depth]
 
     def prompt(self, task: Task, depth: int = 0) -> Prompt:
-        """What every rollout of `task` begins with, at a `depth` (0: it stands for itself)."""
+        """Return the prompt of every rollout of `task` at a nesting `depth`; a top-level rollout has depth 0."""
         version = ".".join(map(str, self.sandbox.python_version))
+        # The policy sees only the host functions that it can call at this depth.
         told = replace(task, question=declaring(task.question, [f.declared for f in self._offered(depth)]))
         try:
             return self.sampler.prompt(told, self.renderer, self.template, version)
@@ -182,7 +195,7 @@ class Rollouts:
         return Origin(id, task, self.prompt(task, depth), seed_of(f"{asked_by.seed}/{id}"), asked_by.policy_step)
 
     async def _one(self, origin: Origin, temperature: float, places: asyncio.Semaphore, notes: Notes) -> Trajectory:
-        """A whole rollout, played again where something of ours broke under it."""
+        """Play a whole rollout, with retries after a fault of ours."""
         if len(origin.prompt.token_ids) >= self.engine.context_tokens:
             return too_long(origin, self.engine.context_tokens, notes)
         outlived = isinstance(self.engine, Lasting)
@@ -190,16 +203,19 @@ class Rollouts:
         return await again(play, notes, self.broken, outlived=outlived)
 
     async def play(self, origin: Origin, temperature: float, depth: int) -> Trajectory:
-        """See `Player.play`. An error of the sampler there is a failure of that rollout alone."""
+        """See `Player.play`. An error of the sampler fails only this rollout."""
+        # A crash of the engine is not retried here: it ends the calling rollout, which starts again as a whole.
         play = partial(self._attended, origin, temperature, depth, nullcontext())
         return await again(play, Notes(), self.broken, outlived=False)
 
     async def follow(self, origin: Origin, temperature: float, followed: Followed) -> Trajectory:
-        """A rollout that somebody follows while it goes: nobody grades it, and it is never played again, since what was
-        told stays told. Where it failed, its `failure` says so.
+        """Play a rollout that a client follows live.
+
+        It is not graded, and never retried, because the client has already received its lines. A failed rollout has its
+        `failure` set.
 
         Raises:
-            EngineError, InvariantError, UserCodeError: as the engine or a hook of the sampler raised it.
+            EngineError, InvariantError, UserCodeError: as raised by the engine or by a hook of the sampler.
         """
         return await self._attended(origin, temperature, 0, nullcontext(), Notes(), followed)
 
@@ -212,26 +228,29 @@ class Rollouts:
         notes: Notes,
         followed: Followed | None = None,
     ) -> Trajectory:
-        """A rollout between the hooks of its sampler; graded where it stands for itself, at depth 0."""
+        """Play a rollout between the hooks of its sampler; a top-level rollout (depth 0) is also graded."""
         hooks = Hooks(self.sampler, self.limits.max_wall_s)
         try:
+            # The slot is free again before the rollout is graded.
             async with places:
                 trajectory, claims = await self._sampled(origin, temperature, depth, notes, hooks, followed)
             if depth == 0 and followed is None and trajectory.failure is None:
                 trajectory = await settling(settled(origin.task, trajectory, claims, self.sandbox), trajectory, notes)
         except BaseException as error:
+            # Free the sampler's resources even if the rollout is cancelled or the run stops.
             await hooks.farewell(origin.id, error)
             raise
         failed = await hooks.farewell(origin.id, trajectory)
         if failed is None or trajectory.failure is not None:
             return trajectory
+        # An error of `on_end` drops a rollout that is otherwise fine.
         notes.errors.append(failed)
         return replace(trajectory.ungraded(), stop=Stop.FAULT, failure=Failure.of(failed))
 
     async def _sampled(
         self, origin: Origin, temperature: float, depth: int, notes: Notes, hooks: Hooks, followed: Followed | None
     ) -> tuple[Trajectory, Claims]:
-        """A rollout, ungraded, and what its sampler claims for it."""
+        """Sample one rollout, and return it without a grade, with the claims of its sampler."""
         sampling = Sampling(temperature, origin.seed, nested=depth > 0)
         stage, offered = Stage(self, origin, temperature, depth, 0), self._offered(depth)
         host, context = HostSession(offered, self.host_places, stage), self.engine.context_tokens
@@ -241,6 +260,7 @@ class Rollouts:
                 origin, session, self.sandbox, self.renderer, self.limits, context, host, followed or UNFOLLOWED
             ) as episode,
         ):
+            # Only these two errors are failures of this rollout alone.
             try:
                 await hooks.play(episode)
             except RolloutFailure as failure:
@@ -248,6 +268,7 @@ class Rollouts:
             except UserCodeError as error:
                 notes.errors.append(error)
                 episode.fail(error)
+            # The caller may retry a rollout that lost its console.
             if episode.lost is not None:
                 notes.lost.append(episode.lost)
             episode.finish()

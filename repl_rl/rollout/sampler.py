@@ -1,4 +1,4 @@
-"""The extension point: a `RolloutSampler` decides how one rollout goes."""
+"""Extension point for rollouts: `RolloutSampler`, which drives one rollout at a time, and the shipped `ReplSampler`."""
 
 import re
 from abc import ABC, abstractmethod
@@ -20,64 +20,70 @@ from repl_rl.settings.bounds import AtLeast
 from repl_rl.tasks import Task
 
 API_VERSION = 1
-"""Of `RolloutSampler` and `Episode`: it grows when a sampler written for the one before may break."""
+"""Version of `RolloutSampler` and `Episode`. It grows if a sampler for the previous version may break."""
 THINKING_TOKENS = 1024
-"""Budget of a span of thinking, unless another is chosen."""
+"""Default token budget of a thinking span."""
 
 
 class RolloutSampler(ABC):
-    """Decides what is sampled, executed, observed and rewarded in one rollout.
+    """Driver of rollouts: it decides what is sampled, executed, observed and rewarded.
 
-    One instance serves all rollouts, concurrently: keep the state of a rollout in local variables, or under its
+    One instance serves all rollouts concurrently. Keep the state of a rollout in local variables, or under its
     `episode.id` from `on_start` to `on_end`.
     """
 
     api_version: int = API_VERSION
-    """Write down the version that you wrote a sampler for, and another one refuses to load it."""
+    """API version that a sampler was written for. Every other version refuses to load it."""
     rehearsals: Sequence[Sequence[str]] = ()
-    """What a policy might write, for `repl-rl sampler check`: rollouts, each a sequence of turns. An end token is put
-    after each turn; the sampler stops within a turn wherever it likes."""
+    """Possible rollouts of a policy for `repl-rl sampler check`, each a sequence of turns.
+
+    An end token follows each turn. The sampler may stop anywhere within a turn.
+    """
 
     @abstractmethod
     async def rollout(self, episode: Episode) -> None:
         """Drive `episode` until it has ended, or return to end it (`Stop.FINISHED`).
 
-        Whatever it raises is reported as an error of this class. That rollout is dropped and the others go on; the
-        run stops when most rollouts fail so. Let cancellation pass, and never block the thread: others wait.
+        An exception is reported as an error of this class and drops only this rollout. The run stops if most rollouts
+        fail so. Do not catch cancellation, and never block the thread: other rollouts share it.
         """
 
     async def on_start(self, episode: Episode) -> None:  # noqa: B027 (a hook: most samplers have nothing to begin)
-        """Make what this rollout needs of its own, under `episode.id`; called once, before `rollout`.
+        """Create the resources of this rollout under `episode.id`; called once, before `rollout`.
 
-        What it raises drops the rollout, as if `rollout` had; it may take as long. `on_end` comes all the same.
+        An exception drops the rollout, as one of `rollout` does. The time limit is the same. `on_end` is called in any
+        case.
         """
 
     async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:  # noqa: B027
-        """Free what `on_start` made; called exactly once for each call of that, whatever happened meanwhile.
+        """Free the resources of `on_start`; called exactly once per call of `on_start`.
 
-        Not called is it where `on_start` was not: a prompt that fills the context, a cancellation before the rollout
-        had its place. What it raises drops the rollout; it has five seconds.
+        It is not called without `on_start`: after a prompt that fills the context, or a cancellation before the rollout
+        started. An exception drops the rollout. The time limit is five seconds.
 
         Args:
-            rollout: the `episode.id` of that rollout.
-            result: its graded trajectory, with a `failure` where it was dropped; or what ended it from outside, such
-                as `asyncio.CancelledError`, or an error that stops the run.
+            rollout: `episode.id` of the rollout.
+            result: graded trajectory, with a `failure` if the rollout was dropped. Otherwise the exception that ended
+                it from outside, such as `asyncio.CancelledError` or an error that stops the run.
         """
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """What it needs for the length of a run, such as a second engine; entered beside the policy's by `World`."""
+        """Return a context manager of the resources of a whole run, such as a second engine.
+
+        `World` enters it together with the policy's engine.
+        """
         return nullcontext()
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        """What a rollout of `task` starts from, the same for all rollouts of a task.
+        """Return the prompt of a rollout of `task`, the same for all rollouts of a task.
 
-        Here it is the prompt of a console.
+        The default is the prompt of a console.
 
         Args:
-            task: the task; its reference answer stays out of the prompt.
-            renderer: encodes text.
-            template: the run's prompt template, see `Renderer.prompt`.
-            version: of the Python in the sandbox.
+            task: task of the rollout; its reference answer stays out of the prompt.
+            renderer: encoder of text.
+            template: prompt template of the run, see `Renderer.prompt`.
+            version: Python version in the sandbox.
         """
         return renderer.prompt(task.question, template, version, told=task.told)
 
@@ -85,28 +91,29 @@ class RolloutSampler(ABC):
         """Refuse budgets under which an option of this sampler has no effect; called before anything is opened.
 
         Raises:
-            ConfigError: there is such an option.
+            ConfigError: an option has no effect.
         """
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
-        """Refuse a policy that this sampler cannot be played with; called before anything is opened.
+        """Refuse a policy that this sampler cannot be used with; called before anything is opened.
 
-        Here it writes a prompt. Where rollouts go on in the model's chat format, override it and try that too.
+        The default builds a prompt. If rollouts continue in the model's chat format, override it to try that too.
 
         Args:
-            renderer: of the policy.
-            template: the run's prompt template.
+            renderer: renderer of the policy.
+            template: prompt template of the run.
 
         Raises:
-            ConfigError: the tokenizer or its chat template does not fit, or what was chosen about them has no effect.
+            ConfigError: the tokenizer or its chat template does not fit, or a setting of either has no effect.
         """
         probe = Task("probe", "?", "")
         try:
             prompt = self.prompt(probe, renderer, template, "3")
+            # A text that leads to the same prompt as `bare` is not used by this sampler.
             other = self.prompt(probe, renderer, "bare", "3") if template.startswith(OWN) else None
         except ReplRLError:
             raise
-        except Exception:  # tasks of a user may be of a form that the probe is not of
+        except Exception:  # tasks of a user may have another form than the probe
             return
         if prompt == other:
             raise ConfigError(
@@ -117,16 +124,19 @@ class RolloutSampler(ABC):
             raise ConfigError("chat", renderer.chat.arguments, remedy)
 
     def fallback(self, renderer: Renderer) -> str | None:
-        """What of it works in a lesser way with this policy, for log and summary; None: nothing does."""
+        """Describe the part of this sampler that works in a lesser way with this policy, for log and summary.
+
+        None means that everything works as configured.
+        """
         return None
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Figures of its own about a batch, name to value; here none."""
+        """Return the sampler's own metrics of a batch, name to value; none by default."""
         return {}
 
 
 class ReplSampler(RolloutSampler):
-    """The line console: each line is executed as soon as it is written, and its output is spliced in."""
+    """Line console: each line runs as soon as it is written, and its output is spliced in."""
 
     give_up_after: int = 0
     candidates: int = 1
@@ -145,19 +155,19 @@ class ReplSampler(RolloutSampler):
         thinking: str = "",
         thinking_tokens: Annotated[int, AtLeast(1)] = THINKING_TOKENS,
     ) -> None:
-        """Make one.
+        """Set the options.
 
         Args:
-            give_up_after: lines in a row with the same error, void, or timed out, after which a rollout is given up
-                (>= 2); 0: never.
-            candidates: lines written at each place (>= 1), of which the one written most often is executed, the
-                likeliest of several such; the others are kept beside it, and not trained.
-            thinking: what ends a span of free text before the first line, such as "</think>": sampled and trained,
-                never executed. The console begins after it, without its banner. "": there is no such span.
-            thinking_tokens: budget of that span (>= 1); a longer one is cut and ends the rollout.
+            give_up_after: number of consecutive lines with the same error, void, or timed out, that stops a rollout
+                early (>= 2); 0 disables it.
+            candidates: lines sampled per position (>= 1). The most frequent one is executed, and the likeliest wins a
+                tie. The others are recorded, and not trained.
+            thinking: end of a span of free text before the first line, such as "</think>". The span is sampled and
+                trained, never executed. The console begins after it, without its banner. "" disables it.
+            thinking_tokens: token budget of that span (>= 1); a longer one is truncated and ends the rollout.
 
         Raises:
-            ConfigError: `give_up_after` is 1 or negative, or there is a budget for thinking without `thinking`.
+            ConfigError: `give_up_after` is 1 or negative, or `thinking_tokens` is set without `thinking`.
         """
         if thinking_tokens != THINKING_TOKENS and not thinking:
             raise ConfigError("thinking_tokens", thinking_tokens, 'it has no effect without thinking="</think>"')
@@ -171,7 +181,7 @@ class ReplSampler(RolloutSampler):
             self.rehearsals = [(f"hm{thinking}\n{first}", *more) for first, *more in self.rehearsals]
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        """See `RolloutSampler.prompt`; with `thinking`, it ends where the console would begin."""
+        """See `RolloutSampler.prompt`; with `thinking`, the prompt ends before the console begins."""
         return renderer.prompt(task.question, template, version, console=not self.thinking, told=task.told)
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
@@ -186,6 +196,7 @@ class ReplSampler(RolloutSampler):
             raise ConfigError("give_up_after", self.give_up_after, f"give 0, or 2 to max_lines ({limits.max_lines})")
 
     async def rollout(self, episode: Episode) -> None:
+        # Sample the thinking span first, then splice in the first console prompt.
         if self.thinking and not episode.begun:
             span = await episode.sample(until=re.escape(self.thinking), max_tokens=self.thinking_tokens)
             if not episode.ended:
@@ -197,7 +208,7 @@ class ReplSampler(RolloutSampler):
                 episode.finish(Stop.DOOMED)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """See `RolloutSampler.metrics`; with `candidates`, the tokens that were sampled and not chosen."""
+        """See `RolloutSampler.metrics`; with `candidates`, the number of tokens that were sampled and not chosen."""
         if self.candidates == 1:
             return {}
         others = (other for t in trajectories for line in t.lines for other in line.alternatives)

@@ -1,4 +1,4 @@
-"""The rollouts of a step, as they are played: in groups, of which some may have ended before."""
+"""Rollouts of a step while they run, in groups. Some of them may have ended earlier."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -9,11 +9,14 @@ from repl_rl.rollout.again import Part, weigh
 from repl_rl.tasks import Task
 
 Places = tuple[int, Sequence[int]]
-"""A group of rollouts: the policy step that it was begun for, and the numbers of its rollouts in that step."""
+"""Group of rollouts: the policy step that it was started for, and the numbers of its rollouts in that step."""
 
 
 class Step:
-    """The rollouts of a step in groups, all of a task: their numbers, ids and seeds are those of one process."""
+    """Rollouts of a step, one group per task.
+
+    Numbers, ids and seeds are those that a single process would give.
+    """
 
     def __init__(
         self,
@@ -22,34 +25,39 @@ class Step:
         before: Mapping[int, Trajectory] = MappingProxyType({}),
         pressure: Pressure = Pressure(),  # noqa: B008
     ) -> None:
-        """
+        """Group the rollouts by task.
+
         Args:
-            tasks: one a rollout.
-            order: numbers of the rollouts; groups are begun in the order in which they first stand there.
-            before: rollouts that have ended before, by their number.
-            pressure: of what plays them, when they begin.
+            tasks: one task per rollout.
+            order: numbers of the rollouts; groups start in the order of their first rollout in it.
+            before: rollouts that ended earlier, by number.
+            pressure: preemption statistics of the engine at the start of the step.
         """
         self.tasks, self._before, self.pressure = tasks, before, pressure
         found: dict[str, tuple[Task, list[int]]] = {}
+        # The first loop fixes the order of the groups. The second one adds the rollouts in the order of the step.
         for number in order:
             found.setdefault(tasks[number].id, (tasks[number], []))
         for number, task in enumerate(tasks):
             found[task.id][1].append(number)
         self.groups = list(found.values())
-        """The task of each, and the numbers of its rollouts in the step."""
+        """Task of each group, and the numbers of its rollouts in the step."""
         self.parts: dict[int, Part] = {}
-        """Of groups that have ended."""
+        """Results of the groups that have ended, by index of the group."""
         self.over = False
-        """No more of them end: all have, or something failed."""
+        """True once no further group will end: all have ended, or something failed."""
 
     def before(self, places: Sequence[int]) -> Mapping[int, Trajectory]:
-        """Those of a group that have ended before, by their number in it."""
+        """Return the rollouts of a group that ended earlier, by number in the group."""
         return {n: self._before[place] for n, place in enumerate(places) if place in self._before}
 
     @property
     def ended(self) -> Mapping[int, Trajectory]:
-        """Those of groups that have ended whole, failures too, after the group judges; by their number in the step."""
-        parts = list(self.parts.items())  # which an event loop adds to
+        """Rollouts of groups that have ended as a whole, by number in the step.
+
+        Failed ones are included. Group judges have already seen all of them.
+        """
+        parts = list(self.parts.items())  # a copy, because an event loop adds to it
         return {
             place: t
             for number, part in parts
@@ -57,20 +65,24 @@ class Step:
         }
 
     def has_ended(self, places: Sequence[int]) -> bool:
-        """Whether there is nothing to wait for any more until those rollouts are known, by their number in the step."""
+        """Return True if a wait for these rollouts, numbered as in the step, is over.
+
+        That is so once all of them have ended, or once no further group will end.
+        """
         ended = self.ended
         return self.over or all(place in ended for place in places)
 
     @property
     def finished(self) -> Mapping[int, Trajectory]:
-        """Those that have ended well, by their number in the step."""
+        """Rollouts that ended without a failure, by number in the step, as they were before group judges."""
         ended = dict(self._before)
-        for number, part in list(self.parts.items()):  # which the event loop adds to
+        for number, part in list(self.parts.items()):  # a copy, because the event loop adds to it
             ended |= dict(zip(self.groups[number][1], part.unjudged or part.trajectories, strict=True))
         return {number: t for number, t in ended.items() if t.failure is None}
 
     def played(self, parts: Sequence[Part], sandbox: str) -> list[Trajectory]:
-        """The rollouts of all groups, in the order of the step. Raises as `weigh`."""
+        """Return the rollouts of all groups in the order of the step. Raises the errors of `weigh`."""
+        # Sort by position in the step, so that the reported error does not depend on the start order.
         by_number = sorted(range(len(parts)), key=lambda number: self.groups[number][1][0])
         weigh(Part.of([parts[number] for number in by_number]), sandbox)
         told = {
@@ -82,5 +94,8 @@ class Step:
 
 
 def first_ended(groups: Sequence[Places], step: Callable[[int], Step]) -> int | None:
-    """The number of the first of these groups that has ended; None: none has. `step` gives one by its policy step."""
+    """Return the index of the first of these groups that has ended, or None if none has.
+
+    `step` is a function from a policy step to its `Step`.
+    """
     return next((n for n, (policy_step, places) in enumerate(groups) if step(policy_step).has_ended(places)), None)

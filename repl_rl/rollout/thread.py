@@ -1,4 +1,4 @@
-"""A synchronous face for rollouts: the trainer runs in its thread, rollouts in an event loop of their own."""
+"""Synchronous access to rollouts: the trainer runs in its thread, rollouts run in an event loop of another thread."""
 
 import asyncio
 import json
@@ -24,15 +24,15 @@ from repl_rl.tasks import Task
 T = TypeVar("T")
 _RELEASE_S = 10.0
 Opener = Callable[[], AbstractAsyncContextManager[Rollouts]]
-"""Opens engine and sandbox, and the rollouts that use them: `World.rollouts`."""
+"""Function that opens engine, sandbox and the rollouts that use them: `World.rollouts`."""
 
 
 Alter = Callable[[Rollouts], Rollouts]
-"""Makes other rollouts of those that are open, such as with other consoles. It is pickled by its name."""
+"""Function that derives other rollouts from those that are open, such as with other consoles. It is pickled by name."""
 
 
 class UnderWay(Generic[T]):
-    """A coroutine that runs in the event loop of another thread."""
+    """Coroutine that runs in the event loop of another thread."""
 
     def __init__(self, coroutine: Coroutine[None, None, T], loop: asyncio.AbstractEventLoop) -> None:
         self._finished = threading.Event()
@@ -45,22 +45,24 @@ class UnderWay(Generic[T]):
             self._finished.set()
 
     def wait(self) -> T:
-        """Its result. An interrupt while this waits cancels it first, as what it raises ends it."""
+        """Return the result. An interrupt during the wait, or an error of the coroutine, ends the coroutine first."""
         try:
             return self._future.result()
         except BaseException:
-            # An interrupt reached this thread, or the coroutine failed: in the first case let it release what it holds.
+            # An interrupt reached this thread, or the coroutine failed. After an interrupt, let it release its
+            # resources.
             self.end()
             raise
 
     def end(self) -> None:
-        """Cancel it, where it has not ended, and let it release what it holds."""
+        """Cancel the coroutine if it still runs, and let it release its resources."""
         if self._future.cancel():
+            # The wait is bounded, because a coroutine may ignore its cancellation.
             self._finished.wait(_RELEASE_S)
 
 
 class LoopThread:
-    """An event loop in a daemon thread. `run` blocks; an interrupt while it blocks cancels the coroutine first."""
+    """Event loop in a daemon thread. `run` blocks; an interrupt while it blocks cancels the coroutine first."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -71,15 +73,15 @@ class LoopThread:
         return self.begin(coroutine).wait()
 
     def begin(self, coroutine: Coroutine[None, None, T]) -> UnderWay[T]:
-        """Run it beside whatever else runs; somebody waits for it later, or ends it."""
+        """Start a coroutine concurrently; the caller waits for it later, or ends it."""
         return UnderWay(coroutine, self._loop)
 
     def start(self, coroutine: Coroutine[None, None, T]) -> Future[T]:
-        """Run it beside whatever else runs; it ends by itself."""
+        """Start a coroutine concurrently; it ends by itself."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have `call` called there."""
+        """Schedule a call in the event loop."""
         self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
@@ -89,24 +91,24 @@ class LoopThread:
 
 
 class _Begun(NamedTuple):
-    """The rollouts of a step to come."""
+    """Prefetched rollouts of a later step."""
 
     step: Step
     groups: Sequence[Early]
-    """Of each group, what has ended of it."""
+    """Rollouts that have ended, per group."""
     rollouts: UnderWay[list[Trajectory]]
 
 
 class RolloutThread:
-    """Context manager: engine, sandbox and rollouts, opened and closed in one event loop thread.
+    """Context manager that opens and closes engine, sandbox and rollouts in one event loop thread.
 
-    It satisfies the trainer's `RolloutSource`.
+    It implements the trainer's `RolloutSource`.
     """
 
     def __init__(self, opener: Opener, tasks: Mapping[str, Task]) -> None:
         self._opener = opener
         self.tasks = tasks
-        """By id."""
+        """Tasks by id."""
         self._stack = AsyncExitStack()
         self._early: dict[int, _Begun] = {}
         self._busy = Busy()
@@ -117,6 +119,7 @@ class RolloutThread:
             self.rollouts = self._thread.run(self._stack.enter_async_context(self._opener()))
             self._places, self._news = asyncio.Semaphore(self.rollouts.concurrency), asyncio.Condition()
         except BaseException:
+            # Python does not call `__exit__` if `__enter__` raises.
             self.__exit__(None, None, None)
             raise
         return self
@@ -137,18 +140,21 @@ class RolloutThread:
 
     @property
     def facts(self) -> Facts:
-        """What was opened."""
+        """Runtime information of the opened engine, sandbox and sampler."""
         return self.rollouts.facts
 
     @property
     def figures(self) -> Figures:
-        """Of all rollouts since the run began."""
+        """Statistics of all rollouts since the run began."""
         return Figures(self.rollouts.faults, self.rollouts.pressure)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        """One trajectory a task id, in order; the engine must hold the weights of `policy_step`. Those that began
-        before are waited for."""
+        """Return one trajectory per task id, in order.
+
+        The engine must hold the weights of `policy_step`. Prefetched rollouts of that step are awaited.
+        """
         if policy_step in self._early:
+            # These rollouts were prefetched: wait for the rest of them, then update lengths and statistics.
             step, _, rollouts = self._early.pop(policy_step)
             played = rollouts.wait()
             self.rollouts.learn_lengths(step.tasks, played)
@@ -156,6 +162,7 @@ class RolloutThread:
             return played
         trajectories = self._thread.run(self.rollouts.collect([self.tasks[i] for i in task_ids]))
         engine = self.rollouts.engine
+        # Let the engine free its memory while the policy is updated.
         if isinstance(engine, Resting):
             self._thread.run(engine.rest())
         return trajectories
@@ -163,18 +170,18 @@ class RolloutThread:
     def begin(
         self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory] = MappingProxyType({})
     ) -> None:
-        """Begin the rollouts that `collect` is asked for at `policy_step`, and return at once.
+        """Start the rollouts of a later step, and return at once. `collect` returns them at `policy_step`.
 
-        Those that are begun together share the places of the world's `concurrency`, in the order in which they begin.
+        All prefetched rollouts share the slots of `World.concurrency`, in the order in which they start.
 
         Args:
-            task_ids: one a rollout; an id repeated is a group.
-            policy_step: of the policy that will learn from them; `load_weights` may come in between, and is taken over
-                between two lines of a rollout.
-            finished: those that a run which is gone on with has played, by their number.
+            task_ids: one task id per rollout; a repeated id is a group.
+            policy_step: step of the policy that will learn from them. New weights may be loaded in between; they take
+                effect between two lines of a rollout.
+            finished: rollouts that a resumed run has already played, by number.
         """
         tasks = [self.tasks[i] for i in task_ids]
-        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record names it alone
+        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record only names it
         step = Step(tasks, self.rollouts.lengths.longest_first(tasks), whole, self._pressure)
         groups = [Early(policy_step, self._places, dict(step.before(places))) for _, places in step.groups]
         self._early[policy_step] = _Begun(step, groups, self._thread.begin(self._played(step, groups)))
@@ -192,6 +199,7 @@ class RolloutThread:
             return step.played([step.parts[number] for number in range(len(groups))], self.rollouts.sandbox.name)
         finally:
             self._busy.end()
+            # Do this after an error too, so that no caller waits forever.
             step.over = True
             await self._tell()
 
@@ -205,13 +213,13 @@ class RolloutThread:
             self._news.notify_all()
 
     def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
-        """Those of a step to come that have ended well, by their number in it."""
+        """Return the rollouts of a later step that ended without a failure, by number in the step."""
         step, groups, _ = self._early[policy_step]
-        ended = [dict(early.finished) for early in groups]  # copies in one go: the other thread adds to them
+        ended = [dict(early.finished) for early in groups]  # atomic copies: the other thread adds to them
         return {places[n]: t for (_, places), told in zip(step.groups, ended, strict=True) for n, t in told.items()}
 
     def first(self, groups: Sequence[Places]) -> int:
-        """Wait until one of these groups of steps to come has ended. Returns the number of the first one that has."""
+        """Wait until one of these groups of later steps has ended. Return the index of the first one that has."""
         return self._thread.run(self._first(groups))
 
     async def _first(self, groups: Sequence[Places]) -> int:
@@ -221,32 +229,36 @@ class RolloutThread:
         return number
 
     def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
-        """Those of a step to come whose groups have ended, as `collect` will give them, by their number in it."""
+        """Return the rollouts of a later step whose groups have ended, by number in the step.
+
+        They are the trajectories that `collect` will return.
+        """
         return self._early[policy_step].step.ended
 
     def forget(self) -> None:
-        """End the rollouts of steps to come: nobody will ask for them."""
+        """Cancel the rollouts of later steps."""
         for begun in self._early.values():
             begun.rollouts.end()
         self._early.clear()
 
     @property
     def busy_s(self) -> float:
-        """How long rollouts that were begun were under way, wall clock."""
+        """Wall-clock time in which prefetched rollouts ran, seconds."""
         return self._busy.elapsed_s
 
     def probe(self, task_id: str) -> Sequence[Trajectory]:
-        """The first line that the policy of now writes on a task, for nobody to learn from; see `probed`."""
+        """Sample the first line of the current policy on a task, which is never trained on; see `probed`."""
         return [self._thread.run(probed(self.rollouts, self.tasks[task_id]))]
 
     def sample(
         self, tasks: Sequence[Task], temperature: float = 1.0, alter: Alter | None = None
     ) -> Sequence[Trajectory]:
-        """One trajectory a task, at `temperature` (0: greedy), beside training: `metrics` tells nothing of them.
+        """Return one trajectory per task, at `temperature` (0 is greedy), outside training. `metrics` ignores them.
 
-        `alter` makes the rollouts that play them; None: those of training.
+        `alter` derives the rollouts that play them; None means those of training.
         """
         pressed = self.rollouts.pressed
+        # Keep the statistics of the training step.
         of_the_step = pressed.latest
         rollouts = self.rollouts if alter is None else alter(self.rollouts)
         try:
@@ -263,17 +275,17 @@ class RolloutThread:
         return self._thread.run(coroutine)
 
     def memory(self) -> str:
-        """What rollouts keep from one step to the next, figures alone, as JSON."""
+        """Return the state that rollouts keep between steps, statistics only, as JSON."""
         rollouts = self.rollouts
         return json.dumps({"lengths": rollouts.lengths.memory(), "broken": dict(rollouts.faults)})
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave."""
+        """Restore the state that `memory` returned."""
         told = json.loads(memory)
         self.rollouts.lengths.remember(told["lengths"])
-        for name, value in told.get("broken", {}).items():  # states of before it was counted have none
+        for name, value in told.get("broken", {}).items():  # older checkpoints lack this field
             setattr(self.rollouts.broken, name, value)
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Give the engine the weights in `folder`."""
+        """Load the weights in `folder` into the engine."""
         self._thread.run(self.rollouts.engine.load_weights(folder, policy_step))

@@ -1,4 +1,4 @@
-"""What a vocabulary does with newlines and with the end of text."""
+"""Audit of a vocabulary: newline ids and end tokens."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -10,17 +10,17 @@ from transformers import PreTrainedTokenizerBase
 from repl_rl.errors import ConfigError
 
 _SAY_SO = ("generation_config.json", "config.json")
-"""Files of a model folder that name end tokens beside the tokenizer's own."""
+"""Files of a model folder that name end tokens in addition to the tokenizer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the vocabulary does with newlines and with the end of text."""
+    """Newline ids and end tokens of a vocabulary."""
 
     newline_ids: frozenset[int]
     """Every id whose text contains a newline: the ids that end a line."""
     overshoot_ids: frozenset[int]
-    """The part of `newline_ids` that has other text after the last newline."""
+    """Part of `newline_ids` with other text after the last newline."""
     eos_ids: frozenset[int]
     """Every id that ends a turn or a text."""
 
@@ -28,18 +28,19 @@ class Audit:
 def audited(
     tokenizer: PreTrainedTokenizerBase, anchor: Sequence[int], source: str, further: Collection[int] = ()
 ) -> Audit:
-    """Look at every id once.
+    """Check every id once.
 
     Args:
-        tokenizer: whose vocabulary it is.
-        anchor: ids that each id is decoded after: some tokenizers drop a first space.
-        source: what messages call the vocabulary.
-        further: end tokens beside the tokenizer's own; ids that the vocabulary does not have are left out.
+        tokenizer: owner of the vocabulary.
+        anchor: ids before each decoded id, because some tokenizers drop a first space.
+        source: name of the vocabulary in error messages.
+        further: end tokens in addition to the tokenizer's; ids outside the vocabulary are left out.
 
     Raises:
         ConfigError: no id contains a newline, or no end token is named.
     """
     newline, overshoot = set(), set()
+    # One batch call decodes the whole vocabulary.
     texts = tokenizer.batch_decode(
         [[*anchor, i] for i in range(len(tokenizer))], skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
@@ -59,10 +60,12 @@ def audited(
 
 
 def declared_ends(folder: Path) -> frozenset[int]:
-    """The end tokens that a model folder names beside its tokenizer's: one or a list, for all of it or its text part.
+    """Return the end tokens that a model folder names in addition to the tokenizer's.
+
+    A file names an id or a list of ids, at its top level or in its `text_config`.
 
     Raises:
-        ConfigError: a file that could name some is no JSON.
+        ConfigError: a file that could name some is not JSON.
     """
     said = (_read(folder / name) for name in _SAY_SO)
     parts = [part for whole in said for part in (whole, whole.get("text_config")) if isinstance(part, Mapping)]

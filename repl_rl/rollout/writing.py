@@ -1,4 +1,4 @@
-"""The engine's side of a rollout: what it was given, what it was not given yet, and how much still fits."""
+"""Engine side of a rollout: ids already sent, ids still pending, and the remaining token budget."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,52 +9,60 @@ from repl_rl.record.trajectory import Line, Observed, Prompt
 from repl_rl.rollout.renderer import Renderer
 
 Watching = Callable[[], Watch | None]
-"""Makes the watch of one call: it remembers what it has seen."""
+"""Function that makes the watch of one call. A watch keeps state, so each call needs a new one."""
 
 
 class Writer:
-    """Lets the policy write, one call at a time. Ids are only ever appended."""
+    """Sampling interface of one rollout, with one engine call at a time. Ids are only ever appended."""
 
     def __init__(
         self, engine: EngineSession, renderer: Renderer, prompt: Prompt, room: int, most: int | None = None
     ) -> None:
-        """`room`: ids that fit into the context after the prompt. `most`: ids to sample; None: all of them."""
+        """Set the token budgets.
+
+        Args:
+            engine: session that samples.
+            renderer: builder of lines from sampled ids.
+            prompt: prompt of the session.
+            room: number of ids that fit into the context after the prompt.
+            most: number of ids that may be sampled; None means no limit besides `room`.
+        """
         self._before: Prompt | Observed | None = prompt
         self._context = room
         self._left = room if most is None else most
         self._engine = engine
         self._renderer = renderer
         self._pending: list[int] = []  # ids that the engine has not seen yet
-        self._sampling: int | None = None  # how many ids the engine had before the call that is under way
-        self._newest: asyncio.Task[Chunk] | None = None  # of several calls at one place, the one that stands
-        self._found: list[Line] = []  # what those calls gave
+        self._sampling: int | None = None  # number of ids in the engine before the running call
+        self._newest: asyncio.Task[Chunk] | None = None  # newest of several calls at one position
+        self._found: list[Line] = []  # lines of those calls
 
     @property
     def room(self) -> int:
-        """Ids that may still be sampled: that fit into the context, and are left of what was asked for."""
+        """Number of ids that may still be sampled, limited by the context and by the sampling budget."""
         return min(self._context, self._left)
 
     def give(self, observed: Observed) -> None:
-        """Let the engine see an observation before it samples next."""
+        """Append an observation; the engine sees it at the next call."""
         self.restore(observed.token_ids)
         self._before = observed
 
     def restore(self, ids: Sequence[int]) -> None:
-        """Let the engine see ids that were sampled before it samples next."""
+        """Append ids that were sampled before; the engine sees them at the next call."""
         self._before = None
         self._pending.extend(ids)
         self._context -= len(ids)
 
     @property
     def before(self) -> Prompt | Observed | None:
-        """The prompt or observation right before the next line; None: a line of the policy is."""
+        """Prompt or observation directly before the next line. None means that a sampled line comes before it."""
         return self._before
 
     async def line(self, wanted: int, stop_ids: frozenset[int], watch: Watch | None) -> Line:
-        """What the policy writes next, of at most `wanted` ids, or as many as fit.
+        """Sample the next line, of at most `wanted` ids or as many as fit.
 
         Raises:
-            ConfigError: `wanted` < 1, or another call is under way.
+            ConfigError: `wanted` < 1, or another call is running.
             EngineError: see `EngineSession.sample`.
         """
         budget = self._begin(wanted)
@@ -65,15 +73,17 @@ class Writer:
         return line
 
     async def several(self, count: int, wanted: int, stop_ids: frozenset[int], watching: Watching) -> Sequence[Line]:
-        """`count` (>= 1) times what the policy writes next, each from the same ids; `take` one of them next.
+        """Sample `count` (>= 1) candidate lines from the same ids; call `take` next.
 
         Raises:
-            As `line`.
+            ConfigError: `count` or `wanted` < 1, or another call is running.
+            EngineError: see `EngineSession.sample`.
         """
         if count < 1:
             raise ConfigError("episode.choose(), count", count, "give at least 1")
         budget, self._found = self._begin(wanted), []
         for _ in range(count):
+            # The engine holds one continuation only: undo the last candidate before it samples another one.
             if self._newest is not None:
                 await self._engine.undo(self._newest)
             asked = self._engine.sample(self._pending, max_tokens=budget, stop_ids=stop_ids, watch=watching())
@@ -82,8 +92,9 @@ class Writer:
         return tuple(self._found)
 
     async def take(self, at: int) -> None:
-        """Go on from one of the lines of `several`."""
+        """Continue from one of the lines of `several`, chosen by index."""
         assert self._newest is not None
+        # The engine still holds the last candidate; the ids of any other one are sent again.
         if at == len(self._found) - 1:
             self._pending = []
         else:
@@ -98,17 +109,18 @@ class Writer:
         self._left -= ids
 
     def _begin(self, wanted: int) -> int:
-        """Note that a call is under way. Returns how many ids it may write."""
+        """Record that a call is running, and return the number of ids that it may sample."""
         if self._sampling is not None:
             what = "called while another call is under way, or after one was interrupted"
             raise ConfigError("episode.sample()", what, "await each call to its end")
         if wanted < 1:
             raise ConfigError("max_tokens", wanted, "give at least 1")
+        # This mark stays if the call is interrupted, so that `seen` can leave out its ids.
         self._sampling = len(self._engine.ids)
         return min(wanted, self.room)
 
     @property
     def seen(self) -> Sequence[int]:
-        """All ids that the engine was given or sampled. What a call sampled that never returned is nobody's."""
+        """All ids that the engine received or sampled. Ids of a call that never returned are left out."""
         ids = self._engine.ids
         return ids if self._sampling is None else ids[: self._sampling]

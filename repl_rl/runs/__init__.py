@@ -1,1 +1,1 @@
-"""A run on disk, and all that reads it again: the store, the report, replay and the player."""
+"""Run folders on disk and their readers: the store, the report, replay and the player."""

@@ -1,15 +1,15 @@
-"""A run's curves as a picture."""
+"""Picture of a run's training curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], held_out: Sequence[tuple[int, float]], path: Path) -> None:
-    """Draw solve rate, line error rate and the seconds of a step, over steps, into a PNG.
+    """Draw solve rate, line error rate and seconds per step, over steps, into a PNG.
 
-    `held_out` are (step, solve rate) points of the evaluations.
+    `held_out` holds one (step, solve rate) point per evaluation.
     """
-    # Slow to import, and only a picture needs it. Without pyplot: no display, no global state.
+    # Slow to import, and only this function needs it. `Figure` without pyplot needs no display and no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

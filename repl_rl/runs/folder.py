@@ -1,4 +1,4 @@
-"""`runs/<name>/`: what a training run leaves behind."""
+"""Run folder `runs/<name>/`: settings, metrics, trajectories and checkpoints of one training run."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def _trained(folder: Path) -> bool:
-    """True for a folder with what version 0.2 made first: the settings of a training, and a folder for checkpoints."""
+    """Return True for a run folder of version 0.2, by its `trainer` settings and its `checkpoints` folder."""
     try:
         return "trainer" in settings_of(folder) and (folder / "checkpoints").is_dir()
     except StoreError:
@@ -41,26 +41,26 @@ RUN = Output(
     _trained,
     "choose another --name",
 )
-"""The folder of a run: what is in one, and how it is recognised."""
+"""Output type of a run folder: its file names, and the test that recognizes one of version 0.2."""
 
 
 class RunFolder:
-    """The files of one run. It exists on disk only after `create`."""
+    """Files of one run; `create` makes them on disk."""
 
     def __init__(self, path: Path, overwrite: bool, resume: bool = False, main: bool = True) -> None:
-        """Refuse early what could not be written later; nothing is written or removed yet.
+        """Check early that the run folder can be written; write and remove nothing yet.
 
-        A link to a folder stands for that folder.
+        A link to a folder is replaced by its target.
 
         Args:
-            path: the folder.
-            overwrite: a run that is there is to be replaced.
-            resume: a run that is there is to be resumed.
-            main: False for the other processes of a training, which only read.
+            path: the run folder.
+            overwrite: replace an existing run.
+            resume: resume an existing run.
+            main: False on the other ranks of a training, which only read.
 
         Raises:
-            ConfigError: the folder exists and is neither to be replaced nor gone on with, or both at once; it is no
-                run's; another process is at work on it; or its parent cannot be written.
+            ConfigError: the folder exists and is to be neither replaced nor resumed; both are asked for; it is not a
+                run folder; another process uses it; or its parent cannot be written.
         """
         if overwrite and resume:
             raise ConfigError("resume", resume, "a run that is replaced cannot be gone on with; leave one of both out")
@@ -80,6 +80,7 @@ class RunFolder:
         if resume and place.exists():
             self._refuse_foreign(place)
         parent = next(p for p in Path(os.path.realpath(place)).parents if p.exists())
+        # The folder may not exist yet, so its nearest existing parent decides.
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             remedy = f"{parent} is not a writable folder; choose another --out"
             raise ConfigError("run folder", str(self.path), remedy)
@@ -89,7 +90,7 @@ class RunFolder:
         return ConfigError("run folder", str(self.path), remedy)
 
     def _refuse_foreign(self, place: Path) -> None:
-        """Refuse to resume what is no run: its settings are compared only where it has some."""
+        """Raise ConfigError if a resume would start from a folder that is not a run."""
         if not place.is_dir():
             raise ConfigError("run folder", str(self.path), "it is no folder; choose another --name")
         if contents(place) and not (place / CONFIG).is_file():
@@ -97,30 +98,32 @@ class RunFolder:
             raise ConfigError("run folder", str(self.path), remedy)
 
     def create(self, config_toml: str) -> None:
-        """Make the folder with its `config.toml`; an older run of that name is removed.
+        """Create the folder with its `config.toml`; remove an older run of that name.
 
         Raises:
-            ConfigError: it cannot be made; or there is something in it by now that may not be replaced.
+            ConfigError: it cannot be created, or it now holds something that may not be replaced.
         """
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
+            # Check again: the folder may have changed since `__init__`.
             if contents(self.path):
                 if not self._overwrite:
                     raise self._there()
                 RUN.refuse_other(self.path)
                 clear(self.path)
-            if maker(self.path) != RUN.verb:  # before all else, so that a run that is killed here can be replaced
+            # Write the owner mark before all else, so that a run that is killed here can be replaced.
+            if maker(self.path) != RUN.verb:
                 mark(self.path, RUN.verb)
             write_whole(self.path / CONFIG, config_toml)
             self.checkpoints.mkdir()
 
     @property
     def begun(self) -> bool:
-        """True when there is a run already."""
+        """True if the folder already holds a run."""
         return self.path.is_dir() and bool(contents(self.path))
 
     def finished(self, steps: int) -> bool:
-        """True when the run ended well, after as many steps.
+        """Return True if the run finished without an error after `steps` steps.
 
         Raises:
             StoreError: its summary cannot be read.
@@ -129,10 +132,10 @@ class RunFolder:
         return said.get("status") == "finished" and said.get("steps") == steps
 
     def reopen(self, config_toml: str, step: int, policy_step: int) -> None:
-        """Take up a run whose next step is `step` + 1: nothing of a later one, or of one that was torn, is left.
+        """Open a run to resume after `step`; remove everything of later steps and all unfinished files.
 
         Raises:
-            ConfigError: it cannot be written to.
+            ConfigError: it cannot be written.
         """
         rows = map(json.loads, whole_lines(self.path / METRICS))
         self.rows = [row for row in rows if row["step"] <= step]
@@ -140,10 +143,12 @@ class RunFolder:
             self._cut(config_toml, step, policy_step)
 
     def _cut(self, config_toml: str, step: int, policy_step: int) -> None:
-        for place in (self.path, self.checkpoints, self.states):  # a run that has nothing left to write sweeps none
+        # Only a resumed run that has steps left gets here, so a finished one keeps its leftovers.
+        for place in (self.path, self.checkpoints, self.states):
             remove_left_folders(place)
         remove_left_files(self.path)
         write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))
+        # Later steps are trained again: remove their trajectories and checkpoints.
         for file in (self.path / "trajectories").glob("[0-9]*.jsonl.gz"):
             if int(file.name.partition(".")[0]) > step:
                 file.unlink()
@@ -154,12 +159,12 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Models, for whoever uses them."""
+        """Folder of exported models."""
         return self.path / "checkpoints"
 
     @property
     def states(self) -> Path:
-        """What the run goes on from."""
+        """Folder of the training states that a run resumes from."""
         return self.path / "states"
 
     def step(
@@ -169,13 +174,14 @@ class RunFolder:
         trajectories: Sequence[Trajectory],
         credit: Sequence[Sequence[LineCredit]] = (),
     ) -> None:
-        """Append a row to `metrics.jsonl` and store the step's trajectories, with what their lines were worth.
+        """Append a row to `metrics.jsonl`, and store the step's trajectories with the credit of their lines.
 
         Raises:
-            ConfigError: they cannot be written. What was written before can be read, and gone on from.
+            ConfigError: they cannot be written. Earlier steps stay readable, and the run can be resumed from them.
         """
         row = {"step": step, **metrics}
         with self.writing():
+            # Trajectories first: a step counts as stored only once its row of metrics is on disk.
             write_step(self.path / "trajectories", step, trajectories, credit)
             with (self.path / METRICS).open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -184,7 +190,7 @@ class RunFolder:
         self.rows.append(row)
 
     def name_tokens(self, texts: Sequence[str]) -> None:
-        """Keep the text of each token id, for readers without a tokenizer.
+        """Store the text of each token id, for readers without a tokenizer.
 
         Raises:
             ConfigError: it cannot be written.
@@ -193,7 +199,7 @@ class RunFolder:
             write_tokens(self.path / "trajectories", texts)
 
     def summarise(self, summary: Mapping[str, Json]) -> None:
-        """Write `summary.json` whole or not at all.
+        """Write `summary.json` atomically.
 
         Raises:
             ConfigError: it cannot be written.
@@ -202,27 +208,28 @@ class RunFolder:
             write_whole(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
     def writing(self) -> AbstractContextManager[None]:
-        """Have what cannot be written in the block told as one line, with a remedy.
+        """Turn an operating system's write error in the block into a one-line ConfigError with a remedy.
 
         Raises (in the block):
-            ConfigError: the system refused something.
+            ConfigError: the operating system refused to write.
         """
         return writing("run folder", self.path, then=", then --resume")
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have the run for this process alone, while the block lasts. A folder that is not there is made.
+        """Lock the run for this process while the block lasts; create its folder if it does not exist.
 
         Raises:
-            ConfigError: another process has it, or it cannot be made.
+            ConfigError: another process holds the lock, or the folder cannot be created.
         """
+        # Only taking the lock is inside `writing`: errors of the caller's block pass unchanged.
         with ExitStack() as stack:
             with self.writing():
                 stack.enter_context(RUN.claimed(self.path))
             yield
 
     def report(self) -> None:
-        """Write `report.html`. What prevents it is a warning: it must not hide why a run stopped."""
+        """Write `report.html`. Log an error as a warning only, because it must not hide why a run stopped."""
         try:
             write_report(self.path)
         except (ReplRLError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Run folders in a few figures each, for lists: how far they got, how they ended, what they take of the disk."""
+"""Index of run folders: progress, status and disk usage of each."""
 
 import os
 from collections.abc import Mapping
@@ -12,22 +12,22 @@ from repl_rl.machine.files import Json
 from repl_rl.runs.told import CONFIG, METRICS, SUMMARY, is_run, rows_of, settings_of, summary_of
 
 _BLOCK = 512
-"""Bytes of what the system counts as a block of a file."""
+"""Bytes per block that the operating system counts for a file."""
 
 
 class Status(StrEnum):
-    """What became of a run, or of what is taken for one."""
+    """Status of a run folder, or of a folder that is listed with the runs."""
 
     RUNNING = "running"
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
     KILLED = "killed"
-    """It ended without a word."""
+    """The process ended without a summary."""
     BROKEN = "broken"
-    """It cannot be read."""
+    """The folder cannot be read."""
     FOREIGN = "no run"
-    """No training made it."""
+    """The folder was not made by a training."""
 
 
 _ENDED = (Status.FINISHED, Status.INTERRUPTED, Status.FAILED)
@@ -35,45 +35,47 @@ _ENDED = (Status.FINISHED, Status.INTERRUPTED, Status.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One folder."""
+    """Index entry of one folder."""
 
     path: Path
     status: Status
     disk_bytes: int = 0
-    """What it takes of the disk; a file of several names counts once."""
+    """Disk usage in bytes; a file with several hard links counts once."""
     changed_s: float = 0.0
-    """When it was last written to, seconds since 1970."""
+    """Time of the last write, seconds since 1970."""
     why: str = ""
-    """Why it failed or was interrupted, cannot be read, or is no run; "": there is nothing to tell."""
+    """Reason for `status`: an error, an interruption, an unreadable file or a foreign folder; "" if nothing is known.
+    """
     step: int = 0
-    """Steps done, >= 0."""
+    """Finished steps, >= 0."""
     steps: int | None = None
-    """Steps that it is to have; None: nobody says."""
+    """Planned steps; None means unknown."""
     summary: Mapping[str, Json] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def is_run(self) -> bool:
-        """True for what a training made and can be read."""
+        """True for a readable run of a training."""
         return self.status not in (Status.BROKEN, Status.FOREIGN)
 
     @property
     def stopped(self) -> bool:
-        """True where it stopped before its end, and nobody is at work on it."""
+        """True if the run stopped before its end and no process is running it."""
         return self.status in (Status.INTERRUPTED, Status.FAILED, Status.KILLED)
 
     def figure(self, name: str) -> float | None:
-        """A number of its summary; None: it has none of that name."""
+        """Return the number called `name` in the run's summary, or None if it has none."""
         value = self.summary.get(name)
         return float(value) if isinstance(value, int | float) else None
 
 
 def runs_in(folder: Path) -> list[Listed]:
-    """The folders in `folder`, the one that was written to last first; hidden ones are left out. One that is broken, or
-    is no run, is among them and says so.
+    """Return the folders in `folder`, last written first, without hidden ones.
+
+    Broken and foreign folders are listed with that status.
 
     Raises:
-        ConfigError: `folder` is none, or cannot be read.
+        ConfigError: `folder` is not a folder, or cannot be read.
     """
     if not folder.is_dir():
         raise ConfigError("folder of runs", str(folder), "there is none; give the folder that --out of train named")
@@ -82,7 +84,7 @@ def runs_in(folder: Path) -> list[Listed]:
 
 
 def listed(run: Path) -> Listed:
-    """What can be told of one folder, whatever it holds."""
+    """Return the index entry of one folder; a broken or foreign folder has one too."""
     try:
         size, changed_s = disk_bytes(run), _changed_s(run)
     except OSError as error:
@@ -95,10 +97,12 @@ def listed(run: Path) -> Listed:
 
 def _told(run: Path, size: int, changed_s: float) -> Listed:
     said, own, done = summary_of(run) or {}, settings_of(run), rows_of(run)
+    # A locked folder is running, even if an older summary has another status.
     if has_owner(run):
         status = Status.RUNNING
     else:
         status = next((ended for ended in _ENDED if said.get("status") == ended), Status.KILLED)
+        # A summary with an unknown status is broken; a run without a summary was killed.
         if said and status is Status.KILLED:
             raise StoreError(f"{str(run / SUMMARY)!r} says that its status is {said.get('status')!r}")
     trainer = own.get("trainer")
@@ -118,11 +122,12 @@ def _told(run: Path, size: int, changed_s: float) -> Listed:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What `folder` and all below it take of the disk, bytes; links are not followed.
+    """Return the disk usage of `folder` and everything below it, in bytes, without following links.
 
     Raises:
-        OSError: a part of it cannot be read. What goes while it is looked at counts nothing.
+        OSError: a part of it cannot be read. Files that disappear during the walk count as 0.
     """
+    # Keyed by device and inode, so that hard links count once.
     seen: dict[tuple[int, int], int] = {}
 
     def refuse(error: OSError) -> None:

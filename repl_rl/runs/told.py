@@ -1,4 +1,4 @@
-"""What a run folder says of itself: its settings, a row of figures a step, and how it ended."""
+"""Readers for the settings, per-step metrics and summary of a run folder."""
 
 import json
 import math
@@ -10,17 +10,17 @@ from repl_rl.errors import StoreError
 from repl_rl.machine.files import Json, lies_in
 
 RUNS = Path("runs")
-"""Where runs are looked for, and made, unless another folder is named."""
+"""Default folder of runs."""
 MOST_BYTES = 256 << 20
-"""Largest file of a run folder that is read as a whole: a million steps make less."""
+"""Largest file of a run folder that is read as a whole, bytes; a run of a million steps writes less."""
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 
 
 def finite_json(text: str) -> object:
-    """JSON in which numbers that are not finite are None: a page of JavaScript reads no others.
+    """Parse JSON and replace non-finite numbers by None, because JavaScript's JSON has none.
 
     Raises:
-        ValueError, RecursionError: it is no JSON, or too deep to be written again.
+        ValueError, RecursionError: the text is not JSON, or too deeply nested to be written again.
     """
     found: object = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
     json.dumps(found)
@@ -32,7 +32,7 @@ def _finite(text: str) -> float | None:
 
 
 def is_run(run: Path) -> bool:
-    """Whether a training made that folder: an evaluation has settings too, but none of a trainer.
+    """Return True if a training made the folder; an evaluation has settings too, but no `trainer` section.
 
     Raises:
         StoreError: its settings cannot be read.
@@ -41,17 +41,17 @@ def is_run(run: Path) -> bool:
 
 
 def refuse_foreign(run: Path) -> None:
-    """Refuse a folder that no training made.
+    """Raise StoreError for a folder that no training made.
 
     Raises:
-        StoreError: it is none, or its settings cannot be read.
+        StoreError: it is not a run folder, or its settings cannot be read.
     """
     if not is_run(run):
         raise StoreError(f"{str(run)!r} is no run folder; give one with config.toml and trajectories/")
 
 
 def settings_of(run: Path) -> Mapping[str, object]:
-    """What `config.toml` says; nothing where there is none.
+    """Return the settings in `config.toml`, empty if the file does not exist.
 
     Raises:
         StoreError: it cannot be read.
@@ -60,17 +60,18 @@ def settings_of(run: Path) -> Mapping[str, object]:
         return {}
     try:
         found = tomllib.loads(text)
-        json.dumps(found, default=str)  # it may be too deep for those who walk through it
+        # Dump once as a check: settings may be nested too deeply for code that walks them.
+        json.dumps(found, default=str)
         return found
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{str(run / CONFIG)!r} cannot be read: {error}") from error
 
 
 def text_of(file: Path, errors: str = "strict") -> str | None:
-    """The text of a file of a run folder, which may be a stranger's; None: there is no such file.
+    """Return the text of a file of a run folder, or None if it does not exist. The folder may come from a stranger.
 
     Raises:
-        StoreError: it is a link that leads out of the folder, is larger than any run makes it, or cannot be read.
+        StoreError: it is a link that leads out of the folder, is larger than `MOST_BYTES`, or cannot be read.
     """
     if not lies_in(file.parent, file):
         raise StoreError(f"{str(file)!r} is a link that leads out of its folder; it is not followed")
@@ -85,7 +86,7 @@ def text_of(file: Path, errors: str = "strict") -> str | None:
 
 
 def whole_lines(file: Path) -> Iterator[str]:
-    """The lines of a file that ends where its writer was stopped: without a last one that has no end.
+    """Yield the complete lines of a file; an unterminated last line of a killed writer is skipped.
 
     Raises:
         StoreError: as `text_of`.
@@ -95,7 +96,9 @@ def whole_lines(file: Path) -> Iterator[str]:
 
 
 def rows_of(run: Path) -> list[dict[str, Json]]:
-    """The rows of `metrics.jsonl`, a step each; lines that are none are left out. What is not finite is None.
+    """Return the rows of `metrics.jsonl`, one per step. Lines that are not JSON objects are skipped.
+
+    Non-finite numbers become None.
 
     Raises:
         StoreError: the file cannot be read.
@@ -103,6 +106,7 @@ def rows_of(run: Path) -> list[dict[str, Json]]:
     found: list[dict[str, Json]] = []
     for line in whole_lines(run / METRICS):
         try:
+            # A torn or foreign line must not hide the other steps.
             row = finite_json(line)
         except (ValueError, RecursionError):
             continue
@@ -112,7 +116,7 @@ def rows_of(run: Path) -> list[dict[str, Json]]:
 
 
 def summary_of(run: Path) -> dict[str, Json] | None:
-    """What `summary.json` says; None: there is none yet.
+    """Return the content of `summary.json`, or None if it does not exist yet.
 
     Raises:
         StoreError: it cannot be read.

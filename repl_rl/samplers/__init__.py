@@ -1,4 +1,4 @@
-"""Samplers beside the line console, and how one is found by its name."""
+"""Samplers other than the line console, and their lookup by name."""
 
 from repl_rl.samplers.loading import load_sampler, sampler_of, sampler_options
 

@@ -1,4 +1,4 @@
-"""Calls as a policy writes them inside running text. Nothing is evaluated; what is no call is told so.
+"""Parser of calls that a policy writes inside running text. It evaluates nothing, and reports text that is not a call.
 
 weather("Seattle, WA")                                   [weather(place="Seattle, WA"), ask("Really?")]
 {"name": "weather", "arguments": {"place": "Seattle"}}   [{"name": "weather", "parameters": {}}, ...]
@@ -17,16 +17,19 @@ _HOW_JSON = 'write {"name": "...", "arguments": {...}}'
 
 
 def parse_calls(text: str) -> list[Call | CallResult]:
-    """The calls in `text`, in order, at least one: one alone, or several in a list, written as Python or as JSON.
+    """Return the calls in `text`, in order, at least one.
 
-    One that is no call among several is a `syntax_error` in its place; a text that cannot be read at all is one.
+    The text is a single call or a list of calls, as Python or JSON. An element of a list that is not a call becomes a
+    `syntax_error` in its place. A text that cannot be read becomes a single `syntax_error`.
     """
     text = text.strip()
     if len(text) > _CALL_CHARS:
         return [_no_call(f"a call has at most {_CALL_CHARS} characters")]
+    # Python calls start with a name, JSON calls with a brace; a list may surround both.
     if text.lstrip("[ \n\t").startswith("{"):
         return _of_json(text)
     try:
+        # Parsed, never executed.
         node = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         return [_no_call(error.msg)]
@@ -39,7 +42,7 @@ def parse_calls(text: str) -> list[Call | CallResult]:
 
 
 def parse_call(text: str) -> Call | CallResult:
-    """Read one `name(literal, key=literal)`; several are a `syntax_error`."""
+    """Return the call in a text of the form `name(literal, key=literal)`. Several calls are a `syntax_error`."""
     found = parse_calls(text)
     return found[0] if len(found) == 1 else _no_call("write one call")
 
@@ -49,8 +52,10 @@ def _of_python(node: ast.expr) -> Call | CallResult:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             raise ValueError(_HOW)
         names = [keyword.arg for keyword in node.keywords]
+        # The parser accepts `**mapping`, whose name is None.
         if None in names or len(set(names)) < len(names):
             raise ValueError("** is not allowed in a call" if None in names else "keyword argument repeated")
+        # Only literals are accepted. Any other expression raises ValueError.
         args = tuple(ast.literal_eval(argument) for argument in node.args)
         kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     except (ValueError, TypeError) as error:
@@ -69,7 +74,10 @@ def _of_json(text: str) -> list[Call | CallResult]:
 
 
 def _record(said: object) -> Call | CallResult:
-    """A call as `{"name": ..., "arguments": {...}}`, or with `parameters`, as Llama 3 writes it, or with neither."""
+    """Return a call written as `{"name": ..., "arguments": {...}}`.
+
+    Llama 3 writes `parameters` instead of `arguments`; both are optional.
+    """
     if not isinstance(said, Mapping):
         return _no_call(_HOW_JSON)
     name, arguments = said.get("name"), said.get("arguments", said.get("parameters", {}))

@@ -1,8 +1,8 @@
-"""A model's chat format as ids: prompts from its template, and what its template writes between two turns.
+"""Chat format of a model as ids: prompts from its chat template, and the text between two turns.
 
-After the prompt, no template is ever applied to what the policy wrote: ids are only appended. What stands between the
-end of one turn and the beginning of the next (the glue) is read off the template with probes in the place of texts.
-Glue may hold control tokens; texts are encoded alone, without any.
+After the prompt, the template is never applied to the policy's text, and ids are only appended. The text between the
+end of one turn and the beginning of the next is called glue. It is extracted from the template, with probes in place of
+texts. Glue may contain control tokens; texts are encoded separately, without any.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ _TURN = _PROBE.format("T")
 
 
 def opening(renderer: Renderer, system: str, question: str, template: str) -> Prompt:
-    """The prompt of a sampler that continues one text: `template` is `chat`, a text of one's own, or anything else.
+    """Build the prompt of a sampler that continues one text.
 
-    `chat`: the model's chat template with `system` and `question`. A text of one's own (see `prompts.template`): that
-    text up to where a console would begin, or as system message. Otherwise `system` and `question` on lines of their
-    own; an empty `system` is left out.
+    The template `chat` uses the model's chat template with `system` and `question`. A user's own text (see
+    `prompts.template`) is used up to the start of the console, or as system message. Any other name gives `system` and
+    `question` on separate lines. An empty `system` is left out.
 
     Raises:
         ConfigError: the template does not fit the model, or there are two system messages.
@@ -41,47 +41,49 @@ def opening(renderer: Renderer, system: str, question: str, template: str) -> Pr
 
 
 def conversation(system: str, question: str) -> list[Message]:
-    """The messages that a policy is asked with; an empty `system` is left out."""
+    """Return the first messages of a conversation; an empty `system` is left out."""
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*first, {"role": "user", "content": question}]
 
 
 class ChatFormat:
-    """The chat template of one model."""
+    """Chat template of one model."""
 
     def __init__(self, renderer: Renderer, schemas: Sequence[Mapping[str, object]] = ()) -> None:
-        """`schemas`: the JSON schemas of the tools that the prompt offers.
+        """Check the chat template of a model. `schemas` are the JSON schemas of the tools that the prompt offers.
 
         Raises:
-            ConfigError: there is no chat template, or it writes no tools although there are some.
+            ConfigError: there is no chat template, or it leaves out the tools.
         """
         self._renderer = renderer
         self.schemas = tuple(schemas)
-        """Of the tools that the prompt offers."""
+        """JSON schemas of the tools that the prompt offers."""
         self.template = renderer.chat
-        """The model's template, as the run applies it."""
+        """Chat template of the model, as the run applies it."""
         if not self.template.there:
             raise ConfigError(self.template.name, None, "use a chat model for this sampler")
+        # A template that ignores tools writes the same text with and without them.
         if self.schemas and self.render([_user("?")], True) == self.template.text([_user("?")], True):
             raise ConfigError(self.template.name, "without tools", "use a model that was made for tools")
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """The conversation so far and the beginning of the policy's turn, as the template writes it."""
+        """Return the conversation so far and the beginning of the policy's turn, as the template writes them."""
         return self._renderer.chat_prompt(messages, self.schemas or None)
 
     def reply(self, messages: Sequence[Message], max_tokens: int, called: Sequence[str] = ()) -> Observed:
-        """What the template writes after the end token of the policy's turn: `messages`, and the policy's next turn.
+        """Return the text after the end token of the policy's turn: `messages`, and the beginning of its next turn.
 
         Args:
-            messages: at least one; a `content` of more than `max_tokens` ids has its middle cut, visibly.
-            max_tokens: for each message, >= 1.
-            called: names of the tools that the turn called, where `messages` answer its calls, one each.
+            messages: at least one; of a `content` with more than `max_tokens` ids the middle is visibly left out.
+            max_tokens: limit per message, >= 1.
+            called: names of the tools that the turn called, if `messages` answer its calls, one name per call.
 
         Raises:
             ConfigError: the template cannot write such messages.
         """
         rendered = [self._renderer.observation(str(message["content"]), max_tokens, last=True) for message in messages]
         shown = [each.text for each in rendered]
+        # Render the template with one probe per message, then put each text in the place of its probe.
         probes = [_PROBE.format(i) for i in range(len(messages))]
         turn, answers, frame = self._frame(messages, called, probes)
         text, ids = "", list[int]()
@@ -91,6 +93,7 @@ class ChatFormat:
             if not found:
                 role = messages[i]["role"]
                 raise ConfigError(self.template.name, f"leaves out role {role!r}", "use another model")
+            # Encode glue and text separately, so that no text can form a control token.
             written = self._written(turn, answers, probes, i, shown[i], frame)
             text += glue + written
             ids += (*self._renderer.with_controls(glue), *self._renderer.encode(written))
@@ -99,10 +102,11 @@ class ChatFormat:
     def _frame(
         self, messages: Sequence[Message], called: Sequence[str], probes: Sequence[str]
     ) -> tuple[Message, Sequence[Message], str]:
-        """The turn that is answered, its answers, and what the template writes after it.
+        """Return the answered turn, its answers, and the text that the template writes after it.
 
-        Some templates write one call a turn only, or none at all: then the turn has fewer than were made.
+        Some templates write only one call per turn, or none. The turn then has fewer calls than the policy made.
         """
+        # Try all calls, then only the last one, then none.
         *ways, last = [_linked(messages, names) for names in dict.fromkeys((tuple(called), tuple(called[-1:]), ()))]
         for turn, answers in ways:
             try:
@@ -112,22 +116,27 @@ class ChatFormat:
         return *last, self._after_turn(*last, probes)
 
     def render(self, messages: Sequence[Message], open_turn: bool) -> str:
-        """`messages` as the template writes them; `open_turn`: and the beginning of the policy's turn."""
+        """Render `messages` with the template. True as `open_turn` adds the beginning of the policy's turn."""
         return self.template.text(messages, open_turn, self.schemas or None)
 
     def _written(
         self, turn: Message, messages: Sequence[Message], probes: Sequence[str], i: int, content: str, frame: str
     ) -> str:
-        """How the template writes `content` as message `i`: as it is, trimmed, as JSON, ..."""
+        """Return `content` as the template writes it in message `i`: unchanged, trimmed, as JSON, ..."""
         before, _, after = frame.partition(probes[i])
         real = self._after_turn(turn, messages, [*probes[:i], content, *probes[i + 1 :]])
+        # The template must write the same glue around every text.
         if not (real.startswith(before) and real.endswith(after) and len(real) >= len(before) + len(after)):
             remedy = "what it writes around a message must not depend on the message; use another model"
             raise ConfigError(self.template.name, real[:80], remedy)
         return real[len(before) : len(real) - len(after)]
 
     def _after_turn(self, turn: Message, messages: Sequence[Message], contents: Sequence[str]) -> str:
-        """What stands after the end of a turn that is followed by `messages` with these contents."""
+        """Return the text after the end of a turn that is followed by `messages` with these contents.
+
+        Raises:
+            ConfigError: the template does not write the turn, or the turn has no end token.
+        """
         filled = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
         text = self.render([_user("?"), turn, *filled], True)
         _, found, tail = text.partition(_TURN)
@@ -139,19 +148,22 @@ class ChatFormat:
         return glue
 
     def _after_end(self, tail: str, alone: str) -> str | None:
-        """What follows the end of a turn in `tail`, the text from its middle on; None: it has no end.
+        """Return the text behind the end of a turn in `tail`, or None if the turn has no end.
 
-        `alone` is that text where the turn is the last. There it ends as the policy ends it: with an end token of the
-        vocabulary. With something after it, some templates write another control token in that place.
+        `tail` begins in the middle of that turn. `alone` is the same text if the turn is the last one. There it ends
+        with an end token, as when the policy ends it. If messages follow, some templates write another control token in
+        that place.
         """
         places = sorted((alone.index(end), end) for end in self.ends if end in alone)
         if places:
+            # Look in `tail` for the place where the last turn ends, and accept any control token there.
             before, end = alone[: places[0][0]], places[0][1]
             rest = tail.removeprefix(before) if tail.startswith(before) else ""
             instead = [end, *(token for token in self._controls if token)]
             written = next((token for token in instead if rest.startswith(token)), None)
             if written is not None:
                 return rest[len(written) :]
+        # Otherwise the first end token counts, unless the next message comes before it.
         places = sorted((tail.index(end), end) for end in self.ends if end in tail)
         probes = [tail.index(probe) for probe in (_PROBE.format(0),) if probe in tail]
         if not places or (probes and places[0][0] > probes[0]):
@@ -160,7 +172,7 @@ class ChatFormat:
 
     @cached_property
     def ends(self) -> tuple[str, ...]:
-        """The end tokens of the policy, as text."""
+        """End tokens of the policy, as text."""
         return tuple(self._renderer.decode([i]) for i in sorted(self._renderer.eos_ids))
 
     @cached_property
@@ -169,7 +181,7 @@ class ChatFormat:
 
 
 def calling(calls: Sequence[tuple[str, Mapping[str, object]]], content: str = "") -> Message:
-    """A turn of the policy that calls tools: their names and arguments."""
+    """Return a turn of the policy that calls tools with these names and arguments."""
     written = [
         {"id": _id(i), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         for i, (name, arguments) in enumerate(calls)
@@ -178,7 +190,10 @@ def calling(calls: Sequence[tuple[str, Mapping[str, object]]], content: str = ""
 
 
 def _linked(messages: Sequence[Message], called: Sequence[str]) -> tuple[Message, Sequence[Message]]:
-    """The policy's turn with a probe in it, and `messages` as answers to its calls; the last call has the rest."""
+    """Return the policy's turn with a probe in it, and `messages` as answers to its calls.
+
+    If there are more messages than calls, the last call gets the rest.
+    """
     if not called:
         return {"role": "assistant", "content": _TURN}, messages
     *others, last = called

@@ -1,4 +1,4 @@
-"""Chat-style tool calls: a turn, its calls, their results as tool messages, the next turn."""
+"""Sampler with tool calls in a chat: a turn, its calls, their results as tool messages, the next turn."""
 
 import asyncio
 import json
@@ -20,15 +20,16 @@ from repl_rl.samplers.tools import Call, CallResult, Function, RunCall, Toolbox,
 from repl_rl.tasks import Task
 
 ANSWERED, FAILED = "tools/answered", "tools/failed"
-"""Names of the rewards that a turn gets, one for each of its calls."""
+"""Names of the rewards of a turn, one per call."""
 _log = logging.getLogger(__name__)
 
 
 class ChatToolSampler(RolloutSampler):
-    """Lets the policy call functions in turns of a chat, until a turn calls none; that turn's boxed answer counts.
+    """Sampler that runs the tool calls of each chat turn, until a turn calls none.
 
-    Calls of one turn run at the same time. A turn that is cut by a budget ends the rollout, and none of its calls is
-    run. Results that are too long have their middle cut, visibly. The run's prompt template has no effect here.
+    The boxed answer of that turn counts. Calls of one turn run concurrently. A turn that a budget truncates ends the
+    rollout, and none of its calls is run. The middle of a long result is visibly left out. The run's prompt template
+    has no effect here.
     """
 
     def __init__(
@@ -49,16 +50,16 @@ class ChatToolSampler(RolloutSampler):
         Args:
             tools: plain or async functions with type hints and a docstring that describes each argument.
             system: the system message; "" for none.
-            schemas: JSON schemas by the name of the tool, where type hints and docstring should not decide.
-            parse: reads the calls of a turn; None: found out from the chat template.
+            schemas: JSON schemas by the name of the tool, which replace those from type hints and docstring.
+            parse: reads the calls of a turn. None detects the format from the chat template.
             answer: regular expression of the final answer, with one group; the last match of the last turn counts.
-            answered: reward for each call that was answered; reward units, goes to the turn that called.
-            failed: the same for each call that failed.
-            not_called: reward of the last turn where nothing was called at all.
+            answered: reward per call with a result, in reward units, for the turn that called.
+            failed: the same per failed call.
+            not_called: reward of the last turn of a rollout without any call.
             timeout_s: wall clock of one call, seconds (> 0).
 
         Raises:
-            ConfigError: as `Toolbox`; a schema cannot be made, is not JSON, or is malformed.
+            ConfigError: as `Toolbox`; or a schema cannot be made, is not JSON, or is malformed.
         """
         self.toolbox = Toolbox(tools, timeout_s)
         self.schemas = [_schema(name, tool, schemas or {}) for name, tool in self.toolbox.functions.items()]
@@ -77,23 +78,24 @@ class ChatToolSampler(RolloutSampler):
         return ChatFormat(renderer, self.schemas).prompt(conversation(self.system, task.question))
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
-        """See `RolloutSampler.check_policy`; the template must write results, and its calls must be readable."""
+        """See `RolloutSampler.check_policy`. The template must write results, and its calls must be readable."""
         super().check_policy(renderer, template)
         chat, _ = self._format(renderer)
+        # Raises if the template cannot write the result of a tool.
         chat.reply([{"role": "tool", "content": "?"}], 16, [self._first])
         told = self.fallback(renderer)
         if told is not None:
             _log.warning("%s", told)
 
     def fallback(self, renderer: Renderer) -> str | None:
-        """See `RolloutSampler.fallback`: calls may be read by a format of ours."""
+        """See `RolloutSampler.fallback`. Calls may be read by one of our formats."""
         reader = self._format(renderer)[1]
         if not reader.ours:
             return None
         return f"{renderer.chat.name}: neither it nor TRL says how calls are read; our format {reader.origin} does it"
 
     def _format(self, renderer: Renderer) -> tuple[ChatFormat, Reader]:
-        """The chat format of a policy, and what reads its calls: found out once."""
+        """Return the chat format of a policy and the reader of its calls. They are computed once per renderer."""
         if self._known is None or self._known[0] is not renderer:
             chat = ChatFormat(renderer, self.schemas)
             self._known = renderer, chat, Reader("user", self._parse) if self._parse else detect(chat)
@@ -107,6 +109,7 @@ class ChatToolSampler(RolloutSampler):
             line = await episode.turn()
             if line.end is LineEnd.LENGTH:
                 return
+            # A truncated turn has returned above, so its calls are complete.
             calls = reader.parse(line.text)
             if not calls:
                 self._conclude(episode, line.text, called)
@@ -119,15 +122,18 @@ class ChatToolSampler(RolloutSampler):
             episode.observe(chat.reply(messages, episode.limits.max_observation_tokens, names))
 
     def _named(self, call: Call | CallResult) -> str:
-        """The tool that a result is told to be of: a name that nobody offered never enters the template's glue."""
+        """Return the tool name for the message with a call's result. Unknown names never enter the template's glue."""
         return call.name if isinstance(call, Call) and call.name in self.toolbox.functions else self._first
 
     def runner_of(self, episode: Episode) -> RunCall:
-        """What runs the calls of one rollout. Override it for a tool that needs the task; names and schemas stay."""
+        """Return the function that runs the calls of one rollout.
+
+        Override it for a tool that needs the task; names and schemas stay the same.
+        """
         return self.run
 
     async def run(self, call: Call | CallResult) -> CallResult:
-        """Run a call whose arguments are of the types that its tool's schema says; another is an `exception`."""
+        """Run a call. Arguments of other types than in the tool's schema give an `exception`."""
         if isinstance(call, Call) and (schema := self._schema_of.get(call.name)) is not None:
             wrong = wrong_argument(schema, call.kwargs)
             if wrong is not None:
@@ -135,8 +141,10 @@ class ChatToolSampler(RolloutSampler):
         return await self.toolbox.run(call)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """`tools/call_frequency`: calls a rollout. `tools/failure_frequency`: the share of calls that failed. And each
-        tool's own figures: see `tool_figures`."""
+        """Return call metrics of a batch, and those of each tool: see `tool_figures`.
+
+        `tools/call_frequency` is the number of calls per rollout, `tools/failure_frequency` the share of failed calls.
+        """
         names = [reward.name for t in trajectories for line in t.lines for reward in line.rewards]
         failures = names.count(FAILED)
         calls = names.count(ANSWERED) + failures
@@ -147,11 +155,12 @@ class ChatToolSampler(RolloutSampler):
         }
 
     def _calls(self, trajectories: Sequence[Trajectory]) -> list[tuple[str, bool]]:
-        """The calls of these rollouts by tool, read again from what was written, and whether each was answered."""
+        """Return name and success of each call of these rollouts. The calls are parsed again from the recorded text."""
         if self._known is None:
             return []
         found: list[tuple[str, bool]] = []
         for line in (line for t in trajectories for line in t.lines):
+            # The rewards show which calls failed, but not the names of their tools.
             results = [reward.name == ANSWERED for reward in line.rewards if reward.name in (ANSWERED, FAILED)]
             calls = self._known[2].parse(line.text) if results else ()
             found += [
@@ -160,7 +169,7 @@ class ChatToolSampler(RolloutSampler):
         return found
 
     def _record(self, episode: Episode, results: Sequence[CallResult]) -> None:
-        """Credit a turn's calls to that turn. Its status is that of its first call that failed."""
+        """Record the calls of a turn and their rewards. The status is that of the first failed call."""
         deciding = next((result for result in results if not result.ok), results[0])
         episode.executed(Execution(deciding.status, max(result.elapsed_s for result in results)))
         for result in results:
@@ -178,7 +187,8 @@ class ChatToolSampler(RolloutSampler):
 def _schema(name: str, tool: Function, given: Mapping[str, Mapping[str, object]]) -> Mapping[str, object]:
     try:
         schema: Mapping[str, object] = given[name] if name in given else get_json_schema(tool)
-    except Exception as error:  # transformers raises classes of its own, TypeError and ValueError
+    # transformers raises its own classes, TypeError and ValueError.
+    except Exception as error:
         remedy = f"give it type hints and a docstring with every argument, or a schema: {error}"
         raise ConfigError("tool", name, remedy) from error
     try:

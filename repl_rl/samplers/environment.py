@@ -1,6 +1,6 @@
-"""Environments with `reset` and `step` as rollouts.
+"""Sampler for environments with `reset` and `step`.
 
-What gymnasium, AReaL and OpenEnv clients return is understood; methods may be plain or async.
+It accepts the return values of gymnasium, AReaL and OpenEnv clients; methods may be plain or async.
 """
 
 import inspect
@@ -23,26 +23,32 @@ FAMILY = "environment"
 
 
 class Environment(Protocol):
-    """What is adapted: both methods may be async; plain ones are called in threads. `close()` is called if there."""
+    """Environment that the sampler adapts.
+
+    Both methods may be async; plain ones are called in threads. `close()` is called if the environment has one.
+    """
 
     def reset(self) -> object:
-        """Start over; returns an observation, `(observation, info)`, or an object with `observation`."""
+        """Start over. Return an observation, `(observation, info)`, or an object with `observation`."""
 
     def step(self, action: object) -> object:
-        """Act; returns `(observation, reward, terminated, truncated, info)`, `(observation, reward, done, info)`,
-        or an object with `observation`, `reward` and `done`."""
+        """Apply an action. Return a tuple, or an object with `observation`, `reward` and `done`.
+
+        The tuple is `(observation, reward, terminated, truncated, info)` or `(observation, reward, done, info)`.
+        """
 
 
 Make = Callable[[Task], Environment]
-"""Makes the environment of one rollout, from the task alone: all rollouts of a task start from the same state."""
+"""Function that makes the environment of one rollout from the task alone, so that all its rollouts start the same."""
 
 Start = Callable[[Environment, Task], object]
-"""Resets an environment for a task, such as by a seed; returns what `reset` returns, or an awaitable of it."""
+"""Function that resets an environment for a task, such as by a seed. It returns the result of `reset`, or an awaitable
+of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an environment answered."""
+    """Result of one step of an environment."""
 
     observation: object
     reward: float = 0.0
@@ -50,10 +56,11 @@ class Step:
 
 
 class EnvironmentSampler(RolloutSampler):
-    """Turns of a policy as actions of an environment. What a step earned is a reward of the turn that acted.
+    """Sampler in which turns of the policy are actions of an environment.
 
-    The outcome is the sum of the rewards, on the environment's own scale, whether it came to an end or not. When the
-    environment is done, `solved` or `not solved` is submitted, by whether that sum reaches `solved_at`.
+    The reward of a step goes to the turn that acted. The outcome is the sum of the rewards, on the environment's own
+    scale, even if the environment is not done. When it is done, `solved` or `not solved` is submitted; a sum of at
+    least `solved_at` counts as solved.
     """
 
     def __init__(
@@ -68,16 +75,19 @@ class EnvironmentSampler(RolloutSampler):
         start: Start = lambda environment, task: environment.reset(),
         per_turn: bool = True,
     ) -> None:
-        """Args:
-        make: see `Make`.
-        action: what the policy wrote -> an action.
-        show: an observation -> text.
-        chat: turns and user messages in the model's chat format; False: one line an action, one an observation.
-        solved_at: sum of rewards that counts as solved.
-        system: what the policy is told first; "" for nothing.
-        start: see `Start`; for environments whose `reset` takes what `make` cannot give.
-        per_turn: turns are rewarded with what their steps earned, beside the outcome; an estimator that adds rewards up
-            counts it twice then. False: the outcome alone counts.
+        """Create the sampler.
+
+        Args:
+            make: see `Make`.
+            action: function from the policy's text to an action.
+            show: function from an observation to text.
+            chat: True uses turns and user messages in the model's chat format. False uses one line per action and one
+                per observation.
+            solved_at: sum of rewards that counts as solved.
+            system: system message or text before the question; "" for none.
+            start: see `Start`; for environments whose `reset` needs arguments that `make` cannot give.
+            per_turn: True also rewards each turn with the reward of its step, in addition to the outcome. An estimator
+                that adds rewards up then counts it twice. False uses the outcome only.
         """
         self.make = make
         self.start = start
@@ -93,18 +103,18 @@ class EnvironmentSampler(RolloutSampler):
         return opening(renderer, self.system, task.question, "chat" if self.chat else "bare")
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
-        """See `RolloutSampler.check_policy`; the template must write an observation."""
+        """See `RolloutSampler.check_policy`. The template must be able to write an observation."""
         super().check_policy(renderer, template)
         if self.chat:
             ChatFormat(renderer).reply([{"role": "user", "content": "?"}], 16)
 
     async def tasks(self, count: int) -> list[Task]:
-        """`count` tasks (>= 1) whose questions are the first observations of environments made for them.
+        """Return `count` tasks (>= 1) whose questions are the first observations of environments made for them.
 
-        `make` is called with tasks of which only the `id` means something ("0", "1", ...); seed from it.
+        `make` gets tasks of which only the `id` is meaningful ("0", "1", ...); use it as the seed.
 
         Raises:
-            ConfigError: `count` is below 1, or an environment shows nothing at first.
+            ConfigError: `count` is below 1, or the first observation of an environment is empty.
         """
         if count < 1:
             raise ConfigError("number of tasks", count, "ask for at least 1")
@@ -126,6 +136,7 @@ class EnvironmentSampler(RolloutSampler):
         environment = self.make(episode.task)
         try:
             first = self.show(_first(await _call(self.start, environment, episode.task)))
+            # The prompt holds the observation from when the task was made, so this one must be the same.
             if episode.task.family == FAMILY and first != episode.task.question:
                 message = f"environment {episode.task.id} starts with {first!r:.80}, its task says otherwise"
                 raise UserCodeError(f"{message}; make() must give the same one for the same task")
@@ -141,6 +152,7 @@ class EnvironmentSampler(RolloutSampler):
                 return
             step = _step(await _call(environment.step, self.action(line.text)))
             total += step.reward
+            # Set after every step, so that it is right wherever the rollout ends.
             episode.outcome(total, name="environment")
             if self.per_turn:
                 episode.reward(step.reward, name="environment")
@@ -159,6 +171,7 @@ class EnvironmentSampler(RolloutSampler):
 
 
 async def _call(function: Callable[..., object], *args: object) -> object:
+    # A plain method may block, or return an awaitable.
     if inspect.iscoroutinefunction(function):
         return await function(*args)
     value = await in_thread(partial(function, *args), "environment")
@@ -172,13 +185,14 @@ async def _close(environment: Environment) -> None:
 
 
 def _first(value: object) -> object:
-    """The observation in what `reset` returned."""
+    """Return the observation in the result of `reset`."""
     if isinstance(value, tuple):
         return value[0]
     return getattr(value, "observation", value)
 
 
 def _step(value: object) -> Step:
+    # Between reward and info there are one or two flags that end the episode.
     if isinstance(value, tuple) and len(value) in (4, 5):
         return Step(value[0], float(value[1]), any(map(bool, value[2:-1])))
     if not hasattr(value, "observation"):

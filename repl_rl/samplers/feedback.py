@@ -1,4 +1,4 @@
-"""Answer, feedback, retry: after each turn a function decides what the policy is told, as a person would."""
+"""Sampler for answer, feedback and retry: a function answers each turn with the next message, as a user would."""
 
 import inspect
 import math
@@ -22,44 +22,45 @@ from repl_rl.tasks.weights import weighed
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a person knows who answers a turn."""
+    """Information for the function that answers a turn."""
 
     task: Task
     turns: tuple[str, ...]
-    """What the policy wrote so far, the newest turn last."""
+    """Turns of the policy so far, the newest last."""
     answer: str | None
-    """The answer in the newest turn; None: it gives none."""
+    """Answer in the newest turn. None means that the turn has no answer."""
     score: float
-    """What the task's first judge gives for `answer`; 0.0 without one."""
+    """Score of `answer` by the task's first judge. It is 0.0 if there is no answer."""
     rollout: str = ""
-    """Whose turn it is: `episode.id`."""
+    """Id of the rollout: `episode.id`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """How a turn is answered."""
+    """Response to a turn."""
 
     text: str = ""
-    """The next user message. Without a further turn nobody reads it, and it is not spliced in."""
+    """Next user message. If no turn follows, it is not spliced in."""
     reward: float = 0.0
-    """What the turn is worth by itself, reward units."""
+    """Reward of the turn alone, in reward units."""
     done: bool = False
-    """True: the conversation is over."""
+    """True ends the conversation."""
 
 
 Respond = Callable[[Exchange], Feedback | Awaitable[Feedback]]
-"""A function of the user, plain or async. A plain one must not block: other rollouts wait meanwhile."""
+"""Function of the user that answers a turn, plain or async. A plain one must not block, since other rollouts wait
+meanwhile."""
 
 Interaction = Callable[[Task], Respond]
-"""Makes what answers the turns of one rollout, such as a class with a `__call__`. Its `close()`, plain or async, is
-called at the end if there is one, whatever happened."""
+"""Function that makes the responder of one rollout, such as a class with a `__call__`. Its `close()`, plain or async,
+is called at the end if there is one, even after an error."""
 
 Reassign = Callable[[Sequence[float]], Sequence[float]]
-"""What the turns earned by themselves -> what each of them is credited with, as many."""
+"""Function from the turns' own rewards to the rewards that they are credited with, one per turn."""
 
 
 def right_or_wrong(exchange: Exchange) -> Feedback:
-    """Says whether the answer is right, and nothing else about it. A right one is worth 1 and ends the conversation."""
+    """Report whether the answer is right, and nothing else. A right answer has reward 1 and ends the conversation."""
     if exchange.score >= 1.0:
         return Feedback("That is right, well done.", reward=1.0, done=True)
     if exchange.answer is None:
@@ -68,12 +69,12 @@ def right_or_wrong(exchange: Exchange) -> Feedback:
 
 
 def each_its_own(rewards: Sequence[float]) -> Sequence[float]:
-    """Every turn keeps what it earned."""
+    """Return the rewards unchanged, so that every turn keeps its own."""
     return rewards
 
 
 def to_go(discount: float) -> Reassign:
-    """Every turn gets what it and the later turns earned, each turn later worth `discount` (in (0, 1]) times less."""
+    """Return a function that adds later rewards to those of a turn, discounted per turn by `discount` (in (0, 1])."""
     _discount(discount)
 
     def reassign(rewards: Sequence[float]) -> list[float]:
@@ -92,9 +93,9 @@ def _discount(value: float) -> float:
 
 
 class FeedbackSampler(RolloutSampler):
-    """A conversation in the model's chat format: the policy answers, is told something, and may answer again.
+    """Sampler for a conversation with feedback: the policy answers, gets a response, and may answer again.
 
-    The answer of the newest turn that has one is submitted at the end. A turn that is cut by a budget ends the
+    It uses the model's chat format. The newest answer is submitted at the end. A turn that a budget truncates ends the
     rollout. The run's prompt template has no effect here.
     """
 
@@ -119,28 +120,32 @@ class FeedbackSampler(RolloutSampler):
         user_key: str = "",
         user_timeout_s: Annotated[float, Above(0)] = 60.0,
     ) -> None:
-        """Args:
+        """Create the sampler.
+
+        Args:
             respond: answers a turn; it serves all rollouts.
-            interaction: in place of `respond`, makes one for each rollout, which may remember what was said in it.
+            interaction: makes a responder per rollout, which may store the conversation. It replaces `respond`.
             max_assistant_turns: turns of the policy, >= 1.
-            max_user_turns: answers to it, >= 0, not counting the task; None: one less than the policy's turns.
-            reassign: distributes what the turns earned over the turns, once, at the end.
-            discount: what a right answer is worth one turn later, in (0, 1]: with 0.9, an answer that is right in the
-                third turn has an outcome of 0.81. It is solved all the same.
+            max_user_turns: answers to it, >= 0, not counting the task. None means one less than the policy's turns.
+            reassign: distributes the rewards of the turns over the turns, once, at the end.
+            discount: factor on the worth of a right answer per later turn, in (0, 1]. With 0.9, an answer that is
+                right in the third turn has an outcome of 0.81. The task still counts as solved.
             answer: regular expression of an answer, with one group; the last match of a turn counts.
             system: the system message; "" for none.
-            user: a model that says the words of a user turn, told what `respond` says of it: `model:FOLDER`, or the
-                address of an OpenAI-compatible server, up to and with `/v1`. "": `respond` says them.
-            user_system: what that model is told first; the task's question is told after it.
-            user_tokens: of one of its replies, >= 1.
-            user_engine: what samples from its folder.
-            user_model: what the server calls it; "" where it serves one.
-            user_key: the environment variable that holds the server's key; "": none is sent.
-            user_timeout_s: wall clock of one request, seconds, > 0; it is tried three times where that may help.
+            user: model that writes the user turns and gets the text of `respond` as a fact: `model:FOLDER`, or the
+                address of an OpenAI-compatible server, up to and including `/v1`. With "" the text of `respond` is the
+                user turn.
+            user_system: system message of that model; the task's question follows it.
+            user_tokens: limit of one of its replies, >= 1.
+            user_engine: engine that samples from its folder.
+            user_model: name of the model on the server; "" if it serves one only.
+            user_key: environment variable with the server's key; "" sends no key.
+            user_timeout_s: wall clock of one request, seconds, > 0. Errors that may pass are retried, with three
+                requests in all.
 
         Raises:
-            ConfigError: a bound is too small, both `respond` and `interaction` are given, there is no such user, or an
-                option of it has no effect.
+            ConfigError: a bound is too small, both `respond` and `interaction` are given, or there is no such user. Or
+                an option of the user has no effect.
         """
         if interaction is not None and respond is not right_or_wrong:
             raise ConfigError("respond and interaction", "both", "give one of them")
@@ -153,6 +158,7 @@ class FeedbackSampler(RolloutSampler):
         self.discount = _discount(discount)
         self.respond = respond
         self.interaction = interaction
+        # The policy has one turn more than the user.
         self.turns = min(max_assistant_turns, max_assistant_turns if max_user_turns is None else max_user_turns + 1)
         self.reassign = reassign
         self.system = system
@@ -160,22 +166,23 @@ class FeedbackSampler(RolloutSampler):
         self._answering: dict[str, Respond] = {}
         self._user: SimulatedUser | None = None
         if user:
+            # The simulated user puts the text of `respond` into its own words.
             voice = voice_of(user, user_engine, user_model, user_key, user_timeout_s)
             self._user = SimulatedUser(voice, user_system, user_tokens)
         elif (user_system, user_tokens, user_engine, user_model, user_key) != (SYSTEM, 256, "transformers", "", ""):
             raise ConfigError("user", user, "options of a simulated user have no effect without one; give user=")
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """See `RolloutSampler.opened`: the simulated user's engine."""
+        """Open the engine of the simulated user. See `RolloutSampler.opened`."""
         return nullcontext() if self._user is None else self._user.voice.opened()
 
     async def on_start(self, episode: Episode) -> None:
-        """See `RolloutSampler.on_start`: begins this rollout's interaction."""
+        """Create the interaction of this rollout. See `RolloutSampler.on_start`."""
         if self.interaction is not None:
             self._answering[episode.id] = self.interaction(episode.task)
 
     async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
-        """See `RolloutSampler.on_end`: closes it."""
+        """Close the interaction of this rollout. See `RolloutSampler.on_end`."""
         close = getattr(self._answering.pop(rollout, None), "close", None)
         if callable(close) and inspect.isawaitable(closing := close()):
             await closing
@@ -184,7 +191,7 @@ class FeedbackSampler(RolloutSampler):
         return ChatFormat(renderer).prompt(conversation(self.system, task.question))
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
-        """See `RolloutSampler.check_policy`; the template must write a reply."""
+        """See `RolloutSampler.check_policy`. The template must be able to write a reply."""
         super().check_policy(renderer, template)
         ChatFormat(renderer).reply([{"role": "user", "content": "?"}], 16)
 
@@ -202,9 +209,11 @@ class FeedbackSampler(RolloutSampler):
             turns.append(line.text)
             given = last_match(self._answer, line.text)
             exchange = await self._exchange(episode, turns, given)
+            # A turn without an answer leaves the previous answer valid.
             answer, score = (answer, score) if given is None else (given, exchange.score)
             feedback = await self._feedback(exchange)
             rewards.append(feedback.reward)
+            # No turn follows, so the feedback is not spliced in.
             if feedback.done or len(turns) == self.turns:
                 break
             said.append(feedback.text)
@@ -212,10 +221,12 @@ class FeedbackSampler(RolloutSampler):
                 said[-1] = await self._user.reply(episode.id, episode.task, turns, said[:-1], feedback.text)
             message = {"role": "user", "content": said[-1]}
             episode.observe(chat.reply([message], episode.limits.max_observation_tokens))
+        # Rewards are assigned at the end, when those of later turns are known.
         for number, reward in enumerate(self._reassigned(rewards)):
             episode.reward(reward, name="turn", line=number)
         if answer is not None:
             if self.discount < 1:
+                # `submit` grades the answer in full, so add the difference to the discounted score.
                 worth = weighed(episode.task.judge)[0].weight * score
                 episode.outcome(worth * (self.discount ** (len(turns) - 1) - 1), name="discount", add=True)
             episode.submit(answer)

@@ -1,4 +1,4 @@
-"""Code between fences, executed as a block when the fence closes: the usual unit elsewhere, for comparison."""
+"""Sampler for fenced code blocks, each executed when its fence closes: the usual unit elsewhere, for comparison."""
 
 import re
 
@@ -13,15 +13,17 @@ from repl_rl.sandbox.base import PushResult
 from repl_rl.tasks import Task
 
 BLOCK = r"^```(?:python|py)[ \t]*\n(.*?)^```"
-"""A block in Markdown."""
+"""Fenced block of Python code in Markdown."""
 
 
 class FencedCodeSampler(RolloutSampler):
-    """Lets the policy write text with code between fences (```` ```python ````), as ToRL and ReTool do.
+    """Sampler for text with code between fences (```` ```python ````), as in ToRL and ReTool.
 
-    A block is executed when its fence closes, in this rollout's console, so names live on in later blocks; what it
-    printed is spliced in. An expression is not echoed, and a block stops at its first error. The rollout ends at an end
-    token, where the last boxed answer of the text counts, or with `submit_final_answer(...)` inside a block.
+    A block is executed when its fence closes, in this rollout's console, so names persist in later blocks. Its output
+    is spliced in. An expression is not echoed, and a block stops at its first error.
+
+    The rollout ends at an end token, and the last boxed answer of the text counts. It also ends with
+    `submit_final_answer(...)` inside a block.
     """
 
     rehearsals = (
@@ -37,14 +39,16 @@ class FencedCodeSampler(RolloutSampler):
         answer: str = BOXED,
         system: str = "",
     ) -> None:
-        """Args:
+        """Create the sampler.
+
+        Args:
             block: regular expression of a block, `^` matches at each line; its one group is the code.
-            output: what is spliced in after a block, on a line of its own; `{}` is what it printed.
+            output: text that is spliced in after a block, on a separate line; `{}` is the block's output.
             answer: regular expression of the final answer, with one group; the last match counts.
-            system: what the policy is told first; see `opening`.
+            system: text or message before the question; see `opening`.
 
         Raises:
-            ConfigError: one of them is no regular expression with one group, or `output` has no place for the text.
+            ConfigError: a pattern is not a regular expression with one group, or `output` has no place for the text.
         """
         self.system = system
         self._block = one_group("block", block, re.DOTALL | re.MULTILINE)
@@ -58,6 +62,7 @@ class FencedCodeSampler(RolloutSampler):
         while not episode.ended:
             line = await episode.sample(until=self._block)
             block, answer = self._block.search(line.text), last_match(self._answer, line.text)
+            # At an end token without an answer, the rollout ends unanswered.
             if line.end is LineEnd.EOS and answer is not None:
                 episode.submit(answer)
             elif block is not None and line.end is not LineEnd.LENGTH:
@@ -72,12 +77,13 @@ class FencedCodeSampler(RolloutSampler):
 
 
 async def run_block(episode: Episode, code: str) -> PushResult:
-    """Execute `code` as a block in the rollout's console. Tracebacks show the block's own frames only.
+    """Execute `code` as a block in the rollout's console. Tracebacks show frames of the block only.
 
     Raises:
         SandboxFault: as `Episode.execute`.
     """
     result = as_block(await episode.execute(f"exec(compile({code!r}, '<block>', 'exec'))"))
+    # The console reported an exception of `compile`; record the block's syntax error instead.
     if result.status is LineStatus.SYNTAX_ERROR:
         episode.executed(Execution(result.status, result.elapsed_s))
     return result

@@ -1,4 +1,4 @@
-"""A further question in a console that runs already: what is spliced in between two rollouts of a conversation."""
+"""Further questions in a running console: the text that is spliced in between two rollouts of a conversation."""
 
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import PS1
@@ -13,10 +13,10 @@ from repl_rl.tasks import Task
 
 
 def refuse_single(sampler: RolloutSampler) -> None:
-    """Refuse a sampler of which no rollout can follow another in one console.
+    """Reject a sampler whose rollouts cannot follow each other in one console.
 
     Raises:
-        ConfigError: it is not the line console, or begins with a span of thinking.
+        ConfigError: it is not the line console, or begins with thinking.
     """
     if not isinstance(sampler, ReplSampler) or sampler.thinking:
         remedy = "only rollouts of the line console (repl, without thinking) follow each other in one console"
@@ -24,7 +24,7 @@ def refuse_single(sampler: RolloutSampler) -> None:
 
 
 def prompt_in(conversation: Conversation, rollouts: Rollouts, task: Task) -> Prompt:
-    """What the next turn of a conversation begins with: the prompt of `task`, after all that was said.
+    """Return the prompt of the next turn of a conversation: the conversation so far, then the prompt of `task`.
 
     Raises:
         ConfigError: as `further`.
@@ -38,10 +38,10 @@ def prompt_in(conversation: Conversation, rollouts: Rollouts, task: Task) -> Pro
 
 
 def further(renderer: Renderer, template: str, question: str, version: str, so_far: Prompt) -> Prompt:
-    """What stands between `so_far`, the end of a rollout in the line console, and the first line of the next one.
+    """Return the text between `so_far`, the end of a rollout in the line console, and the first line of the next one.
 
-    A plain template stands there again, with the new question and without the banner: the console runs already. In a
-    chat, the policy's turn is ended, where it has not ended it itself, and the question is the user's next message.
+    A plain template is repeated with the new question, without the banner, because the console already runs. In a chat,
+    the policy's turn is ended if the policy has not ended it. The question is the next user message.
 
     Args:
         renderer: of the policy.
@@ -60,7 +60,9 @@ def further(renderer: Renderer, template: str, question: str, version: str, so_f
         text = between + begun.head + asked
         return Prompt(text, renderer.splice(text))
     message = {"role": "user", "content": begun.question}
+    # The limit exceeds the question's length, so the question is never truncated.
     glue = ChatFormat(renderer).reply([message], len(renderer.encode(begun.question)) + 1)
+    # The glue begins behind an end token. Add one if the policy has not written it.
     ended = so_far.token_ids[-1] in renderer.eos_ids
     end = () if ended else (renderer.end_id,)
     return Prompt(glue.text + asked, (*end, *glue.token_ids, *renderer.splice(asked)))

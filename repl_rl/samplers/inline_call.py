@@ -1,4 +1,4 @@
-"""Calls inside running text: seen while the policy streams, executed at once, and answered in place."""
+"""Sampler for calls inside running text: detected while the policy streams, executed at once, and answered in place."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from repl_rl.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class CallConvention:
-    """How calls, their results and the final answer are written."""
+    """Format of calls, their results and the final answer."""
 
     call: str = r"<fn>(.*?)</fn>"
     """Regular expression of calls; its one group is a call, or several, see `call_text`. `.` matches newlines."""
     results: str = "<fn_results>{}</fn_results>"
-    """What is spliced in for each call; `{}` is what the function returned, as text."""
+    """Text spliced in per call; `{}` is the result of the function, as text."""
     error: str = "<fn_error>{}</fn_error>"
-    """What is spliced in for a call that failed; `{}` is the class and the message of the error."""
+    """Text spliced in per failed call; `{}` is the class and the message of the error."""
     answer: str = r"<answer>(.*?)</answer>"
-    """Regular expression of the final answer; its one group is submitted. "" for none."""
+    """Regular expression of the final answer; its one group is submitted. "" disables it."""
 
     def __post_init__(self) -> None:
         one_group("convention.call", self.call)
@@ -37,10 +37,10 @@ class CallConvention:
 
 
 class InlineCallSampler(RolloutSampler):
-    """Watches the text for calls, executes each as soon as it is closed, and splices its result in.
+    """Sampler that executes each call in the text as soon as it is closed, and splices its result in.
 
-    Several calls that are closed at once run one after the other, and one observation has all of their results. An end
-    token or an answer ends the rollout. Only what the policy wrote is searched for calls and answers.
+    Several calls that are closed together run one after the other, and one observation has all of their results. An end
+    token or an answer ends the rollout. Only text of the policy is searched for calls and answers.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class InlineCallSampler(RolloutSampler):
         """Offer `functions` under their own names.
 
         Args:
-            functions: plain or async; arguments are literals, the result is shown as `str` gives it.
-            convention: how calls and results are written.
-            system: what the policy is told first; see `opening`.
+            functions: plain or async; arguments are literals, and the result is shown as `str` gives it.
+            convention: format of calls and results.
+            system: text or message before the question; see `opening`.
             timeout_s: wall clock of one call, seconds (> 0).
 
         Raises:
@@ -66,6 +66,7 @@ class InlineCallSampler(RolloutSampler):
         self.convention = convention or CallConvention()
         self.system = system
         self._call = re.compile(self.convention.call, re.DOTALL)
+        # `(?!)` never matches: no answer ends the rollout.
         self._answer = re.compile(self.convention.answer or r"(?!)", re.DOTALL)
         self._until = re.compile(f"(?:{self._call.pattern})|(?:{self._answer.pattern})", re.DOTALL)
         name = next(iter(self.toolbox.functions))
@@ -78,6 +79,7 @@ class InlineCallSampler(RolloutSampler):
         while not episode.ended:
             line = await episode.sample(until=self._until)
             call, answer = self._call.search(line.text), self._answer.search(line.text)
+            # Sampling stops at the first call or answer. An answer takes precedence.
             if answer is not None:
                 episode.submit(answer[1].strip())
             elif call is not None and line.end is not LineEnd.LENGTH:
@@ -88,11 +90,12 @@ class InlineCallSampler(RolloutSampler):
                     episode.observe("".join(map(self._shown, results)))
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Each function's own figures: see `tool_figures`."""
+        """Return the metrics of each function: see `tool_figures`."""
         found: list[tuple[str, bool]] = []
         for line in (line for t in trajectories for line in t.lines if line.execution is not None):
             written = self._call.search(line.text)
             if written is not None and line.execution is not None:
+                # The record has one status per line, which counts for all calls of that line.
                 names = [call.name if isinstance(call, Call) else "" for call in parse_calls(written[1])]
                 found.extend((name, not line.execution.status.is_error) for name in names)
         return tool_figures(found, self.toolbox.functions, max(len(trajectories), 1))

@@ -1,4 +1,4 @@
-"""The judge as a tool: the policy may have an answer checked, and never sees the reference answer."""
+"""Sampler with the judge as a tool: the policy may check an answer, and never sees the reference answer."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,11 +24,11 @@ def check_answer(answer: str) -> str:
 
 
 class JudgeToolSampler(ChatToolSampler):
-    """Chat-style tool calls with one tool more, `check_answer`, which asks the task's judge.
+    """Sampler with tool calls in a chat and one additional tool, `check_answer`, which asks the task's judge.
 
-    The policy is told "right" or "wrong", a bit a check, so the checks are few: without a bound it could guess until
-    it is right. A score is never told, and an error of the judge, which may quote the reference answer, drops the
-    rollout. The final answer is graded as always; having had it checked earns nothing.
+    The policy sees "right" or "wrong", which is one bit per check. The number of checks is limited, since the policy
+    could otherwise guess until it is right. It never sees a score. An error of the judge drops the rollout, because it
+    may quote the reference answer. The final answer is graded as always, and a check earns no reward.
     """
 
     def __init__(
@@ -40,18 +40,21 @@ class JudgeToolSampler(ChatToolSampler):
         system: str = "",
         parse: ParseCalls | None = None,
     ) -> None:
-        """Args:
+        """Create the sampler.
+
+        Args:
             tools: further functions, as for `ChatToolSampler`.
-            checks: answers that a rollout may have checked, >= 1.
-            reveal: `verdict`: right or wrong; `nothing`: the answer is only acknowledged.
+            checks: number of answers that a rollout may check, >= 1.
+            reveal: `verdict` shows right or wrong; `nothing` only acknowledges the answer.
             system: the system message; "" for none.
-            parse: reads the calls of a turn; None: found out from the chat template.
+            parse: reads the calls of a turn. None detects the format from the chat template.
 
         Raises:
             ConfigError: `checks` is below 1, or as `ChatToolSampler`.
         """
         if checks < 1:
             raise ConfigError("checks", checks, "give at least 1")
+        # The function gives name and schema only. `_run` answers its calls.
         super().__init__([check_answer, *tools], system=system, parse=parse)
         self.checks = checks
         self.reveal = reveal
@@ -59,6 +62,7 @@ class JudgeToolSampler(ChatToolSampler):
         self.rehearsals = ((call, call, "It is \\boxed{1}."), (call + call, "\\boxed{2}"))
 
     def runner_of(self, episode: Episode) -> RunCall:
+        # Each rollout has its own iterator of checks. Concurrent calls of a turn share it.
         return partial(self._run, episode, iter(range(self.checks)))
 
     async def _run(self, episode: Episode, left: Iterator[int], call: Call | CallResult) -> CallResult:

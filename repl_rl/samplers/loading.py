@@ -1,4 +1,4 @@
-"""Finds a sampler by the name that a person gave."""
+"""Lookup of samplers by the name that a user gives."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,27 +21,30 @@ SHIPPED: dict[str, Callable[..., RolloutSampler]] = {
     "judge_tool": JudgeToolSampler,
     VERIFIERS: VerifiersSampler,
 }
-"""The samplers that need no arguments, and the one that comes with its tasks. The others are given as `module:name`."""
+"""Samplers that need no arguments, and the one that belongs to its tasks. All others are given as `module:name`."""
 
 
 def sampler_of(tasks: str, sampler: str) -> str:
-    """What plays `tasks` where `sampler` was chosen: an environment of `verifiers` brings its own, in place of `repl`.
+    """Return the sampler for `tasks` if `sampler` was chosen.
+
+    For an environment of `verifiers`, its own sampler replaces `repl`.
 
     Raises:
-        ConfigError: another was chosen for such an environment, or that one for other tasks.
+        ConfigError: another sampler was chosen for such an environment, or its sampler for other tasks.
     """
     kind, _, place = tasks.partition(":")
     named = Named.read("sampler", sampler)
     if (kind == VERIFIERS) != (named.name == VERIFIERS) and (kind != VERIFIERS or sampler != "repl"):
         remedy = f"it plays --tasks {VERIFIERS}:NAME alone, and nothing else plays those; leave it out"
         raise ConfigError("sampler", sampler, remedy)
-    if kind == VERIFIERS:  # one that is no installed package may be a module of the working folder
+    # The environment may be a module of the working folder instead of an installed package.
+    if kind == VERIFIERS:
         look_here_for(place.partition("?")[0].rpartition("/")[2].partition("@")[0].replace("-", "_").lower())
     return str(Named(VERIFIERS, {**named.options, "environment": place})) if kind == VERIFIERS else sampler
 
 
 def sampler_options(name: str) -> Mapping[str, object]:
-    """The options of the sampler of that name, without parentheses, each with its annotation.
+    """Return the options of a sampler, each with its annotation. `name` is without parentheses.
 
     Raises:
         ConfigError, UserCodeError: as `load_sampler`.
@@ -51,13 +54,13 @@ def sampler_options(name: str) -> Mapping[str, object]:
 
 
 def load_sampler(name: str) -> RolloutSampler:
-    """A shipped sampler by name, or one of the user as `module:name`; `name(option=value)` gives it options.
+    """Load a shipped sampler by name, or one of the user as `module:name`. `name(option=value)` sets its options.
 
     `module:name` is a `RolloutSampler`, a subclass of it, or a function that returns one. Options are the arguments of
-    the class or function; one that is to be a function is given as `module:function`.
+    the class or function. An option that is a function is given as `module:function`.
 
     Raises:
-        ConfigError: there is no such thing or option, it is no sampler, or it is one for another version.
+        ConfigError: there is no such sampler or option, it is not a sampler, or it was written for another API version.
         UserCodeError: importing or calling it raised.
     """
     named = Named.read("sampler", name)
@@ -66,6 +69,7 @@ def load_sampler(name: str) -> RolloutSampler:
         if named.options:
             raise ConfigError("sampler", name, "it is an instance already, so it takes no options; name its class")
         return _current(name, thing)
+    # An unrelated class is callable too, so reject it before the call.
     if isinstance(thing, type) and not issubclass(thing, RolloutSampler):
         raise ConfigError("sampler", name, "make it a subclass of repl_rl.RolloutSampler")
     if not callable(thing):
@@ -76,6 +80,7 @@ def load_sampler(name: str) -> RolloutSampler:
     except TypeError as error:
         remedy = f"it cannot be made without arguments ({error}); name an instance, or a function that makes one"
         raise ConfigError("sampler", name, remedy) from error
+    # Already a readable error of the settings.
     except ConfigError:
         raise
     except Exception as error:
@@ -89,6 +94,7 @@ def _current(name: str, sampler: RolloutSampler) -> RolloutSampler:
     if sampler.api_version != API_VERSION:
         remedy = f"this is version {API_VERSION}; see the changelog, then adapt the sampler"
         raise ConfigError(f"api_version of sampler {name}", sampler.api_version, remedy)
+    # An attribute of earlier releases.
     if hasattr(sampler, "optimistic"):
         text = f"attribute `optimistic` of sampler {name} has no effect; remove it (release 0.5.0 ignores it silently)"
         warnings.warn(text, DeprecationWarning, stacklevel=3)

@@ -1,18 +1,18 @@
-"""Regular expressions with one group, as users give them: for calls, blocks and answers."""
+"""Regular expressions with one group that users provide: for calls, blocks and answers."""
 
 import re
 
 from repl_rl.errors import ConfigError
 
 BOXED = r"\\boxed\{([^{}]*)\}"
-"""An answer as mathematicians box it; braces do not nest."""
+"""Answer in LaTeX's \\boxed{}. Nested braces are not supported."""
 
 
 def one_group(name: str, pattern: str, flags: re.RegexFlag = re.DOTALL) -> re.Pattern[str]:
-    """Compile the option `name`.
+    """Compile the regular expression of option `name`.
 
     Raises:
-        ConfigError: it is no regular expression, or has another number of groups.
+        ConfigError: it is not a regular expression, or does not have exactly one group.
     """
     try:
         compiled = re.compile(pattern, flags)
@@ -24,10 +24,10 @@ def one_group(name: str, pattern: str, flags: re.RegexFlag = re.DOTALL) -> re.Pa
 
 
 def one_place(name: str, frame: str) -> str:
-    """Check that the option `name` marks one place for a text.
+    """Return the frame of option `name`, after a check that it has one place for a text.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not contain `{}` exactly once.
     """
     if frame.count("{}") != 1:
         raise ConfigError(name, frame, "mark the place of the text with one {}")
@@ -35,12 +35,13 @@ def one_place(name: str, frame: str) -> str:
 
 
 def framed(frame: str, text: str) -> str:
-    """`frame` with `text` in its place. Braces in `text` stay as they are."""
+    """Return `frame` with `text` in its place. Braces in `text` stay as they are."""
+    # Not `str.format`, because the frame may contain other braces.
     before, _, after = frame.partition("{}")
     return before + text + after
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> str | None:
-    """What the group holds in the last match, without white space around it; None: there is no match."""
+    """Return the group of the last match, without surrounding white space. None means that there is no match."""
     found = pattern.findall(text)
     return str(found[-1]).strip() if found else None

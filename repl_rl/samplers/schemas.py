@@ -1,7 +1,7 @@
-"""JSON schemas of tools: refused where they are malformed, and what a policy gives is held to them.
+"""JSON schemas of tools: malformed schemas are rejected, and the arguments of a policy are validated.
 
-Of JSON Schema it is the part that says what a value is: `type`, `enum`, `const`, `properties`, `required`, `items`,
-`anyOf` and `nullable`. What else a schema says is shown to the policy, and not checked here.
+Supported is the part of JSON Schema that describes a value: `type`, `enum`, `const`, `properties`, `required`, `items`,
+`anyOf` and `nullable`. The policy sees the rest of a schema, but it is not validated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ _TOLD: Mapping[str, str] = {
 
 
 def check_tool(name: str, schema: Mapping[str, object]) -> None:
-    """Refuse a schema that no call can be held to.
+    """Reject a schema with which no call can be validated.
 
     Raises:
-        ConfigError: names the tool, the place in its schema, and what belongs there.
+        ConfigError: with the tool, the place in its schema, and the expected content.
     """
     function = schema.get("function")
     if schema.get("type") != "function" or not isinstance(function, Mapping) or function.get("name") != name:
@@ -36,11 +36,11 @@ def check_tool(name: str, schema: Mapping[str, object]) -> None:
 
 
 def wrong_argument(schema: Mapping[str, object], arguments: Mapping[str, object]) -> str | None:
-    """What is wrong with arguments by name, in a few words; None: nothing, as far as the schema says.
+    """Return a short description of the first invalid argument, or None if all are valid.
 
     Args:
-        schema: one that `check_tool` let pass.
-        arguments: those that are not in it, or missing, are for the function to refuse.
+        schema: a schema that `check_tool` has accepted.
+        arguments: values by name. The function itself rejects unknown and missing names.
     """
     function = schema["function"]
     assert isinstance(function, Mapping)
@@ -52,6 +52,7 @@ def wrong_argument(schema: Mapping[str, object], arguments: Mapping[str, object]
 def _check(where: str, schema: object) -> None:
     if not isinstance(schema, Mapping):
         raise ConfigError(where, schema, "give a JSON schema, an object")
+    # Check this level, then the schemas inside it.
     for kind in _kinds(schema.get("type", [])):
         if kind not in _TOLD:
             raise ConfigError(f"{where}, type", kind, f"choose among {', '.join(_TOLD)}")
@@ -72,15 +73,17 @@ def _check(where: str, schema: object) -> None:
 
 
 def _wrong(where: str, value: object, schema: Mapping[str, object]) -> str | None:
-    """What is wrong with a value; None: nothing."""
+    """Return a short description of an invalid value, or None for a valid one."""
     if value is None and schema.get("nullable") is True:
         return None
     kinds = _kinds(schema.get("type", []))
     if kinds and not any(_is(value, kind) for kind in kinds):
         return f"{where} is {value!r:.80}; give {' or '.join(_TOLD[kind] for kind in kinds)}"
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    # Compare types too, because True equals 1 in Python.
     if isinstance(allowed, Sequence) and not any(type(one) is type(value) and one == value for one in allowed):
         return f"{where} is {value!r:.80}; give one of {', '.join(map(repr, allowed))}"
+    # One fitting alternative suffices. Otherwise report the error of the first.
     ways = schema.get("anyOf")
     if isinstance(ways, Sequence) and (told := [_wrong(where, value, way) for way in ways]) and None not in told:
         return told[0]
@@ -103,8 +106,10 @@ def _wrong_inside(where: str, value: object, schema: Mapping[str, object]) -> st
 
 
 def _is(value: object, kind: str) -> bool:
+    # bool is a subclass of int.
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind == "integer":
+        # JSON Schema counts 1.0 as an integer.
         return (isinstance(value, int) and number) or (isinstance(value, float) and value.is_integer())
     types: Mapping[str, type | tuple[type, ...]] = {
         "string": str, "boolean": bool, "array": (list, tuple), "object": Mapping, "null": type(None),
@@ -113,7 +118,7 @@ def _is(value: object, kind: str) -> bool:
 
 
 def _kinds(said: object) -> list[str]:
-    """The types that a schema names: one, or a list of them."""
+    """Return the types that a schema names, as a list. A schema may name a single type."""
     return [str(each) for each in said] if _list(said) and isinstance(said, Sequence) else [str(said)]
 
 

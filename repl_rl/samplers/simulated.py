@@ -1,7 +1,7 @@
-"""A model in the place of the person whom a policy talks to: another model folder, or an OpenAI-compatible address.
+"""Simulated user: a model in a folder, or behind an OpenAI-compatible address, replaces the person in a conversation.
 
-It says the words of a user turn. What the policy's turn is worth, and whether the conversation is over, is decided as
-ever: a model that is talked to cannot pay.
+The model writes the text of a user turn only. It does not decide the reward of the policy's turn or the end of the
+conversation.
 """
 
 import asyncio
@@ -34,53 +34,54 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user is to say next."""
+    """Request for the next user turn."""
 
     messages: Sequence[Message]
     max_tokens: int
-    """Of the reply, >= 1."""
+    """Limit of the reply, >= 1."""
     seed: int
 
 
 class Voice(Protocol):
-    """What says the words of a user turn."""
+    """Source of the text of user turns."""
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """Make it ready, for the length of an `async with`."""
+        """Prepare it for the duration of an `async with` block."""
 
     async def say(self, asked: Asked) -> str:
-        """The reply, which may be empty.
+        """Return the reply, which may be empty.
 
         Raises:
-            UserCodeError: there is none to be had.
+            UserCodeError: no reply is available.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedUser:
-    """A person played by a model."""
+    """User whose turns a model writes."""
 
     voice: Voice
     system: str = SYSTEM
     max_tokens: int = 256
-    """Of one reply, >= 1; a longer one is cut."""
+    """Limit of one reply, >= 1; longer replies are truncated."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ConfigError("user_tokens", self.max_tokens, "give at least 1")
 
     async def reply(self, rollout: str, task: Task, turns: Sequence[str], said: Sequence[str], known: str) -> str:
-        """What the person says to the newest of `turns`.
+        """Return the user's reply to the newest of `turns`.
 
         Args:
-            rollout: `episode.id`: with the number of turns it seeds the reply.
-            task: its question is told, its reference answer is not.
-            turns: of the policy, at least one.
-            said: by this person before, one fewer.
-            known: of the newest turn, such as whether it is right; "" for nothing.
+            rollout: `episode.id`; with the number of turns it is the seed of the reply.
+            task: its question is part of the request, its reference answer is not.
+            turns: turns of the policy, at least one.
+            said: earlier replies of this user, one fewer than `turns`.
+            known: facts about the newest turn, such as its correctness; "" for none.
         """
         system = "\n".join(filter(None, (self.system, f"The task: {task.question}", known and f"You know: {known}")))
         messages: list[Message] = [{"role": "system", "content": system}]
+        # The roles are swapped: this model is the assistant, and the policy is its user.
         for number, turn in enumerate(turns):
             messages.append({"role": "user", "content": turn})
             messages += [{"role": "assistant", "content": said[number]}] if number < len(said) else []
@@ -88,10 +89,10 @@ class SimulatedUser:
 
 
 def voice_of(where: str, engine: UserEngine, model: str, key_variable: str, timeout_s: float) -> Voice:
-    """The voice at `model:FOLDER`, or at an address such as `http://localhost:8000/v1`.
+    """Return the voice for `model:FOLDER`, or for an address such as `http://localhost:8000/v1`.
 
     Raises:
-        ConfigError: it is neither, the folder holds no model, or an option has no effect there.
+        ConfigError: `where` is neither, the folder holds no model, or an option has no effect there.
     """
     if where.startswith(_FOLDER):
         if model or key_variable:
@@ -102,6 +103,7 @@ def voice_of(where: str, engine: UserEngine, model: str, key_variable: str, time
         return FolderVoice(folder, engine)
     if not where.startswith(("http://", "https://")):
         raise ConfigError("user", where, "give model:FOLDER, or the http(s) address of an OpenAI-compatible server")
+    # Only a value other than the default shows that the option was set.
     if engine != "transformers":
         raise ConfigError("user_engine", engine, "the server at the address has an engine of its own; leave it out")
     if key_variable and key_variable not in os.environ:
@@ -110,7 +112,7 @@ def voice_of(where: str, engine: UserEngine, model: str, key_variable: str, time
 
 
 class FolderVoice:
-    """A model in an engine of its own, beside the policy's."""
+    """Model in a separate engine, next to that of the policy."""
 
     def __init__(self, folder: Path, engine: UserEngine) -> None:
         self._folder = folder
@@ -122,6 +124,7 @@ class FolderVoice:
         """See `Voice.opened`."""
         async with AsyncExitStack() as stack:
             renderer = Renderer.from_folder(self._folder, "carry")
+            # Fails for a model without a chat template, before the engine starts.
             ChatFormat(renderer)
             self._open = await stack.enter_async_context(open_engine(self._kind, model=self._folder)), renderer
             try:
@@ -130,11 +133,12 @@ class FolderVoice:
                 self._open = None
 
     async def say(self, asked: Asked) -> str:
-        """See `Voice.say`."""
+        """Sample the reply in the opened engine."""
         if self._open is None:
             raise ConfigError("user", f"{_FOLDER}{self._folder}", "enter `async with sampler.opened()` first")
         engine, renderer = self._open
         ids = ChatFormat(renderer).prompt(asked.messages).token_ids
+        # The conversation may have filled the context of this model.
         most = min(asked.max_tokens, engine.context_tokens - len(ids))
         if most < 1:
             raise UserCodeError(f"the simulated user's context of {engine.context_tokens} ids is full")
@@ -145,18 +149,21 @@ class FolderVoice:
 
 @dataclass(frozen=True, slots=True)
 class AddressVoice:
-    """A server that speaks OpenAI's chat completions. A request has no state, so one that may go better is repeated."""
+    """Server with OpenAI's chat completions API.
+
+    Requests have no state, so a request that may succeed later is retried.
+    """
 
     address: str
-    """Up to and with `/v1`."""
+    """Address up to and including `/v1`."""
     model: str = ""
-    """What the server calls it; "": it serves one."""
+    """Name of the model on the server; "" if it serves one only."""
     key_variable: str = ""
-    """The environment variable that holds the key; "": none is sent."""
+    """Name of the environment variable with the key; "" sends no key."""
     timeout_s: float = 60.0
-    """Of one request."""
+    """Timeout of one request, seconds."""
     pause_s: float = 1.0
-    """Before a request is tried again; twice as long before the next."""
+    """Pause before the first retry, seconds. It doubles with each further retry."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -164,7 +171,7 @@ class AddressVoice:
         yield
 
     async def say(self, asked: Asked) -> str:
-        """See `Voice.say`."""
+        """Request the reply from the server, with retries."""
         body: dict[str, object] = {"messages": list(asked.messages), "max_tokens": asked.max_tokens, "seed": asked.seed}
         data = json.dumps({**body, **({"model": self.model} if self.model else {})}).encode()
         told = ""
@@ -180,6 +187,7 @@ class AddressVoice:
     def _post(self, data: bytes) -> bytes:
         headers = {"Content-Type": "application/json"}
         if self.key_variable:
+            # Read for each request, so that the key is stored in no object.
             headers["Authorization"] = f"Bearer {os.environ.get(self.key_variable, '')}"
         request = urllib.request.Request(f"{self.address}/chat/completions", data, headers)
         try:
@@ -189,6 +197,7 @@ class AddressVoice:
         except urllib.error.HTTPError as error:
             with error:
                 told = f"status {error.code}: {error.read(300).decode(errors='replace')}"
+            # Rate limits and errors of the server may pass; other statuses do not.
             if error.code == 429 or error.code >= 500:
                 raise _Passing(told) from error
             raise UserCodeError(f"the simulated user at {self.address} refuses the request, {told}") from error
@@ -197,11 +206,15 @@ class AddressVoice:
 
 
 class _Passing(Exception):
-    """It may go better when it is tried again."""
+    """Error that may disappear on a retry."""
 
 
 def _content(answer: object) -> str:
-    """The text of the first choice."""
+    """Return the text of the first choice.
+
+    Raises:
+        UserCodeError: the answer is not a chat completion.
+    """
     try:
         assert isinstance(answer, bytes)
         said = json.loads(answer)["choices"][0]["message"]["content"]

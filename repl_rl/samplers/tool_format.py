@@ -1,7 +1,7 @@
-"""How models write tool calls inside a turn, and which of the ways a chat template uses.
+"""Formats in which models write tool calls inside a turn, and detection of the format of a chat template.
 
-TRL knows how the turns of well-known templates are read, and newer models say so themselves in `response_template` of
-their tokenizer. Where neither is the case, one of two formats of ours may do.
+TRL knows the format of well-known templates. Newer models describe theirs in `response_template` of their tokenizer.
+For other models one of our two formats may fit.
 """
 
 import json
@@ -21,7 +21,8 @@ from repl_rl.samplers.chat import ChatFormat, calling
 from repl_rl.samplers.tools import Call, CallResult
 
 ParseCalls = Callable[[str], Sequence[Call | CallResult]]
-"""A turn's text -> its calls in order. What looks like a call and is none is a `syntax_error`."""
+"""Function from the text of a turn to its calls in order. Text that looks like a call but is none gives a
+`syntax_error`."""
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _PROBE = Call("probe", (), {"count": 1, "text": "a b"})
@@ -43,12 +44,12 @@ _SCHEMA: Mapping[str, object] = {
 
 
 def tagged(text: str) -> list[Call | CallResult]:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen models write calls."""
+    """Return calls written as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen do."""
     return [_call(body, "arguments") for body in _TAGGED.findall(text)]
 
 
 def bare_json(text: str) -> list[Call | CallResult]:
-    """A turn that is one `{"name": ..., "parameters": {...}}`, as Llama 3 models write a call."""
+    """Return the call of a turn that is one `{"name": ..., "parameters": {...}}`, as Llama 3 models write it."""
     body = text.strip().removeprefix("<|python_tag|>").strip()
     return [_call(body, "parameters")] if body.startswith("{") and '"name"' in body else []
 
@@ -58,34 +59,36 @@ FORMATS: Mapping[str, ParseCalls] = MappingProxyType({"tagged": tagged, "bare_js
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What reads the calls of a turn."""
+    """Parser of the calls in a turn."""
 
     origin: str
-    """Who says how: `model` (its tokenizer), `trl`, `user`, or one of `FORMATS`."""
+    """Source of the format: `model` (its tokenizer), `trl`, `user`, or one of `FORMATS`."""
     parse: ParseCalls
 
     @property
     def ours(self) -> bool:
-        """It is a format of ours: neither the model nor TRL says how its turns are read."""
+        """True if it is one of our formats, since neither the model nor TRL describes one."""
         return self.origin in FORMATS
 
 
 def detect(chat: ChatFormat) -> Reader:
-    """What reads back the calls that the chat template itself writes: the model's own way, TRL's, or a format of ours.
+    """Return a parser for the calls that the chat template writes: the model's own, TRL's, or one of our formats.
 
     Raises:
-        ConfigError: nothing does.
+        ConfigError: no parser can read them.
     """
     asked: Message = {"role": "user", "content": "?"}
     before = chat.template.text([asked], False, [_SCHEMA])
+    # Let the template write a call, then look for a parser that reads the same call.
     turn = calling([(_PROBE.name, _PROBE.kwargs)])
     written = chat.template.text([asked, turn], False, [_SCHEMA]).removeprefix(before).rstrip()
+    # A parser gets the text of a turn without its end token.
     end = next((token for token in chat.ends if written.endswith(token)), "")
     written = written.removesuffix(end)
     for origin, tokenizer in _response_templates(chat.template.tokenizer):
         if list(_reading(tokenizer, "", end, [_SCHEMA])(written)) == [_PROBE]:
             return Reader(origin, _reading(tokenizer, chat.render([asked], True), end, chat.schemas))
-    # The turn's own tags are around the call; only the format with one tag a call can be read in the middle.
+    # The turn may have tags around the call. Only a format with one tag per call can be read inside other text.
     body = written[written.find("{") : written.rfind("}") + 1]
     for name, parse in FORMATS.items():
         if [_PROBE] in (list(parse(written)), list(parse(body))):
@@ -94,10 +97,11 @@ def detect(chat: ChatFormat) -> Reader:
 
 
 def _response_templates(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, PreTrainedTokenizerBase]]:
-    """Who says how a turn is read, and a tokenizer that can: for this very template first, then for others."""
+    """Yield the origin of a response template, and a tokenizer that has it: those for this very template come first."""
     if getattr(tokenizer, "response_template", None) is not None:
         yield "model", tokenizer
-    from trl.chat_template_utils import add_response_schema  # it imports datasets, which takes seconds
+    # Imported here: it imports datasets, which takes seconds.
+    from trl.chat_template_utils import add_response_schema
 
     shipped = (
         file.read_text()
@@ -105,12 +109,14 @@ def _response_templates(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[st
         if ".jinja" in file.name
     )
     known: list[object] = []
+    # TRL finds a response template by the text of a chat template, so try those that it ships.
     for text in (tokenizer.chat_template, *shipped):
         other = copy(tokenizer)
         other.chat_template = text
         try:
             other = add_response_schema(other)
-        except ValueError:  # a template that it does not know
+        # TRL does not know this chat template.
+        except ValueError:
             continue
         if other.response_template not in known:
             known.append(other.response_template)
@@ -120,22 +126,24 @@ def _response_templates(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[st
 def _reading(
     tokenizer: PreTrainedTokenizerBase, prefix: str, end: str, schemas: Sequence[Mapping[str, object]]
 ) -> ParseCalls:
-    """Calls as the response template of `tokenizer` has them.
+    """Return a parser that uses the response template of `tokenizer`.
 
     Args:
-        tokenizer: which has such a template.
+        tokenizer: has such a template.
         prefix: a prompt, up to the policy's turn.
-        end: the end token of a turn with calls, which some templates close a call by.
-        schemas: of the tools; they say of what type arguments are.
+        end: end token of a turn with calls; some templates close a call with it.
+        schemas: schemas of the tools, which give the types of arguments.
     """
     tools = [dict(schema) for schema in schemas]
 
     def parse(text: str) -> list[Call | CallResult]:
         told = ""
+        # The end token may be part of a call, so try with it first.
         for turn in (text + end, text):
             try:
                 found = tokenizer.parse_response(turn, prefix=prefix, tools=tools)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
+                # Report the first error.
                 told = told or str(error).partition("\n")[0]
                 continue
             calls = found.get("tool_calls") or []
@@ -146,7 +154,7 @@ def _reading(
 
 
 def _function(said: object) -> Call | CallResult:
-    """A call as `{"function": {"name": ..., "arguments": {...}}}` says it; no arguments are none."""
+    """Convert `{"function": {"name": ..., "arguments": {...}}}` to a call. Missing arguments mean none."""
     function = said.get("function", said) if isinstance(said, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     arguments = (function.get("arguments") or {}) if isinstance(function, dict) else None

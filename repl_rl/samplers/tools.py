@@ -1,6 +1,6 @@
-"""Functions of the user that a policy may call: looked up, bound, run with a deadline, and never believed.
+"""Functions of the user that a policy may call: lookup, binding of arguments, and calls with a timeout.
 
-Whatever goes wrong in a call is told to the policy that made it, and to nobody else: other rollouts go on.
+Every error in a call is reported to the policy that made it, and to nothing else: other rollouts continue.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from repl_rl.machine.threads import InThread, settled
 from repl_rl.record.trajectory import LineStatus
 
 Function = Callable[..., object]
-"""A function of the user, plain or async. A plain one runs in a thread of its own; an async one must not block."""
+"""Function of the user, plain or async. A plain one runs in a separate thread; an async one must not block."""
 
 _HANGING = 16
-"""Threads that one function may leave behind; after that its calls are refused until some of them end."""
+"""Number of hanging threads that one function may have. Further calls are refused until some of them end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the policy asked for."""
+    """Call that the policy requests."""
 
     name: str
     args: tuple[object, ...] = ()
@@ -32,12 +32,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What became of a call."""
+    """Result of a call."""
 
     status: LineStatus
-    """`ok`, `syntax_error` (it is no call), `exception` or `timeout`."""
+    """`ok`, `syntax_error` (not a call), `exception` or `timeout`."""
     text: str
-    """What the policy is told: the result, or the class and message of the error."""
+    """Text for the policy: the result, or the class and message of the error."""
     elapsed_s: float = 0.0
     """Wall clock, seconds."""
 
@@ -47,14 +47,18 @@ class CallResult:
 
 
 RunCall = Callable[[Call | CallResult], Awaitable[CallResult]]
-"""Runs a call, or hands on what was no call. It raises nothing that the function raised."""
+"""Function that runs a call, or returns the result of a text that is not a call. Errors of the called function do not
+pass."""
 
 
 def tool_figures(calls: Sequence[tuple[str, bool]], known: Collection[str], rollouts: int) -> dict[str, float]:
-    """`tool/NAME/calls` and `tool/NAME/failures`, a rollout, of (name, answered) pairs; a name that nobody offered is
-    told as `other`, since a policy can write any."""
+    """Return `tool/NAME/calls` and `tool/NAME/failures` per rollout, from pairs of name and success.
+
+    Calls of unknown names count as `other`, since a policy can write any name.
+    """
     figures: dict[str, float] = {}
     for name in known:
+        # Every known tool has metrics, even without a call.
         figures |= {f"tool/{name}/calls": 0.0, f"tool/{name}/failures": 0.0}
     for name, answered in calls:
         kind = f"tool/{name if name in known else 'other'}"
@@ -64,13 +68,13 @@ def tool_figures(calls: Sequence[tuple[str, bool]], known: Collection[str], roll
 
 
 class Toolbox:
-    """Functions by name, and how long each call may take."""
+    """Functions by name, with a timeout per call."""
 
     def __init__(self, functions: Sequence[Function], timeout_s: float = 10.0) -> None:
-        """Take `functions` under their own names.
+        """Register `functions` under their own names.
 
         Raises:
-            ConfigError: there is none, one has no name, two share a name, or `timeout_s` is not above 0.
+            ConfigError: there are no functions, one has no name, two have the same name, or `timeout_s` is not above 0.
         """
         if not functions:
             raise ConfigError("functions of the sampler", [], "give at least one")
@@ -83,6 +87,7 @@ class Toolbox:
             if not str(name).isidentifier():
                 raise ConfigError("function of the sampler", function, "give it a __name__; use def, not lambda")
             try:
+                # Some built-in functions have no signature, so calls could not be validated.
                 inspect.signature(function)
             except ValueError as error:
                 raise ConfigError("function of the sampler", name, f"wrap it in a def: {error}") from error
@@ -92,7 +97,7 @@ class Toolbox:
         self._left_behind: dict[str, set[InThread[object]]] = {}
 
     async def run(self, call: Call | CallResult) -> CallResult:
-        """Run a call. It never raises for what the function does; cancellation passes."""
+        """Run a call. Errors of the function become a result; a cancellation passes."""
         if isinstance(call, CallResult):
             return call
         started = time.perf_counter()
@@ -107,10 +112,12 @@ class Toolbox:
                 f"NameError: there is no function {call.name!r}; use {', '.join(self.functions)}",
             )
         try:
+            # Report wrong arguments as such, not as an error inside the function.
             inspect.signature(function).bind(*call.args, **call.kwargs)
         except TypeError as error:
             return LineStatus.EXCEPTION, f"TypeError: {call.name}() {error}"
         left_behind = self._left_behind.setdefault(call.name, set())
+        # Forget threads that have ended meanwhile.
         left_behind -= {thread for thread in left_behind if not thread.is_alive()}
         if len(left_behind) >= _HANGING:
             return LineStatus.TIMEOUT, f"TimeoutError: {call.name} hangs in {_HANGING} other calls"
@@ -120,13 +127,15 @@ class Toolbox:
         try:
             return await self._wait(settled(thread), call.name)
         finally:
+            # A thread cannot be stopped, only counted.
             if thread.is_alive():
                 left_behind.add(thread)
 
     async def _wait(self, work: Awaitable[object], name: str) -> tuple[LineStatus, str]:
-        """The outcome of `work`, which is left behind when it takes too long, even where it ignores cancellation."""
+        """Return the outcome of `work`. After the timeout, `work` is abandoned, even if it ignores its cancellation."""
         task = asyncio.ensure_future(_text(work))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask again
+        # Retrieve the exception of abandoned work, so that asyncio does not log it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait({task}, timeout=self.timeout_s)
         finally:
@@ -143,9 +152,10 @@ class Toolbox:
 
 
 async def _text(work: Awaitable[object]) -> str:
-    """The result as text; a plain function may have returned something to await."""
+    """Return the result as text. The result of a plain function may be awaitable."""
     try:
         value = await work
         return str(await value if inspect.isawaitable(value) else value)
+    # SystemExit would end the event loop.
     except SystemExit as error:
         raise RuntimeError(repr(error)) from error

@@ -1,4 +1,4 @@
-"""Environments of the package `verifiers` as rollouts: its env decides who speaks when, its rewards arrive as given."""
+"""Sampler for environments of the package `verifiers`. They decide the order of turns and give the rewards."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,10 @@ from repl_rl.tasks.environments import EnvironmentTask, Installed, installed
 
 
 class Played:
-    """One episode of an environment, as `reset` and `step`: an observation is what was said to the policy since."""
+    """One episode of an environment, with `reset` and `step`.
+
+    An observation is the list of messages since the last turn.
+    """
 
     def __init__(self, environment: Installed, task: EnvironmentTask, tool_timeout_s: float) -> None:
         self._environment, self._task, self._tool_timeout_s = environment, task, tool_timeout_s
@@ -30,15 +33,16 @@ class Played:
         self._replies: asyncio.Queue[Reply | None] = asyncio.Queue()
         self._running: asyncio.Task[Trace] | None = None
         self.trace: Trace | None = None
-        """Its record, with its rewards; None: it is not over."""
+        """Record of the episode with its rewards. None means that the episode has not ended."""
 
     async def reset(self) -> list[Message]:
-        """Begin. Returns the messages before the first turn.
+        """Start the episode and return the messages before the first turn.
 
         Raises:
-            UserCodeError: the environment raised, or begins otherwise than its task.
+            UserCodeError: the environment raised, or its first messages differ from those of its task.
         """
         episode = play(self._environment, self._task, self._reply_to, self._tool_timeout_s)
+        # The env calls its agent, so it runs in a task, and two queues turn its calls into `reset` and `step`.
         self._running = asyncio.create_task(episode, name=self._environment.thing)
         first = await self._next()
         expected = [plain(message) for message in opening(self._environment, self._task)]
@@ -48,7 +52,9 @@ class Played:
         return first
 
     async def step(self, action: object) -> list[Message]:
-        """Say `action`, a `Reply`; None: the conversation ends here. Returns what is said to it; []: it is over.
+        """Send `action`, a `Reply`, and return the messages that answer it.
+
+        None as `action` ends the conversation. An empty list means that the episode is over.
 
         Raises:
             UserCodeError: the environment raised.
@@ -58,7 +64,7 @@ class Played:
         return await self._next()
 
     async def close(self) -> None:
-        """Leave it, wherever it is."""
+        """Cancel the episode if it still runs."""
         if self._running is not None and not self._running.done():
             self._running.cancel()
             await asyncio.wait({self._running})
@@ -71,6 +77,7 @@ class Played:
         assert self._running is not None
         asked = asyncio.ensure_future(self._asked.get())
         try:
+            # Wait for the next request of the env, or for the end of the episode.
             await asyncio.wait({asked, self._running}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 return asked.result()
@@ -84,10 +91,10 @@ class Played:
 
 
 class VerifiersSampler(EnvironmentSampler):
-    """Plays an environment of `verifiers`. The outcome is its reward, each of its reward functions a part of it.
+    """Sampler for an environment of `verifiers`. The outcome is its reward, with one part per reward function.
 
-    Where a budget ends a rollout, what was said so far is scored, as `verifiers` does. `solved` or `not solved` is
-    submitted at the end, by whether the reward reaches `solved_at`.
+    If a budget ends a rollout, the conversation so far is scored, as in `verifiers`. Otherwise `solved` or `not solved`
+    is submitted at the end; a reward of at least `solved_at` counts as solved.
     """
 
     def __init__(
@@ -98,13 +105,14 @@ class VerifiersSampler(EnvironmentSampler):
         solved_at: float = 1.0,
         tool_timeout_s: Annotated[float, Above(0)] = 10.0,
     ) -> None:
-        """Load it.
+        """Load the environment.
 
         Args:
-            environment: its name, as after `--tasks verifiers:`, which says it.
-            chat: turns and messages in the model's chat format; False: one line a turn, messages as plain lines.
+            environment: its name, as behind `--tasks verifiers:`, which sets this option.
+            chat: True uses the model's chat format for turns and messages. False uses one line per turn, and plain
+                lines as messages.
             solved_at: reward that counts as solved.
-            tool_timeout_s: wall clock of one call of a tool, seconds (> 0).
+            tool_timeout_s: wall clock of one tool call, seconds (> 0).
 
         Raises:
             ConfigError, UserCodeError: as `Installed`.
@@ -115,12 +123,13 @@ class VerifiersSampler(EnvironmentSampler):
         self._known: tuple[Renderer, ChatFormat, Reader | None] | None = None
 
     async def tasks(self, count: int) -> list[Task]:
-        """See `EnvironmentSampler.tasks`; fewer where it has fewer."""
+        """See `EnvironmentSampler.tasks`. The list is shorter if the environment has fewer."""
         return list(self.environment.drawn(Split.ALL, count, count))
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
         own = self._own(task)
-        if own is None:  # a probe of whoever checks
+        # The probe task of a check, which no environment knows.
+        if own is None:
             return super().prompt(task, renderer, template, version)
         messages = [plain(message) for message in opening(self.environment, own)]
         if self.chat:
@@ -128,7 +137,7 @@ class VerifiersSampler(EnvironmentSampler):
         return renderer.plain_prompt("".join(f"{message['content']}\n" for message in messages))
 
     def check_policy(self, renderer: Renderer, template: str) -> None:
-        """See `RolloutSampler.check_policy`; where there are tools, their calls must be readable, and be answered."""
+        """See `RolloutSampler.check_policy`. If the environment has tools, their calls must be read and answered."""
         super().check_policy(renderer, template)
         if self._schemas and not self.chat:
             remedy = f"the {self.environment.thing} has tools, which are called in a chat; leave it out"
@@ -144,11 +153,13 @@ class VerifiersSampler(EnvironmentSampler):
             told = await environment.step(reply)
             if told and not episode.ended:
                 self._say(episode, reply, told)
+        # An empty answer means that the env has ended the conversation, not a budget.
         whole = not told
         if told:
             await environment.step(None)
         assert environment.trace is not None
         parts = {name: part.value for name, part in environment.trace.rewards.items() if part is not None}
+        # The first part sets the outcome, and the others are added.
         for number, (name, value) in enumerate((parts or {"environment": 0.0}).items()):
             episode.outcome(value, name=name, add=number > 0)
         if whole and not episode.ended:
@@ -162,7 +173,7 @@ class VerifiersSampler(EnvironmentSampler):
         return Played(self.environment, own, self.tool_timeout_s)
 
     def _own(self, task: Task) -> EnvironmentTask | None:
-        """The task in the environment's words; None: it is of another source."""
+        """Return the task of the environment, or None for a task from another source."""
         number = task.fields.get("number")
         ours = task.fields.get("environment") == self.environment.place and isinstance(number, int)
         return self.environment.task(number) if ours and isinstance(number, int) else None
@@ -173,7 +184,7 @@ class VerifiersSampler(EnvironmentSampler):
         return Reply(line.text.strip(), tuple(reader.parse(line.text)) if reader and not cut else (), cut)
 
     def _say(self, episode: Episode, reply: Reply, messages: Sequence[Message]) -> None:
-        """Splice in what was said to the policy."""
+        """Splice the environment's messages in."""
         if not self.chat:
             episode.observe("".join(f"{message['content']}\n" for message in messages))
             return
@@ -184,14 +195,14 @@ class VerifiersSampler(EnvironmentSampler):
 
     @cached_property
     def _schemas(self) -> Mapping[str, Mapping[str, object]]:
-        """Of its tools, by their names."""
+        """Schemas of its tools, by name."""
         first = self.environment.task(0)
         if first is None:
             raise ConfigError(self.environment.thing, "one without tasks", "name another")
         return Tools(self.environment, first).schemas
 
     def _format(self, renderer: Renderer) -> tuple[ChatFormat, Reader | None]:
-        """The chat format of a policy, and what reads its calls, where there are tools: found out once."""
+        """Return the chat format of a policy and the reader of its tool calls, if any. They are computed once."""
         if self._known is None or self._known[0] is not renderer:
             chat = ChatFormat(renderer, tuple(self._schemas.values()))
             self._known = renderer, chat, detect(chat) if self._schemas else None

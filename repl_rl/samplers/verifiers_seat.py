@@ -1,8 +1,8 @@
-"""The agent of an environment of `verifiers`, which a policy is: what the environment calls, turn by turn.
+"""Agent of a `verifiers` environment, whose turns the policy writes. The environment calls it turn by turn.
 
-An env says `agents.NAME.run(task)`, or opens an `interaction` and says the user's turns itself. Here both end in one
-conversation that only grows, and whoever answers its turns is asked for each. What is said is written into the trace of
-`verifiers`, which its stops, rewards and metrics read.
+An env calls `agents.NAME.run(task)`, or opens an `interaction` and writes the user's turns itself. In both cases there
+is one conversation that only grows, and a callback answers each of the agent's turns. All messages are recorded in the
+trace of `verifiers`, which its stops, rewards and metrics read.
 """
 
 import inspect
@@ -22,21 +22,21 @@ from repl_rl.tasks.environments import EnvironmentTask, Installed
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy said in a turn."""
+    """Turn of the policy."""
 
     text: str
     calls: tuple[Call | CallResult, ...] = ()
-    """Tools that it calls, in order; one that cannot be read is told so."""
+    """Tool calls in order, with an error result for each unreadable one."""
     cut: bool = False
-    """A budget ended it in the middle: none of its calls is run."""
+    """True if a budget ended the turn early. None of its calls is run."""
 
 
 Answers = Callable[[Sequence[Message]], Awaitable[Reply | None]]
-"""Answers what was said since the turn before; None: no further turn may be taken."""
+"""Function that answers the messages since the last turn. None means that no further turn is possible."""
 
 
 class NoRuntime:
-    """What stands in the place of a runtime of `verifiers`, in which an environment runs programs."""
+    """Placeholder for a runtime of `verifiers`, in which an environment runs programs."""
 
     def __init__(self, thing: str) -> None:
         self._thing = thing
@@ -47,17 +47,17 @@ class NoRuntime:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What `Interaction.turn` returns there: what was said until the user has the word."""
+    """Counterpart of the result of `Interaction.turn` in `verifiers`: the messages up to the user's next turn."""
 
     messages: Sequence[object]
     last_reply: str = ""
     terminated: bool = False
-    """Nothing was said: the conversation is over."""
+    """True if there is no message, because the conversation is over."""
     root_reply: str | None = None
 
 
 class Trace(Protocol):
-    """The record of an episode in `verifiers`, as far as it is used here."""
+    """Record of an episode in `verifiers`, with the members that are used here."""
 
     state: object
     calls: list[object]
@@ -69,18 +69,18 @@ class Trace(Protocol):
     metrics: Mapping[str, float | None]
 
     def stop(self, condition: str) -> None:
-        """It is over; the first reason stands."""
+        """End the episode. The first reason is kept."""
 
 
 class Reward(Protocol):
-    """A part of a trace's reward."""
+    """Part of a trace's reward."""
 
     value: float
-    """Its score times its weight."""
+    """Score times weight."""
 
 
 class Talk:
-    """A conversation of one episode, with its trace: what envs call an interaction."""
+    """Conversation of one episode with its trace. Envs call it an interaction."""
 
     def __init__(self, installed: Installed, task: EnvironmentTask, answers: Answers, timeout_s: float) -> None:
         """Raises: as `Tools`."""
@@ -100,17 +100,17 @@ class Talk:
         self._runtime = NoRuntime(installed.thing)
 
     async def open(self) -> None:
-        """What comes before the first turn."""
+        """Prepare the tools and the task before the first turn."""
         for toolset in self._tools.toolsets:
             await toolset.setup()
             await toolset.setup_task(self._task.data)
         await self._hook(self._task.setup)
 
     async def turn(self, message: object = None) -> Segment:
-        """The policy's turn, and further ones as long as it calls tools.
+        """Sample the policy's turn, and further ones while it calls tools.
 
         Args:
-            message: what the user says before it, a text or messages; None: the task's prompt is the beginning.
+            message: the user's text or messages before the turn, or None. The task's prompt precedes the first turn.
         """
         if not self._said:
             self._said += opening(self._installed, self._task)
@@ -118,7 +118,9 @@ class Talk:
             self._said += self._typed(message)
         begun, text = len(self._said), None
         while await self._goes_on():
+            # Send only the messages since the last turn.
             reply = await self._answers([plain(said) for said in self._said[self._untold :]])
+            # `verifiers` has this stop condition for an exhausted budget.
             if reply is None:
                 self.trace.stop("max_total_tokens")
                 break
@@ -134,19 +136,20 @@ class Talk:
         return Segment(self._said[begun:], text.strip())
 
     async def close(self) -> None:
-        """What comes after the last turn: it is scored."""
+        """Finish the episode after the last turn and score it."""
         await self._hook(self._task.finalize)
         await self._task.score(self.trace, self._runtime)
         self.trace.is_completed = self.trace.ok = True
 
     async def _hook(self, hook: Callable[..., Awaitable[None]]) -> None:
-        """Call it with what it asks for by name."""
+        """Call a hook of the task with the arguments that it requests by name."""
         given = {"trace": self.trace, "runtime": self._runtime}
         await self._installed.part("utils.decorators").invoke(hook, given)
 
     async def _goes_on(self) -> bool:
-        """Whether another turn may be taken: no stop of the task says otherwise."""
+        """Return True if another turn is possible, because no stop condition of the task holds."""
         for stop in self._task.hooks("stop") if self.trace.stop_condition is None else ():
+            # Stop conditions may be plain or async.
             found = self._installed.part("utils.decorators").invoke(stop, {self._installed.v1.Trace: self.trace})
             if await found if inspect.isawaitable(found) else found:
                 self.trace.stop(stop.__name__)
@@ -158,13 +161,14 @@ class Talk:
             v1.ToolCall(
                 id=_id(len(self._said) + 1, number),
                 name=_called(call),
-                arguments=json.dumps(getattr(call, "kwargs", {})),
+                arguments=_arguments(call),
             )
             for number, call in enumerate(reply.calls)
         ]
         message = v1.AssistantMessage(content=reply.text, tool_calls=calls or None)
         reason = "length" if reply.cut else "tool_calls" if calls else "stop"
         tools = [v1.Tool.model_validate(schema["function"]) for schema in self._tools.schemas.values()]
+        # Record the turn in the trace like the response of a model.
         pending = self._installed.part("graph").prepare_turn(self.trace, list(self._said), tools)
         node = pending.commit(v1.Response(id="", created=0, model="policy", message=message, finish_reason=reason))
         self.trace.calls.append(self._installed.part("trace").ModelCall(node=node, finish_reason=reason))
@@ -181,7 +185,7 @@ class Talk:
 
 
 class Seat:
-    """What an env calls as its agent."""
+    """Object that an env calls as its agent."""
 
     def __init__(self, installed: Installed, answers: Answers, timeout_s: float) -> None:
         self._installed, self._answers, self._timeout_s = installed, answers, timeout_s
@@ -189,7 +193,7 @@ class Seat:
         self.trainable = True
 
     async def run(self, task: EnvironmentTask) -> Trace:
-        """A whole conversation, from the prompt of `task` to the first turn that calls no tool."""
+        """Play a whole conversation, from the prompt of `task` to the first turn that calls no tool."""
         async with self.interaction(task) as talk:
             await talk.turn()
             talk.trace.stop("agent_completed")
@@ -197,7 +201,8 @@ class Seat:
 
     @asynccontextmanager
     async def interaction(self, task: EnvironmentTask) -> AsyncIterator[Talk]:
-        """A conversation in which the env is the user."""
+        """Open a conversation in which the env is the user."""
+        # A rollout records a single sequence of ids.
         if self.talks:
             raise UserCodeError(f"the {self._installed.thing} begins a second conversation; a rollout is one")
         talk = Talk(self._installed, task, self._answers, self._timeout_s)
@@ -209,9 +214,9 @@ class Seat:
 
 
 async def play(installed: Installed, task: EnvironmentTask, answers: Answers, timeout_s: float) -> Trace:
-    """One episode. Returns the trace of its one conversation, with rewards.
+    """Play one episode and return the trace of its only conversation, with rewards.
 
-    Raises: whatever code of the environment raises.
+    Raises: any error of the environment's code.
     """
     v1, seat = installed.v1, Seat(installed, answers, timeout_s)
     agents = SimpleNamespace(**{installed.seat: seat})
@@ -223,20 +228,22 @@ async def play(installed: Installed, task: EnvironmentTask, answers: Answers, ti
     (talk,) = seat.talks
     episode = v1.Episode(env=v1.EnvInfo(id=installed.name), task=about)
     episode.traces.append(talk.trace)
+    # The env may still add rewards to the trace of the finished episode.
     await installed.env.finalize(task, episode)
     return talk.trace
 
 
 def opening(installed: Installed, task: EnvironmentTask) -> list[object]:
-    """The messages that a conversation begins with, in its words: the system's, where there is one, and the prompt."""
+    """Return the first messages of a conversation as those of `verifiers`: a system message, if any, and the prompt."""
     v1, prompt, system = installed.v1, task.data.prompt, task.data.system_prompt
     head = [v1.SystemMessage(content=system)] if system else []
     return [*head, *(prompt if isinstance(prompt, list) else [v1.UserMessage(content=prompt)])]
 
 
 def plain(message: object) -> Message:
-    """A message of `verifiers` as chat templates take it."""
+    """Convert a message of `verifiers` to one for chat templates."""
     content = getattr(message, "content", None)
+    # Content may be a list of parts; only those with text count.
     parts = content if isinstance(content, list) else []
     text = "\n".join(part.text for part in parts if hasattr(part, "text")) if parts else str(content or "")
     return {"role": str(getattr(message, "role", "user")), "content": text}

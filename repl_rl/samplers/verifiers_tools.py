@@ -1,4 +1,4 @@
-"""Tools of an environment of `verifiers`: called in this process, where it would start a server for each rollout."""
+"""Tools of a `verifiers` environment, called in this process instead of one server per rollout."""
 
 import inspect
 import json
@@ -13,21 +13,25 @@ from repl_rl.tasks.environments import EnvironmentTask, Installed
 
 
 class Tools:
-    """The tools of one rollout, by the names that the policy knows them by."""
+    """Tools of one rollout, by the names that the policy uses."""
 
     def __init__(
         self, installed: Installed, task: EnvironmentTask, state: object = None, timeout_s: float = 10.0
     ) -> None:
-        """`state`: of the rollout's trace, which its tools share; `timeout_s`: wall clock of one call, seconds.
+        """Collect the tools.
+
+        `state` is that of the rollout's trace, which its tools share. `timeout_s` is the wall clock of one call,
+        seconds.
 
         Raises:
-            ConfigError: a tool has no schema that a call can be held to, or two have one name.
+            ConfigError: a tool has no schema with which a call can be validated, or two tools have the same name.
         """
         self.toolsets = list(task.toolsets(task.config))
         self.schemas: dict[str, Mapping[str, object]] = {}
         functions: list[Function] = []
         for toolset in self.toolsets:
-            if isinstance(state, vars(toolset)["_state_cls"]):  # a server of its own would have it by a channel
+            # A tool server would get the state through a channel.
+            if isinstance(state, vars(toolset)["_state_cls"]):
                 vars(toolset)["_inert_state"] = state
             for function in installed.part("utils.decorators").discover_decorated(toolset, "tool"):
                 plain = getattr(function, "tool_name", None) or function.__name__
@@ -39,7 +43,7 @@ class Tools:
         self._toolbox = Toolbox(functions, timeout_s) if functions else None
 
     async def run(self, call: Call | CallResult) -> str:
-        """What the policy is told of a call."""
+        """Run a call and return its result as text for the policy."""
         if isinstance(call, CallResult) or self._toolbox is None:
             return call.text if isinstance(call, CallResult) else f"NameError: there is no tool {call.name!r}"
         schema = self.schemas.get(call.name)
@@ -48,7 +52,8 @@ class Tools:
 
 
 def _schema(name: str, function: Function) -> Mapping[str, object]:
-    """As its own server would offer it: by the function's annotations and docstring."""
+    """Return the schema that the environment's server would offer, from the function's annotations and docstring."""
+    # Made by the library that `verifiers` uses for its servers.
     made = import_module("mcp.server.mcpserver.tools").Tool.from_function(function, name=name)
     about = {"name": name, "description": inspect.getdoc(function) or "", "parameters": made.parameters}
     schema = {"type": "function", "function": about}
@@ -57,7 +62,7 @@ def _schema(name: str, function: Function) -> Mapping[str, object]:
 
 
 def _named(name: str, function: Function) -> Function:
-    """The function under the name that the policy knows it by. What it returns is told as its server would tell it."""
+    """Return the function under the name that the policy uses. Its result becomes text as on the tool's server."""
 
     @wraps(function)
     def call(*args: object, **kwargs: object) -> object:

@@ -1,6 +1,7 @@
-"""Fresh, isolated Python consoles that take one physical line at a time.
+"""Fresh, isolated Python consoles that run one physical line at a time.
 
-`open_sandbox(kind)` is the way in; `base` has the contract, docs/specification.md the promises.
+`open_sandbox(kind)` opens a source of consoles. `base` defines the interface, and docs/specification.md lists the
+guarantees.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 SANDBOXES: Seam[SandboxKind] = Seam("sandbox", {kind.kind: kind for kind in (Local, Docker, Gateway, Nodes, Unsafe)})
-"""Every sandbox that can be chosen by name."""
+"""Registry of all sandboxes that can be chosen by name."""
 
 
 def open_sandbox(
@@ -44,18 +45,18 @@ def open_sandbox(
     warm: int = 8,
     starting: int = 4,
 ) -> AbstractAsyncContextManager[Sandbox]:
-    """A sandbox, for the length of an `async with`.
+    """Open a sandbox for the duration of an `async with`.
 
     Args:
-        kind: `local`, `docker`, `gateway`, `nodes`, `unsafe` or whatever else is among `SANDBOXES`; or one with options
-            of its own, such as `Docker(image="mine")`.
-        limits: what a line and a rollout may use; None: the defaults of `Limits`.
-        preload: modules that are imported before a console is born, so that they cost it nothing.
-        warm: consoles kept alive, those in use included (>= 0).
-        starting: consoles started at the same time (>= 1).
+        kind: `local`, `docker`, `gateway`, `nodes`, `unsafe` or another name in `SANDBOXES`; or an instance with
+            options, such as `Docker(image="mine")`.
+        limits: resource limits of a line and of a rollout; None means the defaults of `Limits`.
+        preload: modules to import before any console starts, so that a console imports them at no cost.
+        warm: consoles kept alive, leased ones included (>= 0).
+        starting: consoles that start at the same time, at most (>= 1).
 
     Raises:
-        ConfigError: there is no such kind.
-        SandboxUnavailable: its isolation cannot be had on this machine. Nothing weaker is used instead.
+        ConfigError: no sandbox has this name.
+        SandboxUnavailable: this machine cannot provide the sandbox's isolation. Weaker isolation is never used instead.
     """
     return SANDBOXES.chosen(kind).open(Births(limits or Limits(), preload, warm, starting))

@@ -1,4 +1,4 @@
-"""What a sandbox is to a rollout: a fresh, isolated console that takes one physical line at a time."""
+"""Interface between rollouts and sandboxes: fresh, isolated consoles that run one physical line at a time."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -14,29 +14,29 @@ from repl_rl.record.setup import Setup
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 
 OPEN_FILES = 64
-"""File descriptors of one process in a console: more than lines of a rollout open, far fewer than the host has."""
+"""Maximum file descriptors per process in a console. Lines of rollouts open fewer, and the host has far more."""
 INODES = 4096
-"""Files and folders in a console's scratch space, and as many again in /dev/shm: one for each 4 KiB of 16 MiB."""
+"""Maximum files and folders in a console's scratch space, and again in /dev/shm: one per 4 KiB of 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one line and one rollout may use inside the sandbox."""
+    """Resource limits of one line and one rollout inside the sandbox."""
 
     line_timeout_s: Annotated[float, Above(0)] = 5.0
-    """Wall clock of one line, seconds (> 0). Then SIGINT, a grace period, SIGKILL."""
+    """Wall-clock limit of one line, seconds (> 0). Then come SIGINT, a grace period and SIGKILL."""
     interrupt_grace_s: Annotated[float, Above(0)] = 0.5
-    """How long an interrupted line may take to end before its console is killed, seconds (> 0)."""
+    """Time for an interrupted line to end before its console is killed, seconds (> 0)."""
     cpu_s: Annotated[float, AtLeast(1)] = 60.0
-    """CPU time of one rollout's console and all of its processes together, between lines too, seconds (>= 1)."""
+    """CPU time of a console and all of its processes together, between lines too, seconds (>= 1)."""
     memory_mb: Annotated[int, AtLeast(64)] = 512
     """Address space of one console, MiB (>= 64)."""
     output_bytes: Annotated[int, AtLeast(256)] = 65_536
-    """What one line may print, bytes (>= 256); the middle of more is replaced by a visible marker."""
+    """Output of one line, bytes (>= 256). A visible marker replaces the middle of longer output."""
     processes: Annotated[int, AtLeast(1)] = 16
     """Processes and threads of one console (>= 1)."""
     disk_mb: Annotated[int, AtLeast(1)] = 16
-    """Writable scratch space of one console, MiB (>= 1); as much again in /dev/shm."""
+    """Writable scratch space of one console, MiB (>= 1). /dev/shm has the same size."""
 
     def __post_init__(self) -> None:
         check_fields(self, "limits")
@@ -44,19 +44,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What the console made of one physical line."""
+    """Result of one physical line."""
 
     text: str
-    """Exactly what it printed, in order (stdout, stderr, echo, traceback); "" if nothing."""
+    """Exact output in order (stdout, stderr, echo, traceback). Empty if the line printed nothing."""
     more: bool
-    """The cell is incomplete: the next prompt is "... " (else ">>> ")."""
+    """True if the cell is incomplete. The next prompt is then "... " instead of ">>> "."""
     status: LineStatus
     answer: str | None
-    """What `submit_final_answer(...)` was given; None: it was not called on this line."""
+    """Argument of `submit_final_answer(...)`. None means that this line did not call it."""
     elapsed_s: float
-    """Wall clock, seconds."""
+    """Wall-clock time, seconds."""
     cut: bool = False
-    """The middle of what it printed gave way to a marker: it was more than `Limits.output_bytes`."""
+    """True if the output exceeded `Limits.output_bytes`, so a marker replaced its middle."""
 
     def __post_init__(self) -> None:
         refuse_unless_duration("PushResult.elapsed_s", self.elapsed_s)
@@ -65,65 +65,65 @@ class PushResult:
 
 
 class SandboxSession(Protocol):
-    """One rollout's console."""
+    """Console of one rollout."""
 
     @property
     def ended(self) -> bool:
         """True once no further line can be pushed (answered, exited, killed, fault)."""
 
     async def push(self, line: str) -> PushResult:
-        """Give the console ONE physical line, without its newline. It never raises for what the line does.
+        """Run ONE physical line, given without its newline. Errors of the line itself raise nothing here.
 
         Raises:
             ConfigError: `line` contains a newline, or the session has ended.
-            SandboxLost: the console died with what had made it, a fork server or a container.
+            SandboxLost: the console died together with its fork server or container.
         """
 
 
 class Host(Protocol):
-    """What answers the calls of host functions that lines of one console make. Both are JSON, as bytes."""
+    """Handler of the host function calls that lines of one console make. Calls and replies are JSON, as bytes."""
 
     @property
     def functions(self) -> Mapping[str, str]:
-        """Each function that lines may call, with its documentation."""
+        """Documentation of each function that lines may call, by name."""
 
     @property
     def argument_bytes(self) -> int:
-        """Most bytes of a call."""
+        """Maximum size of a call, bytes."""
 
     async def answer(self, call: bytes) -> bytes:
-        """`{"answer": value}` or `{"error": text}` for `{"name": ..., "args": [...], "kwargs": {...}}`.
+        """Return `{"answer": value}` or `{"error": text}` for `{"name": ..., "args": [...], "kwargs": {...}}`.
 
-        A call is untrusted bytes; whatever is wrong with it, or in the function, is an error in the reply. It is
-        cancelled where its line ends before.
+        A call is untrusted bytes. Any error in the call or in the function becomes an error in the reply. The call is
+        cancelled if its line ends first.
         """
 
 
 @runtime_checkable
 class Calling(Protocol):
-    """A console whose lines can call functions of the host."""
+    """Console whose lines can call functions of the host."""
 
     def offer(self, host: Host) -> None:
-        """Lines may call these functions, from the first one on; say it before that."""
+        """Let lines call these functions, from the first line on. Call it before the first line."""
 
 
 @runtime_checkable
 class Continuing(Protocol):
-    """A console that can take lines again after a final answer."""
+    """Console that can run further lines after a final answer."""
 
     def go_on(self) -> None:
-        """Forget the answer that was given, if one was, so that lines run and another can be.
+        """Discard the answer, if any, so that lines run and another answer can be given.
 
         Raises:
-            ConfigError: the console ended otherwise.
+            ConfigError: the console ended for another reason.
         """
 
 
 def refuse_unfit(line: str, *, ended: bool) -> None:
-    """Refuse what no console takes.
+    """Reject a line that no console accepts.
 
     Raises:
-        ConfigError: `line` holds a newline, or the session has ended.
+        ConfigError: `line` contains a newline, or the session has ended.
     """
     if "\n" in line:
         raise ConfigError("line", line, "push one physical line, without its newline")
@@ -132,22 +132,22 @@ def refuse_unfit(line: str, *, ended: bool) -> None:
 
 
 class Sandbox(Protocol):
-    """A source of fresh consoles. Closing it is the business of `open_sandbox`."""
+    """Source of fresh consoles. `open_sandbox` opens and closes it."""
 
     name: str
     python_version: tuple[int, int, int]
-    """Of the Python inside, for the banner and for host-side completeness."""
+    """Version of the Python inside, for the banner and for completeness checks on the host."""
 
     def session(self) -> AbstractAsyncContextManager[SandboxSession]:
-        """Lease a fresh console from a warm pool; it is never reused."""
+        """Lease a fresh console from the console pool. A console is never reused."""
 
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A sandbox whose consoles can begin with a task's workspace. All that are shipped are."""
+    """Sandbox whose consoles can begin with a task's workspace. All bundled sandboxes support this."""
 
     def prepared(self, setup: Setup) -> AbstractAsyncContextManager[SandboxSession]:
-        """Lease a fresh console in which `setup` is. It shares nothing with the others that begin with it.
+        """Lease a fresh console that begins with the workspace `setup`. Consoles of one workspace share no state.
 
         Raises:
             SetupError: on entering; the workspace cannot be made here.
@@ -155,10 +155,10 @@ class Preparing(Protocol):
 
 
 def console_of(sandbox: Sandbox, setup: Setup | None) -> AbstractAsyncContextManager[SandboxSession]:
-    """A fresh console of `sandbox`, with a workspace or (None) empty.
+    """Return a lease of a fresh console of `sandbox`. `setup` is its workspace; None means an empty console.
 
     Raises:
-        ConfigError: the sandbox cannot prepare consoles.
+        ConfigError: the sandbox does not support workspaces.
     """
     if setup is None:
         return sandbox.session()
@@ -170,57 +170,59 @@ def console_of(sandbox: Sandbox, setup: Setup | None) -> AbstractAsyncContextMan
 
 @dataclass(frozen=True, slots=True)
 class Births:
-    """What every sandbox is told about the consoles that it makes."""
+    """Options of a sandbox for the consoles that it starts."""
 
     limits: Limits = field(default_factory=Limits)
     preload: Sequence[str] = ()
-    """Modules that are imported before a console is born, so that they cost it nothing."""
+    """Modules to import before any console starts, so that a console imports them at no cost."""
     warm: Annotated[int, AtLeast(0)] = 8
-    """Consoles kept alive, those in use included (>= 0)."""
+    """Consoles kept alive, leased ones included (>= 0)."""
     starting: Annotated[int, AtLeast(1)] = 4
-    """Consoles started at the same time (>= 1)."""
+    """Consoles that start at the same time, at most (>= 1)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class SandboxKind(ABC):
-    """A kind of sandbox that a person can choose: a frozen dataclass whose fields are its options.
+    """Sandbox that a user can choose: a frozen dataclass whose fields are its options.
 
-    A new one is a file with such a class, and one line of the table in `repl_rl.sandbox`, or `SANDBOXES.add(kind)`.
+    A new sandbox needs a file with such a class, and one entry of the table in `repl_rl.sandbox` or
+    `SANDBOXES.add(kind)`.
     """
 
     kind: ClassVar[str]
     about: ClassVar[str]
     isolates: ClassVar[bool] = True
-    """False: nothing of ours keeps a line from the host, so no promise of isolation is checked."""
+    """False means that this package does not isolate lines from the host, so isolation is not checked."""
     elsewhere: ClassVar[bool] = False
-    """Its consoles are on other machines."""
+    """True if its consoles run on other machines."""
     unlimited: ClassVar[frozenset[str]] = frozenset()
-    """Limits that nothing keeps there, by the names of their checks in `sandbox.conformance.limits`."""
+    """Limits that it does not enforce, by the names of their checks in `sandbox.conformance.limits`."""
 
     @abstractmethod
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
-        """The sandbox, for the length of an `async with`.
+        """Open the sandbox for the duration of an `async with`.
 
         Raises:
-            SandboxUnavailable: its isolation cannot be had on this machine. Nothing weaker is used instead.
+            SandboxUnavailable: this machine cannot provide its isolation. Weaker isolation is never used instead.
         """
 
     def refuse_unasked(self, where: str) -> None:
-        """Refuse this choice of a stored run, which may be a stranger's, where this machine's user did not choose it.
+        """Reject a sandbox that a stored run chose and this machine's user did not. The run may come from a stranger.
 
         Args:
-            where: the file that chose it, for the message.
+            where: file that contains the choice, for the message.
 
         Raises:
-            ConfigError: it does not isolate, its consoles are on other machines, or it names a container image.
+            ConfigError: the sandbox does not isolate, has its consoles on other machines, or names a container image.
         """
         reason = "its lines would run without isolation" if not self.isolates else ""
         reason = reason or ("its consoles are on other machines" if self.elsewhere else "")
         if reason:
             remedy = f"{reason}; choose --sandbox local, or --sandbox {self.kind} if you want that (sandbox= in Python)"
             raise ConfigError(f"sandbox in {where}", self.kind, remedy)
+        # A container image or runtime that a stranger chose is a stranger's program.
         if self.with_usual_programs() != self:
             remedy = (
                 f"give --trust to start its programs (trust=True in Python), or --sandbox {self.kind} for the usual"
@@ -228,18 +230,18 @@ class SandboxKind(ABC):
             raise ConfigError(f"sandbox in {where}", self, remedy)
 
     def with_usual_programs(self) -> "SandboxKind":
-        """The same, but with the default container image and runtime; itself, where it has none."""
+        """Return a copy with the default container image and runtime, or the sandbox itself if it uses neither."""
         return self
 
     def reference(self, script: Path) -> Sequence[str]:
-        """How to start `script`, the console that it is compared with, on the Python that consoles have inside."""
+        """Return the command that starts `script`, the reference console, on the Python of the sandbox's consoles."""
         return [sys.executable, "-u", str(script)]
 
     async def doctor(self) -> str:
-        """What works of it here, in a few words; it opens one console.
+        """Open one console and return a short status text.
 
         Raises:
-            SandboxUnavailable: it does not work here; the message ends with the remedy.
+            SandboxUnavailable: the sandbox does not work here; the message ends with the remedy.
         """
         async with self.open(Births(warm=0)) as sandbox, sandbox.session() as session:
             await session.push("6 * 7")

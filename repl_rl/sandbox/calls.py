@@ -1,7 +1,7 @@
-"""Calls of host functions that the lines of one console make: taken, answered, and ended with their line.
+"""Host function calls of one console's lines: accepted, answered, and cancelled when their line ends.
 
-What a console says is a claim. A call is bound to the line that runs, is one of few that may wait at once, and is
-answered by whoever was offered as `Host`; this module reads nothing of it.
+The content of a console's messages is untrusted, and this module does not parse it. Each call belongs to the running
+line. Only a few calls may wait at once, and the console's `Host` answers them.
 """
 
 import asyncio
@@ -11,25 +11,25 @@ from repl_rl.sandbox.base import Host
 from repl_rl.sandbox.wire import Call, Wire
 
 _WAITING = 64
-"""Calls that may wait at once: more than a console has threads. What a console sends beyond is dropped."""
+"""Maximum concurrent calls, more than a console has threads. Further calls are dropped."""
 _CALLS_A_LINE = 16_384
-"""After so many a line's calls are dropped, and it ends by its deadline: answers must not keep the host busy."""
+"""Maximum calls per line, so that answers do not keep the host busy. Later calls are dropped until the timeout."""
 _CLEANUP_S = 10.0
-"""How long what was cancelled may take to end: a rollout within a rollout gives its session and console back."""
+"""Time for cancelled calls to end, seconds. A nested rollout releases its session and console in this time."""
 _WAITS = 10
-"""Parts of a line's time that its clock waits for one after the other."""
+"""Number of consecutive waits into which the clock splits a line's time."""
 _TOO_LATE = b'{"error": "the time of the line is over"}'
 
 
 class LineClock:
-    """The deadline of a line. It stands still while the host works for the line.
+    """Deadline of a line. It is paused while the host works for the line.
 
-    The time is counted in short waits. Where this process stood still, as all of a machine that was paused, the line
-    did too: no more than two of the waits count, and a line is not blamed for a pause.
+    The clock counts in short waits. If this process is suspended, as on a paused machine, so is the line. At most two
+    waits count then, so the line does not time out because of the pause.
     """
 
     def __init__(self, strike: Callable[[], None]) -> None:
-        """`strike` is called when the time is over."""
+        """Create a stopped clock that calls `strike` when the time is over."""
         self._strike = strike
         self._left_s = self._wait_s = 0.0
         self._begun_s = 0.0
@@ -37,28 +37,29 @@ class LineClock:
         self._loop = asyncio.get_running_loop()
 
     def start(self, seconds: float) -> None:
-        """Begin to count."""
+        """Start to count `seconds` down."""
         self._left_s, self._wait_s = seconds, seconds / _WAITS
         self.go()
 
     def hold(self) -> None:
-        """Stand still."""
+        """Pause the clock."""
         if self._timer is not None:
             self._count()
             self.stop()
 
     def go(self) -> None:
-        """Go on."""
+        """Resume the clock."""
         self._begun_s = self._loop.time()
         self._timer = self._loop.call_later(min(self._left_s, self._wait_s), self._over)
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop the clock."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _count(self) -> None:
+        # Count at most two waits, in case this process was suspended.
         self._left_s = max(0.0, self._left_s - min(self._loop.time() - self._begun_s, 2 * self._wait_s))
 
     def _over(self) -> None:
@@ -71,7 +72,7 @@ class LineClock:
 
 
 class Calls:
-    """What one console asks of its host."""
+    """Host function calls of one console."""
 
     def __init__(
         self,
@@ -80,9 +81,9 @@ class Calls:
         clock: LineClock,
         fail: Callable[[BaseException], None],
     ) -> None:
-        """`fail` is told what the host raised: an error of ours, which ends the line."""
+        """`fail` receives an exception of the host. It is an internal error and ends the line."""
         self.host: Host | None = None
-        """None: it is offered no function, so whatever looks like a call is dropped."""
+        """Handler of the calls. None means that no function is offered, so calls are dropped."""
         self._wire, self._send, self._clock, self._fail = wire, send, clock, fail
         self._tasks: set[asyncio.Task[None]] = set()
         self._line = b""
@@ -90,20 +91,21 @@ class Calls:
         self._count = 0
 
     def begin(self, line: bytes) -> None:
-        """A line runs whose request has this header."""
+        """Start the line whose request has the header `line`."""
         self._line, self._late, self._count = line, False, 0
 
     def refuse(self) -> None:
-        """The time of the line is over: what it calls from now on is refused, and its clock stays as it is."""
+        """Refuse further calls, because the time of the line is over. The clock is no longer paused or resumed."""
         self._late = True
 
     def take(self, call: Call) -> None:
-        """Have a call answered."""
+        """Answer a call in the background."""
         if self.host is None or call.line != self._line:
             return
         self._count += 1
         if len(self._tasks) >= _WAITING or self._count > _CALLS_A_LINE:
             return
+        # The first of several concurrent calls pauses the clock; `_done` of the last one resumes it.
         if not self._tasks and not self._late:
             self._clock.hold()
         task = asyncio.create_task(self._answer(self.host, call))
@@ -112,6 +114,7 @@ class Calls:
 
     async def _answer(self, host: Host, call: Call) -> None:
         reply = _TOO_LATE if self._late else await host.answer(call.content)
+        # The line may have ended while the host worked.
         if call.line == self._line:
             self._send(self._wire.host_reply(call, reply))
 
@@ -124,7 +127,7 @@ class Calls:
             self._clock.go()
 
     async def end(self) -> None:
-        """The line is over, and so is what it had asked for."""
+        """End the line, and cancel its pending calls."""
         self._line = b""
         tasks = list(self._tasks)
         for task in tasks:

@@ -1,4 +1,4 @@
-"""From what bubblewrap or a fork server said before it ended to what a person can do about that."""
+"""Remedies for the error messages of bubblewrap and of the fork server."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ _SWITCHES = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
     ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
 )
-"""Settings below /proc/sys that forbid namespaces, the value that does, and the command that allows them."""
+"""Settings below /proc/sys that forbid namespaces, the value that forbids them, and the command that allows them."""
 _CAUSES = (
     (r"No module named '(zmq|ipykernel|traitlets|tornado|jupyter_client)", "pip install ipykernel in this environment"),
     (
@@ -36,7 +36,7 @@ _NAMESPACES = re.compile(
 
 
 def remedy_for(words: str) -> str:
-    """What helps against the cause that `words` name; in any case, which sandboxes can be used instead."""
+    """Return the remedy for the cause that the message `words` names, and the sandboxes to use instead."""
     if _NAMESPACES.search(words):
         return f"{_allow_namespaces()}, {INSTEAD}"
     for pattern, remedy in _CAUSES:
@@ -49,7 +49,8 @@ def _allow_namespaces() -> str:
     for name, forbids, command in _SWITCHES:
         try:
             value = Path("/proc/sys", name).read_text().strip()
-        except OSError:  # this kernel has no such switch
+        except OSError:
+            # This kernel does not have the setting.
             continue
         if value == forbids:
             return f"allow user namespaces ({command}, as root)"

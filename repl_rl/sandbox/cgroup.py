@@ -1,7 +1,7 @@
-"""A control group of one sandbox, where this process may make one: memory and CPU of all its consoles together.
+"""Control group that limits the memory and CPU of all consoles of a sandbox together.
 
-Version 2 is used where the group that this process is in, or one above it, may be written to and hands `memory` on;
-version 1 where the groups that this process is in may be written to, which needs root.
+Version 2 requires write access to a group that delegates the `memory` controller: that of this process or one above.
+Version 1 requires write access to the groups of this process, which needs root.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from repl_rl.machine.cores import cores
 
 _PREFIX = "repl-rl-"
 _SHARE = 2
-"""The consoles of a sandbox may use one part in so many of the memory that there is."""
+"""Divisor of the available memory: a sandbox's consoles together may use 1/`_SHARE` of it."""
 _PERIOD_US = 100_000
 _SHARES_PER_CORE = 1024
 _REMOVED_WITHIN_S, _PAUSE_S = 2.0, 0.02
@@ -27,38 +27,40 @@ _REMEDY = "start the command with: systemd-run --user --scope"
 
 
 class NoGroup(Exception):
-    """None can be made here; the message says why."""
+    """No control group can be made here. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """A group, which is one folder in version 2 and one for each controller in version 1."""
+    """Control group: one folder in version 2, one folder per controller in version 1."""
 
     folders: tuple[Path, ...]
     memory_bytes: int
     cores: int
-    """0: CPU is not bounded."""
+    """CPU limit, in cores. 0 means that CPU is not limited."""
     locks: list[int] = field(default_factory=list, compare=False)
-    """Locked descriptors of the folders, open while their owner lives. `_sweep` removes unlocked folders only."""
+    """Locked descriptors of the folders, open while the owner lives. `_sweep` removes only unlocked folders."""
 
     @property
     def about(self) -> str:
-        """What it bounds, in words."""
+        """Description of the limits, for a status message."""
         cpu = f" and {self.cores} cores" if self.cores else ", CPU by nothing"
         return f"a cgroup bounds its consoles together to {self.memory_bytes / 2**30:.1f} GiB{cpu}"
 
     def joining(self, argv: Sequence[str]) -> list[str]:
-        """The command line that runs `argv` within the group."""
+        """Return the command line that runs `argv` within the group."""
         files = [str(folder / "cgroup.procs") for folder in self.folders]
         return ["/bin/sh", "-c", _JOIN, "sh", *files, "--", *argv]
 
     async def remove(self) -> None:
-        """Remove it, as soon as its last process has ended. The kernel tells of that in version 2 only, so it polls."""
+        """Remove the group as soon as it is empty. It polls, because only version 2 reports the end of the last
+        process."""
         deadline = asyncio.get_running_loop().time() + _REMOVED_WITHIN_S
         try:
             while left := [folder for folder in self.folders if not _removed(folder)]:
                 if asyncio.get_running_loop().time() > deadline:
-                    return  # the next sandbox of this machine sweeps it
+                    # The next sandbox on this machine removes the folder.
+                    return
                 for folder in left:
                     with contextlib.suppress(OSError):
                         (folder / "cgroup.kill").write_text("1")
@@ -68,13 +70,13 @@ class ControlGroup:
 
 
 def make_group() -> ControlGroup:
-    """A new group, empty, next to those of other sandboxes.
+    """Create an empty group next to those of other sandboxes.
 
     Raises:
-        NoGroup: none can be made here.
+        NoGroup: no group can be made here.
     """
     version, parents = _parents()
-    # Containers may share the folder and not the numbers of their processes.
+    # Containers may share the parent folder, but not their process numbers, so the number alone is not unique.
     name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
     made: list[Path] = []
     locks: list[int] = []
@@ -86,6 +88,7 @@ def make_group() -> ControlGroup:
         memory_bytes = _memory_bytes(parents["memory"]) // _SHARE
         group = ControlGroup(tuple(made), memory_bytes, cores() if "cpu" in parents else 0, locks)
         _bound(version, {kind: parent / name for kind, parent in parents.items()}, group)
+        # Check that a process can join the group.
         subprocess.run(group.joining(["true"]), check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         for folder in made:
@@ -109,7 +112,7 @@ def _bound(version: int, folders: Mapping[str, Path], group: ControlGroup) -> No
     if "cpu" in folders:
         (folders["cpu"] / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
         (folders["cpu"] / "cpu.cfs_quota_us").write_text(str(quota_us))
-        # Next to the threads of this process, each of which has the weight of a whole group.
+        # Weight relative to the threads of this process, each of which counts as much as a whole group.
         (folders["cpu"] / "cpu.shares").write_text(str(group.cores * _SHARES_PER_CORE))
 
 
@@ -131,8 +134,10 @@ def _parents() -> tuple[int, dict[str, Path]]:
             if not os.access(folder, os.W_OK):
                 raise NoGroup(f"no cgroup bounds its consoles: {folder} may not be written to; run it as root")
         return 1, folders
+    # Version 1 has no memory controller here; look for version 2.
     if "" not in own:
         raise NoGroup("no cgroup bounds its consoles: no hierarchy with the controller memory is mounted")
+    # Take the innermost writable group that delegates the memory controller.
     for folder in (own[""], *own[""].parents):
         if not os.access(folder / "cgroup.procs", os.W_OK) or not os.access(folder, os.W_OK):
             continue
@@ -143,7 +148,8 @@ def _parents() -> tuple[int, dict[str, Path]]:
 
 
 def _own_folders() -> dict[str, Path]:
-    """The folder of the group that this process is in, for each controller of version 1; "" names version 2."""
+    """Return the folder of this process's group per version 1 controller. The key "" is version 2."""
+    # Map each controller to the root and the mount point of its hierarchy.
     mounts: dict[str, tuple[str, Path]] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -155,6 +161,7 @@ def _own_folders() -> dict[str, Path]:
             for option in options.rpartition(" ")[2].split(","):
                 mounts.setdefault(option, (root, Path(place)))
     folders = {}
+    # Translate each group path of this process into a folder below that mount point.
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, kinds, path = line.split(":", 2)
         for kind in kinds.split(","):
@@ -167,11 +174,12 @@ def _own_folders() -> dict[str, Path]:
 
 
 def _memory_bytes(folder: Path) -> int:
-    """Memory of this machine, or less where a group at or above `folder` has less."""
+    """Return this machine's memory, bytes, or less if a group at or above `folder` has a lower limit."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for above in (folder, *folder.parents):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            with contextlib.suppress(OSError, ValueError):
+                # The file is missing, or contains "max".
                 found.append(int((above / name).read_text()))
     return min(found)
 
@@ -180,7 +188,7 @@ def _make_locked(folder: Path) -> int:
     """Make a folder and lock it. Return the lock's descriptor, which `exec` closes."""
     while True:
         folder.mkdir(exist_ok=True)
-        # Another process's sweep may take the folder before it is locked.
+        # `_sweep` of another process may remove the folder before it is locked here; try again.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             descriptor = _lock(folder)
             if folder.exists():
@@ -189,11 +197,11 @@ def _make_locked(folder: Path) -> int:
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder for this process. The lock ends with its process, whichever container that is in.
+    """Lock a folder for this process. The lock ends with the process, even if that is in another container.
 
     Raises:
-        BlockingIOError: another process has it.
-        FileNotFoundError: it is gone.
+        BlockingIOError: another process holds the lock.
+        FileNotFoundError: the folder does not exist any more.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -210,9 +218,9 @@ def _unlock(locks: list[int]) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove folders of killed processes."""
+    """Remove the folders of killed processes."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
-        # Locked, gone, or another user's: none of these may keep this process from a group of its own.
+        # The folder is locked, removed, or owned by another user. None of these may prevent a new group.
         with contextlib.suppress(OSError):
             descriptor = _lock(folder)
             try:
@@ -226,6 +234,7 @@ def _removed(folder: Path) -> bool:
         folder.rmdir()
     except FileNotFoundError:
         return True
-    except OSError:  # processes are in it
+    except OSError:
+        # The group still contains processes.
         return False
     return True

@@ -1,4 +1,4 @@
-"""One console, seen from the host: lines go in, results come out, deadlines are kept. Trusts nothing that it reads."""
+"""Host end of one console: sends lines, checks replies, enforces deadlines. All data that it reads is untrusted."""
 
 import asyncio
 import time
@@ -17,15 +17,15 @@ from repl_rl.sandbox.wire import MalformedReply, Reply, Wire
 _SIGKILL = 9
 _GONE = "what made the console is gone, and the console with it"
 _LOOKS, _LOOK_S = 4, 0.05
-"""How often it is looked whether a console that was killed died with what had made it, and at what distance."""
+"""Number of checks, and seconds between them, for whether a killed console died together with its fork server."""
 _LAST_REPLY_S = 0.05
-"""A reply that was sent just before a death may arrive just after the news of it."""
+"""Time to wait for a last reply after the notice of a death, seconds. The two may arrive in either order."""
 _DEATH_NEWS_S = 1.0
-"""How long a supervisor may take to report a death that we asked for, before it is killed as well."""
+"""Time for a supervisor to report a requested death, seconds. After it, the supervisor is killed as well."""
 _MESSAGES_A_WAKE = 64
 _QUEUED_MESSAGES = 64
 _NEVER = -1
-"""A console listens before it is ready, so a lost connection is its end: what listens there next is another one."""
+"""Disables reconnecting. A lost connection ends the console, and another console may listen at its address next."""
 
 # Plain numbers: combining and converting the library's enumerations takes longer than sending a frame.
 _DONTWAIT = int(zmq.DONTWAIT)
@@ -35,7 +35,7 @@ _READABLE = int(zmq.POLLIN)
 
 
 class ConsoleSession:
-    """A console that runs in another process. Not for use by two tasks at once."""
+    """Console that runs in another process. Two tasks must not use it at once."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class ConsoleSession:
         decide: bool,
         lost: Callable[[], bool],
     ) -> None:
-        """`decide`: host and console run the same Python, so the host may judge whether a cell is complete.
+        """`decide`: host and console run the same Python, so the host may decide whether a cell is complete.
 
-        `lost`: what made this console is gone.
+        `lost`: returns True if the fork server of this console is gone.
         """
         self._link = link
         self._lost = lost
@@ -70,13 +70,14 @@ class ConsoleSession:
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.reconnect_ivl = _NEVER
+        # Bound the memory that a console's messages can use on the host.
         self._socket.rcvhwm = _QUEUED_MESSAGES
         self._socket.maxmsgsize = (1 << 20) + 8 * limits.output_bytes
         self._socket.connect(address)
         self._loop.add_reader(self._socket.fileno(), self._drain)
         link.on_death = self._on_death
         self.on_close: Callable[[], None] = _nothing
-        """Called once, when this console has been let go."""
+        """Called once, when this console is released."""
 
     @property
     def ended(self) -> bool:
@@ -85,7 +86,7 @@ class ConsoleSession:
 
     @property
     def dead(self) -> bool:
-        """True once its process is gone: a console that waited for its lease can be."""
+        """True once its process has ended. This can happen while the console waits for its lease."""
         return self._socket.closed or self._link.death is not None
 
     def offer(self, host: Host) -> None:
@@ -102,10 +103,10 @@ class ConsoleSession:
         self._ended = self._answered = False
 
     async def push(self, line: str) -> PushResult:
-        """As `SandboxSession.push`. The deadline of a line stands still while the host works for it.
+        """As `SandboxSession.push`. The line's clock is paused while the host works for it.
 
         Raises:
-            SandboxLost: the console died because what had made it did.
+            SandboxLost: the console died because its fork server or container died.
         """
         refuse_unfit(line, ended=self._ended)
         started = time.perf_counter()
@@ -122,11 +123,12 @@ class ConsoleSession:
         return self._of_death(outcome, elapsed_s)
 
     async def _run(self, code: str) -> Reply | Death | None:
-        """The console's reply, or its death; None: it answered with nonsense."""
+        """Return the console's reply or its death. None means that the reply was malformed."""
         if self._socket.closed:
             self._ended = True
             raise SandboxLost(_GONE)
-        self._ended = True  # until the line is back: a cancelled push leaves a console that nobody can follow
+        # True until the reply comes: after a cancelled push, the state of the console is unknown.
+        self._ended = True
         self._interrupting = None
         self._header, frames = self._wire.request(code, self._offer(), self._afresh)
         self._afresh = False
@@ -134,10 +136,12 @@ class ConsoleSession:
         self._calls.begin(self._header)
         self._clock.start(self._limits.line_timeout_s)
         try:
-            if not self._send(frames):  # it let go of the connection: nothing of it can be heard any more
+            if not self._send(frames):
+                # The console closed its connection, so no reply can come any more.
                 self._kill()
             if self._link.death is not None:
                 self._on_death()
+            # `_drain`, `_on_death` or `_destroy` sets the result.
             outcome = await self._pending
             await self._signal_is_out()
         finally:
@@ -149,19 +153,19 @@ class ConsoleSession:
         return outcome
 
     def _offer(self) -> dict[str, object] | None:
-        """What the first request says of the host's functions."""
+        """Return the description of the host functions for the first request, and None after it."""
         host, told, self._told = self._calls.host, self._told, True
         if host is None or told:
             return None
         return {"functions": dict(host.functions), "argument_bytes": host.argument_bytes}
 
     async def _signal_is_out(self) -> None:
-        """An interrupt must have been delivered before the next line starts, or it would hit that one."""
+        """Wait until a requested interrupt is delivered, because a later one would hit the next line."""
         if self._interrupting is not None:
             await self._interrupting
 
     def _send(self, frames: list[bytes]) -> bool:
-        """Send a message; False: nobody takes it."""
+        """Send a message. Return False if the console does not accept it."""
         if self._socket.closed:
             return False
         try:
@@ -170,7 +174,8 @@ class ConsoleSession:
             self._socket.send(frames[-1], _DONTWAIT)
         except zmq.Again:
             return False
-        self._drain()  # the descriptor tells of changes only, and sending swallows them
+        # ZeroMQ's descriptor is edge-triggered, and sending consumes edges: without this, a reply could stay unread.
+        self._drain()
         return True
 
     def _interrupt(self) -> None:
@@ -204,13 +209,14 @@ class ConsoleSession:
             self._pending.set_exception(error)
 
     def _drain(self) -> None:
-        """Take every message that has arrived; all but what the line that runs now says are dropped."""
+        """Read every message that has arrived. Messages that are not about the running line are dropped."""
         if self._socket.closed:
             return
         for _ in range(_MESSAGES_A_WAKE):
             if not int(self._socket.getsockopt(_EVENTS)) & _READABLE:
                 return
             frames = self._socket.recv_multipart(_DONTWAIT)
+            # No line waits for this message.
             if self._pending is None or self._pending.done():
                 continue
             call = self._wire.call(frames, self._header)
@@ -224,6 +230,7 @@ class ConsoleSession:
                 continue
             if reply is not None:
                 self._pending.set_result(reply)
+        # More messages may wait; read them after other callbacks have run.
         self._loop.call_soon(self._drain)
 
     def _of_reply(self, reply: Reply, elapsed_s: float) -> PushResult:
@@ -234,8 +241,9 @@ class ConsoleSession:
         return result
 
     async def _refuse_lost(self, death: Death) -> None:
-        """Raise SandboxLost where what made this console died with it. That may be seen a little later than its end."""
-        unexplained = death.code in (None, -_SIGKILL) and self._interrupting is None  # not by us, at its deadline
+        """Raise SandboxLost if the console died with its fork server, whose end may become visible a little later."""
+        # Killed, or without a known exit code, and not interrupted by the host at the deadline.
+        unexplained = death.code in (None, -_SIGKILL) and self._interrupting is None
         for look in range(_LOOKS if unexplained else 1):
             if look:
                 await asyncio.sleep(_LOOK_S)
@@ -243,7 +251,7 @@ class ConsoleSession:
                 raise SandboxLost(_GONE)
 
     def abandon(self) -> None:
-        """What made this console is gone: whoever uses it learns that, now or with the next line."""
+        """Fail the running line, or else the next one, because the fork server of this console is gone."""
         self._fail(SandboxLost(_GONE))
         self._leave()
 
@@ -256,7 +264,7 @@ class ConsoleSession:
         return of_death(death, self._limits, elapsed_s, interrupted=self._interrupting is not None)
 
     def close(self) -> None:
-        """Kill the console and let go of everything."""
+        """Kill the console and release its resources."""
         self._ended = True
         self._leave()
         self._link.close()

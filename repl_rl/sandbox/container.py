@@ -1,4 +1,4 @@
-"""A fork server's container, from when it runs to when it is removed."""
+"""Running container of a fork server, until it is removed."""
 
 import asyncio
 import contextlib
@@ -19,23 +19,23 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process that made a connection, as this process sees it."""
+    """Process that made a connection, as this process sees it."""
 
     pid: int
-    """0: it is of a process namespace that this process cannot see into."""
+    """Process number. 0 means that its process namespace is not visible to this process."""
     uid: int
     handle: int
-    """A pidfd; -1: it has ended."""
+    """pidfd of the process. -1 means that it has ended."""
 
     @property
     def alive(self) -> bool:
-        """False once it has ended, so its number may be another process's."""
+        """False once the process has ended. Another process may then get its number."""
         return self.handle >= 0 and not select.select([self.handle], [], [], 0)[0]
 
 
 @contextlib.contextmanager
 def open_peer(connection: socket.socket) -> Iterator[Peer]:
-    """Ask the kernel who made a connection, and hold on to that process."""
+    """Identify the process that made a connection, and hold a handle on it within the context."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:
         handle = os.pidfd_open(pid) if pid > 0 else -1
@@ -49,7 +49,7 @@ def open_peer(connection: socket.socket) -> Iterator[Peer]:
 
 
 class RunningContainer:
-    """A fork server's container."""
+    """Container of a fork server."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -58,33 +58,34 @@ class RunningContainer:
 
     @property
     def alive(self) -> bool:
-        """False once it has been seen ended."""
+        """False once an inspection has found it ended."""
         return self._alive
 
     def look(self) -> bool:
-        """Ask the daemon whether it runs, and keep the end of its log."""
+        """Fetch the state and the end of the log from the daemon. Return True if the container runs."""
         import docker  # slow to import
 
         try:
             self._words = self._container.logs(tail=20).decode("utf-8", "replace").strip()
             self._container.reload()
             self._alive = self._container.status in ("created", "running")
-        except (docker.errors.APIError, OSError):  # removed, or the daemon is away
+        except (docker.errors.APIError, OSError):
+            # The container was removed, or the daemon is away.
             self._alive = False
         return self._alive
 
     def owns(self, pid: int) -> bool:
-        """Whether a process is the container's first one, or descends from it. It asks the daemon."""
+        """Return True if `pid` is the container's first process or a descendant of it. This queries the daemon."""
         self.look()
         first = self._container.attrs["State"]["Pid"] if self._alive else 0
         return first > 0 and pid in (first, *descendants(first))
 
     def last_words(self) -> str:
-        """The end of its log, when it was last looked at."""
+        """Return the end of its log, as of the last `look`."""
         return self._words or "it said nothing"
 
     async def end(self) -> None:
-        """Kill and remove it."""
+        """Kill and remove the container."""
         await asyncio.to_thread(self._remove)
         self._alive = False
 
@@ -98,7 +99,10 @@ class RunningContainer:
         except docker.errors.APIError as error:
             if "already in progress" not in str(error):
                 raise
+            # Another removal is running; wait for its end.
             with contextlib.suppress(docker.errors.NotFound):
                 self._container.wait(condition="removed", timeout=_REMOVED_WITHIN_S)
-        except OSError:  # the daemon is away; our end of the line is closed, so it ends, and is removed, by itself
+        except OSError:
+            # The daemon is away. The connection to this process is closed, so the container ends and is removed without
+            # us.
             pass

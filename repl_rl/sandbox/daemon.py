@@ -1,4 +1,4 @@
-"""The Docker daemon: what is used of its package, how it is reached, and when it is too weak."""
+"""Docker daemon: the used part of its package as protocols, the connection, and a check of its hardening."""
 
 from collections.abc import Generator, Mapping
 from typing import Protocol, TypedDict
@@ -13,14 +13,14 @@ def unavailable(problem: str, remedy: str) -> SandboxUnavailable:
 
 
 class State(TypedDict):
-    """What is used of the state that `docker inspect` shows."""
+    """Used part of the container state in `docker inspect`."""
 
     Pid: int
-    """Of its first process, as the daemon sees it; 0: it does not run."""
+    """Number of the first process, as the daemon sees it. 0 means that the container does not run."""
 
 
 class Container(Protocol):
-    """What is used of `docker.models.containers.Container`."""
+    """Used part of `docker.models.containers.Container`."""
 
     status: str
     attrs: Mapping[str, "State"]
@@ -33,14 +33,14 @@ class Container(Protocol):
 
 
 class Image(Protocol):
-    """What is used of `docker.models.images.Image`."""
+    """Used part of `docker.models.images.Image`."""
 
     id: str
     tags: list[str]
 
 
 class Images(Protocol):
-    """What is used of `docker.models.images.ImageCollection`."""
+    """Used part of `docker.models.images.ImageCollection`."""
 
     def get(self, name: str) -> Image: ...
     def pull(self, repository: str, tag: str | None = None) -> Image: ...
@@ -48,14 +48,14 @@ class Images(Protocol):
 
 
 class Containers(Protocol):
-    """What is used of `docker.models.containers.ContainerCollection`."""
+    """Used part of `docker.models.containers.ContainerCollection`."""
 
     def get(self, container_id: str) -> Container: ...
     def run(self, image: str, command: list[str], *, remove: bool, network_mode: str) -> bytes: ...
 
 
 class Api(Protocol):
-    """What is used of `docker.api.APIClient`."""
+    """Used part of `docker.api.APIClient`."""
 
     def create_host_config(self, **settings: object) -> dict[str, object]: ...
     def create_container(self, image: str, command: list[str], **settings: object) -> dict[str, str]: ...
@@ -65,7 +65,7 @@ class Api(Protocol):
 
 
 class Daemon(Protocol):
-    """What is used of `docker.DockerClient`."""
+    """Used part of `docker.DockerClient`."""
 
     api: Api
     containers: Containers
@@ -76,10 +76,10 @@ class Daemon(Protocol):
 
 
 def connect() -> Daemon:
-    """The Docker daemon.
+    """Connect to the Docker daemon.
 
     Raises:
-        SandboxUnavailable: no daemon, or no permission.
+        SandboxUnavailable: no daemon answers, or this user has no permission.
     """
     import docker  # slow to import
 
@@ -94,12 +94,12 @@ def connect() -> Daemon:
 
 
 def refuse_weak(info: Mapping[str, object]) -> None:
-    """Refuse a daemon that would start a container without one of its hardenings, and only warn of it.
+    """Reject a daemon that would start a container without part of its hardening, and only warn about it.
 
-    `info`: what `docker info` reports.
+    `info`: report of `docker info`.
 
     Raises:
-        SandboxUnavailable: no seccomp, or a limit that its cgroups do not keep.
+        SandboxUnavailable: no seccomp, or a limit that its cgroups do not enforce.
     """
     options = info.get("SecurityOptions")
     if not (isinstance(options, list) and any("name=seccomp" in str(option) for option in options)):

@@ -1,4 +1,4 @@
-"""The `docker` sandbox: a hardened container with a fork server, and namespaces of their own for each console in it."""
+"""The `docker` sandbox: a hardened container with a fork server, in which each console gets its own namespaces."""
 
 import asyncio
 import contextlib
@@ -27,19 +27,19 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 log = logging.getLogger(__name__)
 
 OWNER = "repl_rl.owner"
-"""Label of a container: the process that started it."""
+"""Label of a container that holds the number of the process that started it."""
 _USER = 64_000
 _ACCEPT_TIMEOUT_S = 60.0
 _POLL_S = 0.2
 _HOST_FOLDER = "/run/host"
 _PROCESSES = 2048
-"""Processes and threads of a container: those of 128 consoles at their own limit. Consoles are limited one by one."""
+"""Maximum processes and threads of a container: those of 128 consoles, each of which is limited as well."""
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Docker(SandboxKind):
-    """Which containers consoles live in, and what one container may use."""
+    """Options of the containers that consoles run in."""
 
     kind: ClassVar[str] = "docker"
     about: ClassVar[str] = "hardened containers"
@@ -47,18 +47,18 @@ class Docker(SandboxKind):
     image: str = NAME
     """Image to start; the default one is built when it is missing."""
     runtime: str = ""
-    """Container runtime, such as runsc; empty: the daemon's default."""
+    """Container runtime, such as runsc; empty means the daemon's default."""
     isolation: Literal["session", "container"] = "session"
-    """What separates consoles: users and namespaces in one container, or a container for each."""
+    """Separation of consoles: users and namespaces in one container, or one container per console."""
     memory_mb: Annotated[int, AtLeast(256)] = 8192
-    """Memory of a container, with no swap beside it, MiB (>= 256)."""
+    """Memory of a container, without swap, MiB (>= 256)."""
 
     def __post_init__(self) -> None:
         check_fields(self, self.kind)
 
     @property
     def chosen_image(self) -> str:
-        """What the daemon calls the image."""
+        """Name of the image, as the daemon knows it."""
         return own_image() if self.image == NAME else self.image
 
     def open(self, births: Births) -> AbstractAsyncContextManager[Sandbox]:
@@ -77,7 +77,7 @@ class Docker(SandboxKind):
         return [*run, "-v", f"{script}:/reference.py:ro", self.chosen_image, "python3", "-u", "/reference.py"]
 
     async def doctor(self) -> str:
-        """See `SandboxKind.doctor`; it asks the daemon, and starts nothing."""
+        """See `SandboxKind.doctor`. It queries the daemon and starts nothing."""
         return await asyncio.to_thread(_found_here)
 
 
@@ -89,19 +89,22 @@ def _found_here() -> str:
 
 
 def _hardening(folder: str, limits: Limits, options: Docker) -> dict[str, object]:
-    """Everything that hardens the container. `docker inspect` shows each of these."""
+    """Return all settings that harden the container. `docker inspect` shows each of them."""
     return {
         "network_mode": "none",
         "read_only": True,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges", f"seccomp={asset('sandbox/seccomp.json').read_text()}"],
         "init": True,
+        # If memory is out, the kernel kills processes of the container first.
         "oom_score_adj": 1000,
         "pids_limit": _PROCESSES,
         "nano_cpus": cores() * 10**9,
         "mem_limit": f"{options.memory_mb}m",
+        # The limit of memory and swap together is the same, so no swap is left.
         "memswap_limit": f"{options.memory_mb}m",
         "tmpfs": {"/tmp": f"size={limits.disk_mb}m,nr_inodes={INODES},mode=1777,nosuid,nodev"},
+        # Each console mounts its own /dev/shm.
         "shm_size": "1m",
         "binds": {
             folder: {"bind": _HOST_FOLDER, "mode": "ro"},
@@ -113,16 +116,17 @@ def _hardening(folder: str, limits: Limits, options: Docker) -> dict[str, object
 
 
 class _ImageMissing(Exception):
-    """The daemon does not have the image."""
+    """Error for an image that the daemon does not have."""
 
 
 def _listen(listener: socket.socket, folder: Path) -> None:
-    """Listen in `folder`, where the container's user, who is not this one, can connect."""
+    """Listen in `folder`. The container's user, who differs from this process's user, can connect there."""
     folder.mkdir()
     folder.chmod(0o755)
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        listener.bind(f"/proc/self/fd/{descriptor}/line")  # an address is short, a folder may be anywhere
+        # The length of a socket address is limited, and the folder may have a long path.
+        listener.bind(f"/proc/self/fd/{descriptor}/line")
     finally:
         os.close(descriptor)
     (folder / "line").chmod(0o777)
@@ -131,7 +135,7 @@ def _listen(listener: socket.socket, folder: Path) -> None:
 
 
 class Starting(Protocol):
-    """A container that has not connected yet."""
+    """Container that has not connected yet."""
 
     def look(self) -> bool: ...
     def owns(self, pid: int) -> bool: ...
@@ -146,7 +150,7 @@ async def accept(listener: socket.socket, running: Starting) -> socket.socket:
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ACCEPT_TIMEOUT_S
-    # One task for all waits: a cancelled accept may already have taken the connection, and lost it.
+    # Use one task for all waits: a cancelled accept may already have accepted the connection, which would be lost.
     accepting = asyncio.ensure_future(loop.sock_accept(listener))
     try:
         while loop.time() < deadline:
@@ -165,7 +169,7 @@ async def accept(listener: socket.socket, running: Starting) -> socket.socket:
 
 
 def _is_of(connection: socket.socket, running: Starting) -> bool:
-    """Whether a process of the container made the connection; another one is logged."""
+    """Return True if a process of the container made the connection. Any other process is logged."""
     with open_peer(connection) as peer:
         if peer.pid > 0 and running.owns(peer.pid) and peer.alive:
             return True
@@ -174,7 +178,7 @@ def _is_of(connection: socket.socket, running: Starting) -> bool:
 
 
 async def _uncancelled(blocking: Callable[[], _Found]) -> _Found:
-    """Run it in a thread to its end, even when this task is cancelled: what it starts must be known to be ended."""
+    """Run `blocking` in a thread to its end. If this task is cancelled meanwhile, end the container that it started."""
     work = asyncio.ensure_future(asyncio.to_thread(blocking))
     try:
         return await asyncio.shield(work)
@@ -188,7 +192,7 @@ async def _uncancelled(blocking: Callable[[], _Found]) -> _Found:
 
 @dataclass(frozen=True, slots=True)
 class ContainerLaunch:
-    """How a fork server is started in a container."""
+    """Launcher of a fork server in a container."""
 
     limits: Limits
     options: Docker
@@ -198,9 +202,9 @@ class ContainerLaunch:
     remedy_for: Callable[[str], str] = lambda _: "repl-rl sandbox check --sandbox docker tells more; " + REMEDY
 
     async def start(self) -> tuple[socket.socket, RunningContainer]:
-        """As `Launch.start`: it listens in a folder that the container sees, until the fork server has connected.
+        """As `Launch.start`. It listens in a folder that the container sees, until the fork server has connected.
 
-        The folder lies in one of mode 0700. A bind mount leads past that, other users of the machine cannot.
+        The folder is inside a folder of mode 0700. A bind mount bypasses that mode; other users of the machine cannot.
         """
         private = tempfile.mkdtemp(prefix="repl-rl-")
         folder = os.path.join(private, "host")
@@ -224,6 +228,7 @@ class ContainerLaunch:
             if self.options.image != NAME:
                 remedy = f"docker pull {self.options.image}, or leave --docker.image out"
                 raise unavailable(f"there is no image {self.options.image!r}", remedy) from missing
+        # The package's own image is missing; build it and try again.
         await build_missing()
         return await _uncancelled(lambda: self._run(folder))
 
@@ -236,7 +241,8 @@ class ContainerLaunch:
         command = ["python3", f"{INSIDE}/zygote.py", f"{_HOST_FOLDER}/line", zygote]
         user = os.geteuid() or _USER
         settings = client.api.create_host_config(**_hardening(folder, self.limits, self.options))
-        # Without its masks over /proc a console can mount a /proc of its own; they are for root, who is not here.
+        # Remove the masks over /proc, so that a console can mount its own /proc. They restrict root, which is not used
+        # here.
         settings.update(MaskedPaths=[], ReadonlyPaths=[])
         try:
             created = client.api.create_container(
@@ -255,6 +261,7 @@ class ContainerLaunch:
             raise _ImageMissing from error
         except docker.errors.APIError as error:
             raise unavailable(f"the daemon refuses: {error.explanation}", "mend its configuration") from error
-        except OSError as error:  # what its package raises where nobody answers any more is one
+        except OSError as error:
+            # The package raises a subclass of OSError if the daemon does not answer any more.
             raise unavailable(f"the daemon has gone away: {error}", "start it (systemctl start docker)") from error
         return RunningContainer(container)

@@ -1,4 +1,4 @@
-"""The host's end of a process that consoles are forked from: a fork server, or one in which a workspace was made."""
+"""Host end of a process that consoles are forked from: a fork server or a workspace process."""
 
 import asyncio
 import json
@@ -18,16 +18,16 @@ from repl_rl.sandbox.keeper import Death, KeeperLink
 from repl_rl.sandbox.wire import plain_text
 
 BORN_WITHIN_S = 30.0
-"""How long a fork server may take to fork a process: one that takes longer stands still, and is given up."""
+"""Time for a fork server to fork a process, seconds. One that takes longer counts as hung."""
 _READY_TIMEOUT_S = 30.0
 _NEWS_S = 2.0
-"""How long the news of a death may take after its signs."""
+"""Time for the report of a death after its first signs, seconds."""
 _PACKET_BYTES = 65_536
 _SIGXCPU = 24
 
 
 class Door:
-    """A socket on which consoles are asked for. Everything happens on the loop that made it."""
+    """Socket on which the host requests consoles. All methods run on the event loop that created it."""
 
     def __init__(
         self,
@@ -38,36 +38,39 @@ class Door:
         isolated: bool,
         born_within_s: float = BORN_WITHIN_S,
     ) -> None:
-        """`last_words`: the end of what the fork server wrote to its log; `isolated`: see `KeeperLink`."""
+        """`last_words` returns the end of the fork server's log. For `isolated`, see `KeeperLink`."""
         self.connection = connection
         self._born_within_s = born_within_s
         self.broken = False
-        """Nobody is behind it any more, or what is there stands still."""
+        """True once the process behind the socket is gone or hung."""
         self._context = context
         self._last_words = last_words
         self._isolated = isolated
         self.lost: Callable[[], bool] = self.gone
-        """Whether its consoles have died with what is behind it."""
+        """Returns True if its consoles died together with the process behind the socket."""
 
     def gone(self) -> bool:
-        """True once nobody is behind it any more, as far as the system knows by now, or it stands still."""
+        """Return True if the process behind the socket is gone, as far as the system knows, or hung."""
         try:
             self.broken = self.broken or not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:  # somebody is, and says nothing
+        except BlockingIOError:
+            # The process lives and sends nothing.
             pass
         except OSError:
             self.broken = True
         return self.broken
 
     async def open_console(self, limits: Limits, *, uid: int, decide: bool) -> ConsoleSession:
-        """A fresh console, ready for its first line; `uid`: its user outside, 0: that of who is asked.
+        """Return a fresh console, ready for its first line. `uid` is its user outside; 0 means that of the forking
+        process.
 
         Raises:
-            SandboxFault: it died or was not ready in time.
+            SandboxFault: the console died or was not ready in time.
         """
         key = secrets.token_hex(32)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.send(key.encode())  # not with the request: what the fork server knows, each later console can read
+        # Send the key on the console's own socket. Every later console can read the memory of the fork server.
+        ours.send(key.encode())
         link = self._link(ours, limits)
         try:
             with theirs:
@@ -75,7 +78,8 @@ class Door:
             await self._birth(link)
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 await link.ready
-            if link.death is not None or self._context.closed:  # with the fork server, which was let go meanwhile
+            if link.death is not None or self._context.closed:
+                # The console died, or its fork server was stopped meanwhile.
                 raise SandboxFault(f"a console died at birth: {self._last_words()}")
             return ConsoleSession(link, key, limits, self._context, decide=decide, lost=lambda: self.lost())
         except TimeoutError:
@@ -89,13 +93,14 @@ class Door:
             raise
 
     async def prepare(self, setup: Setup, limits: Limits, *, uid: int) -> "Station":
-        """A process in which a workspace was made, to ask for consoles that begin with it.
+        """Start a process, make a workspace in it, and return it as a source of consoles with that workspace.
 
         Raises:
             SetupError: the workspace cannot be made, within the limits of a console and `limits.cpu_s` of wall clock.
-            SandboxFault: the process could not be isolated, or nobody answered.
+            SandboxFault: the process could not be isolated, or no reply came.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The workspace process takes its requests for consoles on this channel.
         channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.setblocking(False)
         link = self._link(ours, limits)
@@ -104,6 +109,7 @@ class Door:
                 self._ask(_request(limits, uid, prepares=True), theirs, other, content)
             await self._birth(link)
             said = await _verdict(channel, link, limits)
+            # Without a reply, the process has ended. A non-empty reply is a problem of the workspace.
             if said is None:
                 raise self._ended(setup, link.death, limits)
             if said:
@@ -122,10 +128,10 @@ class Door:
             raise
 
     async def _birth(self, link: KeeperLink) -> None:
-        """Wait until what was asked for is forked, or has died.
+        """Wait until the requested process is forked, or has died.
 
         Raises:
-            SandboxFault: the fork server stands still.
+            SandboxFault: the fork server is hung.
         """
         try:
             async with asyncio.timeout(self._born_within_s):
@@ -143,14 +149,15 @@ class Door:
         descriptors = [each if isinstance(each, int) else each.fileno() for each in sockets]
         try:
             socket.send_fds(self.connection, [request], descriptors)
-        except BlockingIOError:  # it is alive, with more requests before it than its socket holds
+        except BlockingIOError:
+            # The fork server lives, but the queue of its socket is full.
             raise SandboxFault("the fork server takes no further request now") from None
         except OSError as error:
             self.broken = True
             raise SandboxFault(f"the fork server is gone: {error}") from error
 
     def _ended(self, setup: Setup, death: Death | None, limits: Limits) -> SetupError | SandboxFault:
-        """What a process that ended without a word says of its workspace."""
+        """Return the error for a workspace process that ended without a reply."""
         if death is None or death.code is None:
             return SandboxFault(f"a workspace's process died at birth: {self._last_words()}")
         reason = f"it ended its process ({death.code}) while it was made"
@@ -162,25 +169,25 @@ class Door:
 
 
 class Station:
-    """A process in which a workspace was made, and which is asked for consoles that begin with it."""
+    """Workspace process: a process in which a workspace was made, and from which consoles are forked."""
 
     def __init__(self, door: Door, link: KeeperLink) -> None:
         self._door = door
         self._link = link
         self.on_close: Callable[[], None] = lambda: None
-        """Called once, when it has been let go."""
+        """Called once, when it is released."""
 
     @property
     def alive(self) -> bool:
-        """False once it has ended; its consoles have ended with it."""
+        """False once it has ended, together with its consoles."""
         return self._link.death is None and not self._door.broken
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
-        """As `Door.open_console`. Consoles of one workspace have one user outside, and namespaces of their own."""
+        """As `Door.open_console`. Consoles of one workspace share one user outside, and each has its own namespaces."""
         return await self._door.open_console(limits, uid=0, decide=decide)
 
     def close(self) -> None:
-        """End it, and every console that it made."""
+        """End it, and every console that it forked."""
         self._door.connection.close()
         self._link.close()
         on_close, self.on_close = self.on_close, lambda: None
@@ -196,7 +203,7 @@ def _request(limits: Limits, uid: int, *, prepares: bool = False) -> bytes:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[int]:
-    """A descriptor from which `content` can be read: it may be more than a socket takes at once."""
+    """Yield a descriptor to read `content` from. `content` may exceed the size of a socket message."""
     descriptor = os.memfd_create("workspace")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -208,8 +215,8 @@ def _in_memory(content: bytes) -> Iterator[int]:
 
 
 async def _verdict(channel: socket.socket, link: KeeperLink, limits: Limits) -> Mapping[str, str] | None:
-    """What a process says of its workspace: nothing, or what is wrong with it. None: it ended, and said nothing."""
-    # One task for both periods: a packet that came as a time limit cancelled its reading would be lost.
+    """Return the problem of a workspace, or an empty mapping. None means that its process ended without a reply."""
+    # Use one task for both periods: a packet that arrives while its reading is cancelled would be lost.
     reading = asyncio.create_task(_packet(channel))
     try:
         done, _ = await asyncio.wait({reading}, timeout=limits.cpu_s)
@@ -224,6 +231,7 @@ async def _verdict(channel: socket.socket, link: KeeperLink, limits: Limits) -> 
         reading.cancel()
         await asyncio.wait({reading})
     if not packet:
+        # Its supervisor reports the death a little later.
         async with asyncio.timeout(_NEWS_S):
             await link.ready
         return None
@@ -235,7 +243,7 @@ async def _verdict(channel: socket.socket, link: KeeperLink, limits: Limits) -> 
 
 
 async def _packet(channel: socket.socket) -> bytes:
-    """The next packet, empty at the end."""
+    """Return the next packet. It is empty at the end of the stream."""
     try:
         return await asyncio.get_running_loop().sock_recv(channel, _PACKET_BYTES)
     except OSError:

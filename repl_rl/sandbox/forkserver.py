@@ -1,4 +1,4 @@
-"""The host's end of a fork server: starts it, asks it for consoles, restarts nothing by itself."""
+"""Host end of a fork server: starts it and requests consoles. It restarts nothing."""
 
 import asyncio
 import itertools
@@ -18,43 +18,44 @@ from repl_rl.sandbox.door import BORN_WITHIN_S, Door, Station
 
 _START_TIMEOUT_S = 120.0
 _OWN_WORDS = "repl_kernel: "
-"""Begins what the fork server itself says of its end, remedy included."""
+"""Prefix of the fork server's own message about its end. Such a message includes the remedy."""
 _FIRST_UID = 1_600_000_000
 _UIDS = 1_000_000
+# Processes of one machine usually start at different user ids.
 _uids = itertools.count(os.getpid() * 4096 % _UIDS)
 
 
 class Running(Protocol):
-    """A fork server that has been started."""
+    """Fork server that has been started."""
 
     @property
     def alive(self) -> bool:
         """False once it has ended."""
 
     def last_words(self) -> str:
-        """The end of what it wrote to its log."""
+        """Return the end of its log."""
 
     async def end(self) -> None:
-        """End it, and every console that it made."""
+        """End it, and every console that it forked."""
 
 
 class Launch(Protocol):
-    """How a fork server is started."""
+    """Launcher of a fork server."""
 
     @property
     def isolated(self) -> bool:
-        """Consoles get namespaces of their own."""
+        """True if each console gets its own namespaces."""
 
     @property
     def own_uids(self) -> bool:
-        """The fork server may change its user: each console gets a user id of its own."""
+        """True if the fork server may change its user, so that each console gets its own user id."""
 
     @property
     def remedy_for(self) -> Callable[[str], str]:
-        """From what was said of a failure to what a person can do."""
+        """Function from an error message to a remedy."""
 
     async def start(self) -> tuple[socket.socket, Running]:
-        """Start one; returns the socket on which it takes requests.
+        """Start a fork server. Also return the socket on which it takes requests.
 
         Raises:
             SandboxUnavailable: it cannot be started here.
@@ -62,12 +63,12 @@ class Launch(Protocol):
 
 
 class ForkServer:
-    """One running fork server."""
+    """Running fork server."""
 
     def __init__(
         self, connection: socket.socket, running: Running, launch: Launch, born_within_s: float = BORN_WITHIN_S
     ) -> None:
-        """`born_within_s`: it stands still if it takes longer to fork a console."""
+        """`born_within_s`: seconds to fork a console, after which the fork server counts as hung."""
         self._connection = connection
         self._running = running
         self._launch = launch
@@ -81,16 +82,17 @@ class ForkServer:
 
     @classmethod
     async def start(cls, launch: Launch, born_within_s: float = BORN_WITHIN_S) -> Self:
-        """Start it and wait until everything is imported.
+        """Start a fork server, and wait until it has imported everything.
 
         Raises:
-            SandboxUnavailable: it ended at once or did not answer; the message has its last words.
+            SandboxUnavailable: it ended at once or did not answer; the message contains the end of its log.
         """
         starting = asyncio.ensure_future(cls._started(launch, born_within_s))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # Killed before it has come up, bubblewrap leaves a process behind that waits for it for ever.
+            # If bubblewrap is killed before it is up, it leaves a process behind that waits for ever. So wait for the
+            # start first.
             await asyncio.wait({starting})
             if not starting.cancelled() and starting.exception() is None:
                 await starting.result().stop()
@@ -115,8 +117,10 @@ class ForkServer:
         except (TimeoutError, OSError):
             packet = b""
         if not packet:
-            words = self._running.last_words().splitlines()[-1]  # of a traceback, what was raised
+            # The last line of a traceback is the exception.
+            words = self._running.last_words().splitlines()[-1]
             reason = words.removeprefix(_OWN_WORDS)
+            # The fork server's own messages already include a remedy.
             remedy = "" if reason != words else f"; {self._launch.remedy_for(words)}"
             raise SandboxUnavailable(f"the sandbox did not start: {reason}{remedy}")
         major, minor, micro = json.loads(packet)["python"]
@@ -124,11 +128,11 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """False once the process has ended, or stands still."""
+        """False once the process has ended or is hung."""
         return self._running.alive and not self._door.gone()
 
     def last_words(self) -> str:
-        """The end of what it wrote to its log."""
+        """Return the end of its log."""
         return self._running.last_words()
 
     async def open_console(self, limits: Limits, *, decide: bool) -> ConsoleSession:
@@ -143,7 +147,7 @@ class ForkServer:
         return _FIRST_UID + next(_uids) % _UIDS if self._launch.own_uids else 0
 
     async def stop(self) -> None:
-        """End it and every console that it made."""
+        """End it, and every console that it forked."""
         self._connection.close()
         try:
             await self._running.end()

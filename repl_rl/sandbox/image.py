@@ -1,4 +1,4 @@
-"""The image of the `docker` sandbox: what it is called, and how it is built."""
+"""Image of the `docker` sandbox: its name and its build."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ from repl_rl.machine.assets import asset
 from repl_rl.sandbox.daemon import Daemon, connect, unavailable
 
 NAME = "repl-rl-sandbox"
-"""What stands for the package's own image where an image can be chosen."""
+"""Name that selects the package's own image in settings."""
 BASE = "python:3.11-slim-bookworm"
 _BASE_PYTHON = "3.11"
 _OTHER_BASES = re.compile(r"(python:3\.11[-.\w]*|repl-rl-base:latest)")
-"""Images that do as well, where the daemon has one and not `BASE`."""
+"""Images that replace `BASE` if the daemon has one of them but not `BASE`."""
 _FILES = ("sandbox/Dockerfile", "sandbox/requirements.txt")
 _TOLD = re.compile(r"Step \d+/\d+ : |Pulling from |Pull complete|Collecting |Processing |Downloading |Installing ")
 _LONGEST = 120
@@ -33,20 +33,20 @@ _log = logging.getLogger(__name__)
 
 
 def own_image() -> str:
-    """The package's own image."""
+    """Return the tag of the package's own image."""
     return named(*(asset(name).read_bytes() for name in _FILES))
 
 
 def named(*contents: bytes) -> str:
-    """What an image of these files is called: an image of other files is never taken for it."""
+    """Return the tag of an image that is built from these file contents. Other contents have another tag."""
     return f"{NAME}:{sha256(bytes(1).join(contents)).hexdigest()[:12]}"
 
 
 async def build_missing() -> None:
-    """Build the package's own image; says so in the log, step by step. A cancelled build ends at its next message.
+    """Build the package's own image, and log each step. A cancelled build ends at its next message.
 
     Raises:
-        SandboxUnavailable: it cannot be built here; the message has the command that helps.
+        SandboxUnavailable: the image cannot be built here; the message contains the command that helps.
     """
     stop = Event()
     work = asyncio.ensure_future(asyncio.to_thread(build, stop=stop))
@@ -62,14 +62,16 @@ def build(*, base: str = "", wheels: Path | None = None, tag: str = "", stop: Ev
     """Build an image, and return its id.
 
     Args:
-        base: image with Python 3.11 or later and pip to build on; "": `BASE`, or one like it that the daemon has.
-        wheels: folder with the wheels of what the image needs; None: this machine's pip fetches them, or the image's.
-        tag: what to call it; "": as `own_image` says.
-        stop: give up at the next message once this is set.
+        base: image with Python 3.11 or later and pip to build on; empty means `BASE`, or a similar one that the daemon
+            has.
+        wheels: folder with the wheels of the requirements; None means that this machine's pip or the image's fetches
+            them.
+        tag: tag of the image; empty means that of `own_image`.
+        stop: event that ends the build at its next message.
 
     Raises:
-        ConfigError: `wheels` is no folder with wheels.
-        SandboxUnavailable: no daemon, or the build failed.
+        ConfigError: `wheels` is not a folder with wheels.
+        SandboxUnavailable: no daemon answers, or the build failed.
     """
     if wheels is not None and not list(wheels.glob("*.whl")):
         raise ConfigError(
@@ -78,6 +80,7 @@ def build(*, base: str = "", wheels: Path | None = None, tag: str = "", stop: Ev
     client, tag = connect(), tag or own_image()
     base = base or _base(client)
     _log.warning("building the image %s on %s; this happens once", tag, base)
+    # The build context contains the Dockerfile, the requirements and their wheels.
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
         for name in _FILES:
@@ -98,13 +101,14 @@ def _base(client: Daemon) -> str:
 
 
 def _python_of(client: Daemon, base: str) -> str:
-    """Major and minor version of the Python of an image, which is pulled where the daemon lacks it.
+    """Return the major and minor version of an image's Python. The image is pulled if the daemon lacks it.
 
     Raises:
-        SandboxUnavailable: the image cannot be had, or has no Python from 3.11 on.
+        SandboxUnavailable: the image is not available, or has no Python of version 3.11 or later.
     """
     import docker  # slow to import
 
+    # The version of the default base is known without starting a container.
     if base == BASE:
         return _BASE_PYTHON
     ask = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
@@ -125,13 +129,15 @@ def _python_of(client: Daemon, base: str) -> str:
 
 
 def _download(requirements: Path, folder: Path, python: str) -> None:
-    """With this machine's pip, which knows its index, proxies and certificates; a container's does not."""
+    """Download the wheels with this machine's pip. Unlike a container's pip, it knows its index, proxies and
+    certificates."""
     options = ("--quiet", "--disable-pip-version-check", "--only-binary=:all:", f"--python-version={python}")
     command = [sys.executable, "-P", "-m", "pip", "download", *options, "-d", str(folder), "-r", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         _log.warning("pip cannot fetch the image's wheels here (%s): the image's own pip is to", reason)
+        # Without any wheel in the context, the Dockerfile uses the package index.
         for wheel in folder.iterdir():
             wheel.unlink()
 
@@ -141,7 +147,7 @@ def _run(client: Daemon, context: Path, tag: str, base: str, stop: Event) -> str
 
     said = "it said nothing"
     try:
-        # forcerm: without it, a step that fails leaves its container behind
+        # `forcerm` also removes the container of a step that fails.
         messages = client.api.build(
             path=str(context), tag=tag, buildargs={"BASE": base}, rm=True, forcerm=True, decode=True
         )
@@ -159,10 +165,10 @@ def _run(client: Daemon, context: Path, tag: str, base: str, stop: Event) -> str
 
 
 def _words(messages: "Iterator[dict[str, object]]") -> Iterator[str]:
-    """What the daemon says of a build, line by line.
+    """Yield the daemon's build messages, line by line.
 
     Raises:
-        docker.errors.BuildError: it says that the build failed.
+        docker.errors.BuildError: the daemon reports that the build failed.
     """
     import docker  # slow to import
 
@@ -178,6 +184,7 @@ def _failed(base: str, reason: str) -> SandboxUnavailable:
     problem = f"its image could not be built on {base}: {' '.join(reason.split())}"
     if not _UNREACHABLE.search(reason):
         return unavailable(problem, "repl-rl sandbox build --wheels FOLDER (of what pip download ipykernel fetches)")
+    # In a checkout, `scripts/docker` can make a base image without a registry.
     script = asset("sandbox").parent / "scripts" / "docker"
     if script.exists() and os.geteuid() == 0 and shutil.which("apt-get"):
         return unavailable(problem, f"'{script}' up makes a base without a registry")

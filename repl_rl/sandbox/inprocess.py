@@ -1,4 +1,4 @@
-"""`code.InteractiveConsole` in this very process, for tests and for trusted lines; only output is limited."""
+"""`code.InteractiveConsole` in this process, for tests and for trusted lines. Only output is limited."""
 
 import builtins
 import code
@@ -20,7 +20,7 @@ from repl_rl.sandbox.base import Births, Limits, PushResult, Sandbox, SandboxKin
 
 
 class _Console(code.InteractiveConsole):
-    """Remembers how the last cell went and the first final answer."""
+    """Console that remembers the outcome of the last cell and the first final answer."""
 
     def __init__(self) -> None:
         super().__init__({"__name__": "__main__", "__doc__": None, "__builtins__": dict(vars(builtins))}, "<stdin>")
@@ -30,7 +30,7 @@ class _Console(code.InteractiveConsole):
         self.builtins["submit_final_answer"] = self._submit
 
     def show(self, value: object) -> None:
-        """`sys.displayhook`, with a `_` of this console's own."""
+        """Echo a value as `sys.displayhook` does, with a `_` that belongs to this console."""
         if value is not None:
             self.builtins["_"] = None
             sys.stdout.write(repr(value) + "\n")
@@ -42,11 +42,13 @@ class _Console(code.InteractiveConsole):
             self.answer = text
 
     def showsyntaxerror(self, filename: str | None = None, **source: str) -> None:
-        """`source`: the cell, which Python 3.13 and later pass by that name to find the line that an error lacks."""
+        """Print a syntax error. Python 3.13 and later pass the cell as `source`, to find a line that the error
+        lacks."""
         self.outcome = LineStatus.SYNTAX_ERROR
         error = sys.exc_info()[1]
         if isinstance(error, SyntaxError) and error.lineno is None:
-            source = {}  # Python 3.13.0 fails where the error names no line either, as with a null byte
+            # Python 3.13.0 fails if the error has no line number, as for a null byte.
+            source = {}
         super().showsyntaxerror(filename, **source)
 
     def showtraceback(self) -> None:
@@ -57,7 +59,7 @@ class _Console(code.InteractiveConsole):
 
 
 class InProcessSession:
-    """One console in this process."""
+    """Console in this process."""
 
     def __init__(self, limits: Limits) -> None:
         self._console = _Console()
@@ -73,7 +75,7 @@ class InProcessSession:
         """Make a workspace in this console.
 
         Raises:
-            SetupError: it has files, for which there is no place here, or a module or a line raises.
+            SetupError: it has files, which this sandbox does not support, or a module or a line raises.
         """
         said, name = json.loads(setup.content), f"workspace {setup.digest[:12]}"
         if said["files"]:
@@ -95,7 +97,7 @@ class InProcessSession:
         self._console.answer, self._ended = None, False
 
     async def push(self, line: str) -> PushResult:
-        """As `SandboxSession.push`, except that no deadline is kept: the line runs on the caller's own thread."""
+        """As `SandboxSession.push`, but without a deadline, because the line runs on the caller's own thread."""
         refuse_unfit(line, ended=self._ended)
         started = time.perf_counter()
         console, output, more = self._console, io.StringIO(), False
@@ -122,7 +124,7 @@ class InProcessSession:
 
 
 def _bounded(text: str, limit: int) -> tuple[str, bool]:
-    """`text` in at most `limit` bytes, as a sandboxed console cuts it between whole characters; and whether it did."""
+    """Return `text` in at most `limit` bytes, cut between characters as in a sandbox, and True if it was truncated."""
     data = text.encode("utf-8", "replace")
     if len(data) <= limit:
         return text, False
@@ -134,7 +136,8 @@ def _bounded(text: str, limit: int) -> tuple[str, bool]:
 
 @contextlib.contextmanager
 def _streams(console: _Console, output: io.StringIO) -> Iterator[None]:
-    """Both streams into `output`, no input, echo by `console`, errors as Python prints them if nobody hooks them."""
+    """Redirect both streams to `output`, give no input, echo through `console`, and print errors as plain Python
+    does."""
     stdin, display, hook = sys.stdin, sys.displayhook, sys.excepthook
     sys.stdin, sys.displayhook, sys.excepthook = io.StringIO(""), console.show, sys.__excepthook__
     try:
@@ -145,7 +148,7 @@ def _streams(console: _Console, output: io.StringIO) -> Iterator[None]:
 
 
 class InProcessSandbox:
-    """A source of consoles in this process, for thousands of rollouts of lines that are trusted."""
+    """Source of consoles in this process, for thousands of rollouts of trusted lines."""
 
     name = "inprocess"
 
@@ -155,12 +158,12 @@ class InProcessSandbox:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[InProcessSession]:
-        """A fresh console. Modules and interpreter settings are shared with the process."""
+        """Yield a fresh console. It shares modules and interpreter settings with the process."""
         yield InProcessSession(self._limits)
 
     @asynccontextmanager
     async def prepared(self, setup: Setup) -> AsyncIterator[InProcessSession]:
-        """A fresh console in which the workspace has been made, anew each time."""
+        """Yield a fresh console with a workspace, which is made anew each time."""
         session = InProcessSession(self._limits)
         session.prepare(setup)
         yield session
@@ -168,7 +171,7 @@ class InProcessSandbox:
 
 @dataclass(frozen=True, slots=True)
 class InProcess(SandboxKind):
-    """This very process. It is in no table: only a verb that runs lines of our own offers it."""
+    """Sandbox in this process. It is not in `SANDBOXES`; only commands that run the package's own lines offer it."""
 
     kind: ClassVar[str] = "inprocess"
     about: ClassVar[str] = "this very process, for lines of our own"

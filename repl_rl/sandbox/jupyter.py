@@ -1,4 +1,4 @@
-"""Our console for any Jupyter front end: a kernelspec, and a kernel provisioner that starts it inside bubblewrap."""
+"""Kernelspec and kernel provisioner that run the console inside bubblewrap for any Jupyter front end."""
 
 import json
 import os
@@ -21,11 +21,11 @@ from repl_rl.sandbox import local
 
 NAME = "repl-rl"
 PROVISIONER = "repl-rl-local"
-"""Entry point in the group `jupyter_client.kernel_provisioners`."""
+"""Name of the entry point in the group `jupyter_client.kernel_provisioners`."""
 
 
 def kernelspec(name: str = NAME, *, isolated: bool = True) -> dict[str, object]:
-    """The contents of `kernel.json`. `isolated`: started by our provisioner, inside bubblewrap."""
+    """Return the contents of `kernel.json`. If `isolated`, our provisioner starts the kernel inside bubblewrap."""
     spec: dict[str, object] = {
         "argv": [sys.executable, str(asset("sandbox/repl_kernel/__main__.py")), "-f", "{connection_file}"],
         "display_name": f"Python console ({name})" if isolated else f"Python console ({name}, not isolated)",
@@ -38,17 +38,16 @@ def kernelspec(name: str = NAME, *, isolated: bool = True) -> dict[str, object]:
 
 
 def data_folder(prefix: Path = Path(sys.prefix)) -> Path:
-    """Jupyter's data folder of an installation prefix."""
+    """Return Jupyter's data folder of an installation prefix."""
     return prefix / "share" / "jupyter"
 
 
 def install(data: Path | None = None, *, name: str = NAME, isolated: bool = True) -> Path:
-    """Write the kernelspec into a data folder of Jupyter, by default this environment's; returns its own folder.
+    """Write the kernelspec into a data folder of Jupyter, by default this environment's, and return its own folder.
 
     Raises:
-        ConfigError: `name` is none for a kernel, or that of a kernel of another program; or the folder cannot be
-            written.
-        SandboxUnavailable: `isolated`, and there is no bubblewrap here.
+        ConfigError: `name` is invalid, or names a kernel of another program; or the folder is not writable.
+        SandboxUnavailable: `isolated` is True, and bubblewrap is missing.
     """
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
         raise ConfigError("kernel's name", name, "use letters, digits, `-`, `.` and `_` only")
@@ -66,7 +65,7 @@ def install(data: Path | None = None, *, name: str = NAME, isolated: bool = True
 
 
 def _is_own(file: Path) -> bool:
-    """True for a `kernel.json` that starts our console, whatever installation wrote it."""
+    """Return True for a `kernel.json` that starts this console, from any installation."""
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
         return any("repl_kernel" in word for word in said["argv"])
@@ -87,18 +86,20 @@ def _children(pid: int) -> list[int]:
 
 
 class BubblewrapProvisioner(LocalProvisioner):
-    """Starts the kernel of a kernelspec inside one bubblewrap; it listens on sockets in a folder, not on ports."""
+    """Provisioner that starts a kernel inside bubblewrap. The kernel listens on sockets in a folder, not on ports."""
 
     _folder: str = ""
 
     async def pre_launch(self, **kwargs: object) -> dict[str, object]:
         """Choose the sockets, then build the command line."""
         bwrap = _bubblewrap()
-        if not self._folder:  # a restarted kernel listens where its clients are connected
+        # A restarted kernel keeps its folder, because its clients are connected there.
+        if not self._folder:
             self._folder = tempfile.mkdtemp(prefix="repl-rl-")
         manager = self.parent
         if not isinstance(manager, KernelManager):
             raise ConfigError("kernel provisioner's parent", manager, "start kernels through a KernelManager")
+        # Ports inside cannot be reached, because the sandbox has its own network.
         manager.transport = "ipc"
         manager.ip = f"{self._folder}/kernel"
         manager.connection_file = f"{self._folder}/connection.json"
@@ -108,19 +109,20 @@ class BubblewrapProvisioner(LocalProvisioner):
         return settings
 
     async def launch_kernel(self, cmd: list[str], **kwargs: object) -> KernelConnectionInfo:
-        """As the base class; the environment is bubblewrap's business."""
+        """As in the base class. bubblewrap sets the environment."""
         return await super().launch_kernel(cmd, **kwargs)
 
     async def send_signal(self, signum: int) -> None:
-        """An interrupt goes to the processes inside; bubblewrap itself would end by it, and the kernel with it."""
+        """Send a signal. An interrupt goes to the processes inside, because it would end bubblewrap itself."""
         if signum != signal.SIGINT or self.process is None:
             await super().send_signal(signum)
             return
         for inside in _children(self.process.pid):
-            os.killpg(inside, signum)  # the first process of the namespace leads the group, and ignores it
+            # The first process of the namespace leads the group, and ignores the signal.
+            os.killpg(inside, signum)
 
     async def cleanup(self, restart: bool = False) -> None:
-        """Remove the sockets."""
+        """Remove the sockets, unless the kernel restarts."""
         await super().cleanup(restart)
         if self._folder and not restart:
             shutil.rmtree(self._folder, ignore_errors=True)

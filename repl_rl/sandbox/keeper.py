@@ -1,4 +1,4 @@
-"""The host's end of a console's supervisor: orders go in, the console's birth and death come out."""
+"""Host end of a console's supervisor: sends orders, and receives the console's birth and death."""
 
 import asyncio
 import contextlib
@@ -24,24 +24,24 @@ _BORN, _READY, _STRUCK, _TEXT, _DIED = b"B", b"R", b"S", b"T", b"D"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a console ended."""
+    """End of a console."""
 
     code: int | None
-    """Exit code; minus the signal's number; None: its supervisor is gone as well."""
+    """Exit code, or minus the number of the signal. None means that the supervisor is gone as well."""
     text: str = ""
-    """What it had printed and nobody had read."""
+    """Output that was printed but not read."""
     cut: bool = False
-    """The middle of that was left out."""
+    """True if the middle of that output was left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Packet:
-    """One packet of a supervisor."""
+    """Packet of a supervisor."""
 
     content: bytes
     descriptors: Sequence[int]
     sender: int
-    """The process that sent it, by the kernel's word; 0: the kernel was not asked, or it cannot be seen from here."""
+    """Sending process, as reported by the kernel. 0 means that it was not requested or is not visible here."""
 
 
 def _receive(connection: socket.socket) -> _Packet:
@@ -56,7 +56,7 @@ def _receive(connection: socket.socket) -> _Packet:
 
 
 def _process_of(handle: int) -> int:
-    """The process that a pidfd refers to; 0 or less: it is none, or that process has ended."""
+    """Return the process that a pidfd refers to. 0 or less means that it refers to none, or to one that has ended."""
     with open(f"/proc/self/fdinfo/{handle}") as file:
         numbers = [int(line.split()[1]) for line in file if line.startswith("Pid:")]
     return numbers[0] if numbers else 0
@@ -72,10 +72,10 @@ def _parse_death(packet: bytes, text: str) -> Death:
 
 
 class KeeperLink:
-    """Talks to one supervisor. Everything happens on the loop that made it."""
+    """Connection to one supervisor. All methods run on the event loop that created it."""
 
     def __init__(self, connection: socket.socket, *, isolated: bool, max_text_bytes: int) -> None:
-        """`isolated`: the supervisor is process 1 of its namespaces, so killing it kills all."""
+        """`isolated`: the supervisor is process 1 of its namespaces, so killing it kills all processes in them."""
         self._connection = connection
         self._isolated = isolated
         self._max_text_bytes = max_text_bytes
@@ -84,7 +84,7 @@ class KeeperLink:
         self._process = -1
         self._folder = self._listening = -1
         self.born: asyncio.Future[None] = self._loop.create_future()
-        """Done when the fork server has forked it, or it is dead."""
+        """Done when the fork server has forked the supervisor, or when it is dead."""
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.death: Death | None = None
         self.on_death: Callable[[], None] = lambda: None
@@ -97,9 +97,9 @@ class KeeperLink:
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, wanted)
 
     def open_address(self) -> str:
-        """Find the console's socket, once; its address is valid until `forget_address`.
+        """Open the console's socket, once. Return an address that is valid until `forget_address`.
 
-        The folder is the console's, which may put a link there. So the address names the socket itself, not a path.
+        The console owns the folder and may put a link there. So the address names the socket itself, not a path.
 
         Raises:
             OSError: there is no socket.
@@ -111,7 +111,7 @@ class KeeperLink:
         return f"ipc:///proc/self/fd/{self._listening}"
 
     def forget_address(self) -> None:
-        """The connection is made; the socket's file need not stay open."""
+        """Close the socket's file, which is not needed once the connection is made."""
         if self._listening >= 0:
             os.close(self._listening)
             self._listening = -1
@@ -122,7 +122,8 @@ class KeeperLink:
             self._folder = -1
 
     def interrupt(self) -> "asyncio.Future[None]":
-        """SIGINT to the console's process group. The future is done when the signal has been sent, or it is dead."""
+        """Send SIGINT to the console's process group. The future is done when the signal is sent, or the console is
+        dead."""
         if self._struck is None or self._struck.done():
             self._struck = self._loop.create_future()
         self._order(_INTERRUPT)
@@ -131,17 +132,17 @@ class KeeperLink:
         return self._struck
 
     def kill(self) -> None:
-        """SIGKILL to the console; its death is then reported."""
+        """Send SIGKILL to the console. Its death is then reported."""
         self._order(_KILL)
 
     def destroy(self) -> None:
-        """SIGKILL to the supervisor, and so to everything in its namespaces."""
+        """Send SIGKILL to the supervisor, and so to all processes in its namespaces."""
         if self._process >= 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the console and let go of everything. A supervisor without namespaces cleans up when it notices."""
+        """End the console and release its resources. A supervisor without namespaces notices the end and cleans up."""
         if self._isolated:
             self.destroy()
         if self._connection.fileno() >= 0:
@@ -157,7 +158,8 @@ class KeeperLink:
                 waiting.cancel()
 
     def _order(self, order: bytes) -> None:
-        with contextlib.suppress(OSError):  # a closed connection: the death is about to be read
+        with contextlib.suppress(OSError):
+            # If the connection is closed, the death is about to be read.
             self._connection.send(order)
 
     def _read(self) -> None:
@@ -174,10 +176,12 @@ class KeeperLink:
         kind, rest = packet.content[:1], packet.content[1:]
         if kind == _BORN and self._process < 0 and self._is_of_its_sender(packet):
             self._process, self._folder = packet.descriptors
+            # Only the first packet's sender must be checked.
             self._ask_for_senders(False)
             if not self.born.done():
                 self.born.set_result(None)
             return
+        # Any other packet must not contain descriptors; close them.
         for descriptor in packet.descriptors:
             os.close(descriptor)
         if kind == _BORN:
@@ -194,7 +198,7 @@ class KeeperLink:
             self._die(_parse_death(rest, text) if kind else Death(None, text))
 
     def _is_of_its_sender(self, packet: _Packet) -> bool:
-        """Whether the process that was handed over is the one that handed it over: any other must not be killed."""
+        """Return True if the sender handed over itself. Any other process must not be killed through this handle."""
         if len(packet.descriptors) != 2:
             return False
         handed = _process_of(packet.descriptors[0])
@@ -206,6 +210,7 @@ class KeeperLink:
     def _die(self, death: Death) -> None:
         self.death = death
         self._loop.remove_reader(self._connection.fileno())
+        # Wake all waiting tasks; they check `death`.
         for waiting in (self.born, self.ready, self._struck):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)

@@ -1,4 +1,4 @@
-"""One line of a policy may be several physical lines: a token can close more than one."""
+"""Execution of a policy's line that has several physical lines. A token can contain more than one newline."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from repl_rl.sandbox.base import PushResult, SandboxSession
 
 
 async def push_lines(console: SandboxSession, lines: Sequence[str]) -> PushResult:
-    """Give a console at least one physical line, in order, until it ends. One result for all of them.
+    """Run at least one physical line, in order, until the console ends. Return one result for all of them.
 
-    Their outputs are joined; the first line that is more than fine decides the status.
+    The outputs are joined. The first line whose status is neither ok nor incomplete decides the status.
     """
     return combined(await push_each(console, lines))
 
 
 async def push_each(console: SandboxSession, lines: Sequence[str]) -> list[PushResult]:
-    """As `push_lines`, but a result for each line that the console was given."""
+    """As `push_lines`, but return one result per executed line."""
     results: list[PushResult] = []
     for line in lines:
         results.append(await console.push(line))
@@ -25,7 +25,7 @@ async def push_each(console: SandboxSession, lines: Sequence[str]) -> list[PushR
 
 
 def combined(results: Sequence[PushResult]) -> PushResult:
-    """One result for several (at least one)."""
+    """Combine results, at least one, into one."""
     if len(results) == 1:
         return results[0]
     plain = (LineStatus.OK, LineStatus.INCOMPLETE)

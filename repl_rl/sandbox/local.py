@@ -1,4 +1,4 @@
-"""The `local` sandbox: a fork server inside one bubblewrap, and namespaces of their own for each console."""
+"""The `local` sandbox: a fork server inside one bubblewrap, in which each console gets its own namespaces."""
 
 import json
 import os
@@ -23,9 +23,9 @@ _FOLDERS = (
     *("--perms", "0755", "--dir", "/run", "--dir", "/run/console"),
     *("--proc", "/proc", "--dev", "/dev", "--dir", "/dev/shm", "--tmpfs", "/tmp"),
 )
-"""Before what is shown of the host: that may lie below them."""
+"""Options that come before those for host files, which may be below these folders."""
 INSIDE = "/opt/repl_kernel"
-"""Where the kernel's package is, inside."""
+"""Folder of the kernel's package inside the sandbox."""
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
@@ -34,12 +34,12 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""The whole environment of a console. One hash seed for all: sets print in the same order in every rollout."""
+"""Complete environment of a console. It has one hash seed, so that sets print in the same order in every rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Local(SandboxKind):
-    """Consoles in namespaces of their own on this machine."""
+    """Consoles in their own namespaces on this machine."""
 
     kind: ClassVar[str] = "local"
     about: ClassVar[str] = "namespaces on this machine"
@@ -49,7 +49,7 @@ class Local(SandboxKind):
         return serve(self.kind, launch(births.preload), births)
 
     async def doctor(self) -> str:
-        """See `SandboxKind.doctor`; it also says what a control group bounds, or why none does."""
+        """See `SandboxKind.doctor`. It also reports the limits of a control group, or the reason why it has none."""
         answers = await SandboxKind.doctor(self)
         try:
             group = make_group()
@@ -69,7 +69,8 @@ class Local(SandboxKind):
 
 
 def _privileges() -> tuple[str, ...]:
-    """As root the fork server keeps what it needs to give each console a user of its own; else a user namespace."""
+    """Return the options for privileges. As root, the fork server keeps the capabilities to give each console its own
+    user. Any other user needs a user namespace."""
     if os.geteuid() == 0:
         kept = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")
         return ("--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name)))
@@ -84,13 +85,14 @@ def wrap(
     binds: Sequence[str] = (),
     privileges: Sequence[str] = (),
 ) -> list[str]:
-    """The command line that runs `inner` with nothing of the host but what `seen` says; None: all but preloads.
+    """Return the command line that runs `inner` with only the host files of `seen`. None means a view without preloads.
 
     Raises:
-        SandboxUnavailable: something that this Python needs is not there.
+        SandboxUnavailable: something that this Python needs is missing.
     """
     spaces = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
-    name = ("--hostname", "console")  # before anything is imported that remembers the host's
+    # Set it before modules are imported, because some store the host's name.
+    name = ("--hostname", "console")
     variables = [word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)]
     seen = seen or view(Path(INSIDE), (), own_uids=False)
     return [
@@ -103,13 +105,14 @@ def wrap(
             "--new-session",
             "--clearenv",
         ),
+        # Make the root read-only last, because earlier options create folders in it.
         *(*variables, *_FOLDERS, *seen.options, *binds, "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", "/tmp", "--", *inner),
     ]
 
 
 def command(bwrap: str, preload: Sequence[str]) -> list[str]:
-    """The command line of the sandboxed fork server; `{fd}` stands for its socket."""
+    """Return the command line of the sandboxed fork server. `{fd}` is replaced by the number of its socket."""
     seen = view(Path(INSIDE), preload, own_uids=os.geteuid() == 0)
     options = {"isolate": True, "preload": list(preload), "packages": seen.packages, "kept": seen.kept}
     inner = (sys.executable, f"{INSIDE}/zygote.py", "{fd}", json.dumps(options))
@@ -117,10 +120,10 @@ def command(bwrap: str, preload: Sequence[str]) -> list[str]:
 
 
 def launch(preload: Sequence[str]) -> ProcessLaunch:
-    """How to start the fork server of a `local` sandbox.
+    """Return the launcher of the fork server of a `local` sandbox.
 
     Raises:
-        SandboxUnavailable: there is no bubblewrap here, or something that this Python needs cannot be shown inside.
+        SandboxUnavailable: this is not Linux, bubblewrap is missing, or a file that this Python needs cannot be shown.
     """
     if sys.platform != "linux":
         raise SandboxUnavailable(f"sandbox 'local' needs Linux, and this is {sys.platform}; {INSTEAD}")

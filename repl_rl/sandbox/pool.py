@@ -1,4 +1,4 @@
-"""A warm pool of fresh consoles. Each is leased once, to one rollout, and killed at the end of the lease."""
+"""Console pool: consoles are started ahead of time, leased once to one rollout, and killed at the end of the lease."""
 
 import asyncio
 from collections import deque
@@ -12,25 +12,24 @@ _TRIES = 3
 
 
 class Leased(Protocol):
-    """A console, as its pool sees it."""
+    """Console, as its pool sees it."""
 
     @property
     def dead(self) -> bool:
-        """A console that waited for its lease can be."""
+        """True if the console died while it waited for its lease."""
 
     def close(self) -> None:
-        """Kill it, and let go of everything."""
+        """Kill the console and release its resources."""
 
 
 _Console = TypeVar("_Console", bound=Leased)
 
 
 class Pool(Generic[_Console]):
-    """Keeps `warm` consoles alive, leased ones included, and starts at most `starting` at a time.
+    """Console pool that keeps `warm` consoles alive, leased ones included, and starts at most `starting` at a time.
 
-    A lease is replaced when it ends, not when it begins: while many rollouts run, the cores belong to them, and the
-    next ones' consoles are born while the policy is updated.
-    A lease beyond `warm` starts a console of its own.
+    A leased console is replaced when its lease ends, not when it begins. So the cores belong to the running rollouts,
+    and consoles for the next ones start while the policy is updated. A lease beyond `warm` starts its own console.
     """
 
     def __init__(self, open_console: Callable[[], Awaitable[_Console]], *, warm: int, starting: int) -> None:
@@ -45,10 +44,11 @@ class Pool(Generic[_Console]):
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[_Console]:
-        """A console that nobody has used.
+        """Lease a fresh console.
 
         Raises:
-            SandboxFault: none could be started, after several tries; SandboxLost: nothing is there to start it.
+            SandboxFault: no console could be started, after several tries.
+            SandboxLost: the process that starts consoles is gone.
         """
         session = await self._take()
         try:
@@ -62,6 +62,7 @@ class Pool(Generic[_Console]):
         if self._closed:
             raise SandboxFault("the sandbox is closed")
         while self._ready:
+            # Skip consoles that died while they waited.
             session = self._ready.popleft()
             if session.dead:
                 session.close()
@@ -74,6 +75,7 @@ class Pool(Generic[_Console]):
         try:
             return await waiting
         except asyncio.CancelledError:
+            # The console was assigned just before the cancellation; end its lease.
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 self._leased.discard(waiting.result())
                 waiting.result().close()
@@ -81,9 +83,10 @@ class Pool(Generic[_Console]):
             raise
 
     def fill(self) -> None:
-        """Start what is missing, in the background."""
+        """Start missing consoles in the background."""
         if self._closed:
             return
+        # Start consoles for the reserve and for waiting leases, less those that start already.
         reserve = max(0, self._warm - len(self._leased) - len(self._ready))
         wanted = reserve + len(self._waiting) - len(self._starting)
         for _ in range(min(wanted, self._starting_at_most - len(self._starting))):
@@ -106,7 +109,8 @@ class Pool(Generic[_Console]):
             try:
                 session = await self._open_console()
             except SandboxLost:
-                raise  # whoever looked for another has been patient
+                # The source has already retried for as long as it may.
+                raise
             except SandboxFault:
                 if attempt == _TRIES - 1:
                     raise
@@ -120,6 +124,7 @@ class Pool(Generic[_Console]):
 
     def _hand_out(self, session: _Console) -> None:
         while self._waiting:
+            # A waiting lease comes before the reserve.
             waiting = self._waiting.popleft()
             if not waiting.done():
                 self._leased.add(session)
@@ -131,7 +136,7 @@ class Pool(Generic[_Console]):
             self._ready.append(session)
 
     def _refuse(self, error: BaseException) -> None:
-        """Everybody who waits learns of it; the next lease tries again."""
+        """Fail all waiting leases. The next lease tries again."""
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():
@@ -140,7 +145,7 @@ class Pool(Generic[_Console]):
                 waiting.set_exception(fault)
 
     async def close(self) -> None:
-        """Kill every console, leased ones too."""
+        """Kill all consoles, leased ones too."""
         self._closed = True
         self._refuse(SandboxFault("the sandbox is closed"))
         starting = list(self._starting)

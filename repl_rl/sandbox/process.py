@@ -1,4 +1,4 @@
-"""Starts a fork server as a child process of this one."""
+"""Start of a fork server as a child process of this one."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ _STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RunningProcess:
-    """A fork server's process and its log."""
+    """Process of a fork server, and its log."""
 
     process: asyncio.subprocess.Process
     log: IO[bytes]
@@ -28,14 +28,14 @@ class RunningProcess:
         return self.process.returncode is None
 
     def last_words(self) -> str:
-        """The end of what it wrote to its log."""
+        """Return the end of its log."""
         if self.log.closed:
             return "it was ended"
         self.log.seek(0)
         return self.log.read()[-2000:].decode("utf-8", "replace").strip() or "it said nothing"
 
     async def end(self) -> None:
-        """Kill it; without namespaces it ends by itself, after its consoles have cleaned up."""
+        """Kill the process. Without namespaces it ends without a signal, after its consoles have cleaned up."""
         if self.process.returncode is None and self.isolated:
             self.process.kill()
         try:
@@ -52,25 +52,26 @@ class RunningProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLaunch:
-    """How a fork server is started as a process."""
+    """Launcher of a fork server as a process."""
 
     argv: Sequence[str]
-    """Command; `{fd}` stands for the number of the inherited socket."""
+    """Command. `{fd}` is replaced by the number of the inherited socket."""
     isolated: bool
     own_uids: bool
     remedy_for: Callable[[str], str]
-    """From what was said of a failure to what a person can do."""
+    """Function from an error message to a remedy."""
     bounded: bool = False
-    """In a control group, where one can be had."""
+    """True if the process starts in a control group, if one can be made."""
 
     async def start(self) -> tuple[socket.socket, RunningProcess]:
-        """As `Launch.start`. It must be called on the thread that lives as long as the sandbox."""
+        """As `Launch.start`. Call it on a thread that lives as long as the sandbox."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         group = self._group()
         log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         try:
             with theirs:
                 argv = [part.replace("{fd}", str(theirs.fileno())) for part in self.argv]
+                # Join the group before the program starts, so that all of its children are in it.
                 argv = group.joining(argv) if group else argv
                 process = await asyncio.create_subprocess_exec(
                     *argv,
@@ -80,6 +81,7 @@ class ProcessLaunch:
                     stderr=log,
                 )
         except BaseException as error:
+            # A cancelled start must leave nothing behind, either.
             ours.close()
             log.close()
             if group is not None:
@@ -91,7 +93,7 @@ class ProcessLaunch:
         return ours, RunningProcess(process, log, self.isolated, group)
 
     def _group(self) -> ControlGroup | None:
-        """A group, or None where there is none to be had; `repl-rl doctor` says why."""
+        """Return a new control group, or None if none can be made. `repl-rl doctor` reports the reason."""
         try:
             return make_group() if self.bounded else None
         except NoGroup:

@@ -1,4 +1,4 @@
-"""A sandbox made of fork servers and a pool: what `local`, `unsafe` and `docker` have in common."""
+"""Sandbox that consists of fork servers and a console pool: the common part of `local`, `unsafe` and `docker`."""
 
 import asyncio
 import logging
@@ -22,43 +22,43 @@ log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where consoles come from."""
+    """Source of consoles."""
 
     async def open(self) -> ConsoleSession:
-        """A fresh console.
+        """Return a fresh console.
 
         Raises:
-            SandboxFault: none could be started.
+            SandboxFault: no console could be started.
         """
 
     async def prepare(self, setup: Setup) -> Station:
-        """A process in which a workspace was made.
+        """Return a process in which a workspace was made.
 
         Raises:
-            SetupError: it cannot be made.
-            SandboxFault: no such process could be started.
+            SetupError: the workspace cannot be made.
+            SandboxFault: the process could not be started.
         """
 
     async def birth(self, station: Station) -> ConsoleSession:
-        """A fresh console that begins with the workspace of `station`.
+        """Return a fresh console that begins with the workspace of `station`.
 
         Raises:
-            SandboxFault: none could be started.
+            SandboxFault: no console could be started.
         """
 
     async def close(self) -> None:
-        """End everything that was started for consoles."""
+        """End all processes that were started for consoles."""
 
 
 PATIENCE_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""How long is waited between tries to start another fork server: a Docker daemon that is restarted takes a while."""
+"""Seconds between tries to start another fork server. A Docker daemon takes a while to restart."""
 
 
 async def _another(launch: Launch, patience_s: Sequence[float]) -> ForkServer:
-    """A fork server where one could be started before, as soon as one can be.
+    """Start a fork server in place of a dead one. Retry until it starts.
 
     Raises:
-        SandboxLost: none could, for as long as one is patient.
+        SandboxLost: all tries failed.
     """
     for pause_s in patience_s:
         try:
@@ -73,13 +73,13 @@ async def _another(launch: Launch, patience_s: Sequence[float]) -> ForkServer:
 
 
 _FILES, _FILES_PER_CONSOLE = 128, 8
-"""Open files of this process beside its consoles, and per console, both rounded up."""
+"""Open files of this process besides its consoles, and open files per console, both rounded up."""
 
 
 def raise_file_limit(births: Births) -> None:
-    """Raise this process's limit of open files to what the consoles need, as far as it may be raised.
+    """Raise this process's limit of open files to the number that the consoles need, up to the hard limit.
 
-    At the limit ZeroMQ ends the process, without an exception.
+    At the limit, ZeroMQ ends the process without an exception.
 
     Raises:
         SandboxUnavailable: the hard limit is too low.
@@ -97,7 +97,7 @@ def raise_file_limit(births: Births) -> None:
 
 
 class SharedServer:
-    """All consoles from one fork server; one that died is replaced."""
+    """Source of consoles from one fork server, which is replaced when it dies."""
 
     def __init__(
         self, launch: Launch, limits: Limits, server: ForkServer, patience_s: Sequence[float] = PATIENCE_S
@@ -132,8 +132,10 @@ class SharedServer:
         while not self._server.alive:
             if self._replacing is None or self._replacing.done():
                 self._replacing = asyncio.create_task(self._replace())
+                # Retrieve the exception even if every waiting caller is cancelled.
                 self._replacing.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.shield(self._replacing)  # all who wait are told alike, and one who leaves ends it for nobody
+            # All callers wait for the same replacement, and a cancelled caller must not cancel it for the others.
+            await asyncio.shield(self._replacing)
         return self._server
 
     async def _replace(self) -> None:
@@ -153,7 +155,7 @@ class SharedServer:
 
 
 class ServerEach:
-    """A fork server for each console, which ends with it: nothing is shared with a sibling."""
+    """Source with one fork server per console, which ends with it, so that consoles share nothing."""
 
     def __init__(
         self, launch: Launch, limits: Limits, first: ForkServer, patience_s: Sequence[float] = PATIENCE_S
@@ -177,7 +179,7 @@ class ServerEach:
         return session
 
     async def prepare(self, setup: Setup) -> Station:
-        """As `Source.prepare`: one for a single console, which ends with it."""
+        """As `Source.prepare`. The process serves a single console, and ends with it."""
         server, self._spare = self._spare or await self._new(), None
         try:
             station = await server.prepare(setup, self._limits)
@@ -208,7 +210,7 @@ class ServerEach:
 
 
 class ServedSandbox:
-    """Leases consoles from a pool."""
+    """Sandbox that leases consoles from a pool."""
 
     def __init__(
         self, name: str, python_version: tuple[int, int, int], pool: Pool[ConsoleSession], stations: Stations
@@ -231,11 +233,11 @@ class ServedSandbox:
 async def serve(
     name: str, launch: Launch, births: Births, *, server_each: bool = False
 ) -> AsyncIterator[ServedSandbox]:
-    """Run fork servers and their pool for the length of the context.
+    """Run fork servers and their console pool for the duration of the context.
 
     Raises:
-        SandboxUnavailable: too few open files are allowed, no fork server starts, or the first console cannot be
-            isolated as promised.
+        SandboxUnavailable: the limit of open files is too low, no fork server starts, or the first console cannot be
+            isolated.
     """
     raise_file_limit(births)
     server = await ForkServer.start(launch)
@@ -244,6 +246,7 @@ async def serve(
     stations = Stations(source.prepare, source.birth, starting=births.starting, shared=not server_each)
     try:
         try:
+            # Open one console now, so that missing isolation is an error here and not in a rollout.
             first = await source.open()
             if births.warm:
                 pool.offer(first)
@@ -256,6 +259,7 @@ async def serve(
         pool.fill()
         yield ServedSandbox(name, server.python_version, pool, stations)
     finally:
+        # Consoles end before the fork servers that they come from.
         await stations.close()
         await pool.close()
         await source.close()

@@ -1,4 +1,4 @@
-"""One process a workspace, from which its consoles are forked; those that nobody uses are ended, the oldest first."""
+"""Pool of workspace processes, one per workspace, that fork consoles. Idle ones are evicted, oldest first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,21 +11,21 @@ from repl_rl.sandbox.client import ConsoleSession
 from repl_rl.sandbox.door import Station
 
 IDLE = 8
-"""Workspaces that are kept although no console uses them: a group's rollouts do not all begin at once."""
+"""Maximum idle workspaces that are kept. A workspace can be idle between the rollouts of a group."""
 _TRIES = 3
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A workspace that is being made, or was."""
+    """Workspace that is made or being made."""
 
     making: "asyncio.Task[Station]"
     users: int = 0
-    """Consoles that began with it, and who waits for one."""
+    """Consoles that began with it, and leases that wait for one."""
 
     @property
     def usable(self) -> bool:
-        """A workspace that was refused stays refused; what failed on our side, or died, is tried again."""
+        """False if it must be made again, after an internal failure or a death. A rejected workspace stays rejected."""
         if not self.making.done():
             return True
         if self.making.cancelled():
@@ -34,7 +34,7 @@ class _Kept:
         return isinstance(error, SetupError) if error is not None else self.making.result().alive
 
     def end(self) -> None:
-        """End it, and every console that it made."""
+        """End its process, and every console that it forked."""
         if not self.making.done():
             self.making.cancel()
         elif not self.making.cancelled() and self.making.exception() is None:
@@ -42,7 +42,7 @@ class _Kept:
 
 
 class Stations:
-    """Leases consoles that begin with a workspace. Each workspace is made once, when its first console is wanted."""
+    """Pool that leases consoles with a workspace. A workspace is made once, when its first console is leased."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Stations:
         starting: int,
         shared: bool,
     ) -> None:
-        """`starting`: consoles born at a time; `shared`: one process serves all consoles of a workspace."""
+        """`starting`: consoles that start at the same time; `shared`: a workspace has one process for all consoles."""
         self._prepare = prepare
         self._birth = birth
         self._places = asyncio.Semaphore(starting)
@@ -64,12 +64,13 @@ class Stations:
 
     @asynccontextmanager
     async def lease(self, setup: Setup) -> AsyncIterator[ConsoleSession]:
-        """A console that nobody has used, in which the workspace is.
+        """Lease a fresh console that begins with the workspace `setup`.
 
         Raises:
             SetupError: the workspace cannot be made.
             SandboxFault: no console could be started, after several tries.
         """
+        # Without sharing, each lease has its own workspace process.
         key = setup.digest if self._shared else object()
         kept = self._find(key, setup)
         kept.users += 1
@@ -85,7 +86,8 @@ class Stations:
 
     def _find(self, key: object, setup: Setup) -> _Kept:
         kept = self._kept.pop(key, None) or _Kept(self._begun(setup))
-        self._kept[key] = kept  # last: the youngest
+        # The dict keeps the order of use, the latest last.
+        self._kept[key] = kept
         self._renew(kept, setup)
         return kept
 
@@ -110,6 +112,7 @@ class Stations:
         return await self._try(kept)
 
     async def _try(self, kept: _Kept) -> ConsoleSession:
+        # Other leases may wait for the same workspace.
         station = await asyncio.shield(kept.making)
         async with self._places:
             return await self._birth(station)
@@ -120,7 +123,7 @@ class Stations:
             self._kept.pop(key).end()
 
     async def close(self) -> None:
-        """End all of them, and every console that they made."""
+        """End all workspace processes, and every console that they forked."""
         kept = list(self._kept.values())
         self._kept.clear()
         for each in kept:
@@ -129,7 +132,7 @@ class Stations:
 
 
 async def _made(prepare: Callable[[Setup], Awaitable[Station]], setup: Setup) -> Station:
-    """As `prepare`, tried several times where it fails on our side."""
+    """Call `prepare`, and retry after an internal failure."""
     for _ in range(_TRIES - 1):
         try:
             return await prepare(setup)
@@ -141,6 +144,6 @@ async def _made(prepare: Callable[[Setup], Awaitable[Station]], setup: Setup) ->
 
 
 def _heard(making: "asyncio.Task[Station]") -> None:
-    """Everybody who waited for it may be gone."""
+    """Retrieve the exception, because every waiting task may be gone."""
     if not making.cancelled():
         making.exception()

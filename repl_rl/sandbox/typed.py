@@ -1,4 +1,4 @@
-"""What is typed into a console, and what its answer means: the same wherever the console runs."""
+"""Line protocol of every console: buffers lines into cells, and maps replies to results."""
 
 import time
 from typing import Protocol
@@ -13,11 +13,11 @@ _SIGXCPU = 24
 
 
 class Ended(Protocol):
-    """How a console ended, and what it had printed that nobody had read."""
+    """End of a console, and the output that was printed but not read."""
 
     @property
     def code(self) -> int | None:
-        """Exit code; minus the signal's number; None: nobody can say."""
+        """Exit code, or minus the number of the signal. None means unknown."""
 
     @property
     def text(self) -> str: ...
@@ -26,15 +26,15 @@ class Ended(Protocol):
 
 
 class Typed:
-    """Lines that have been typed and that the console has not been sent yet."""
+    """Lines that were typed but not sent to the console yet."""
 
     def __init__(self, *, decide: bool) -> None:
-        """`decide`: host and console run the same Python, so the host may judge whether a cell is complete."""
+        """`decide`: host and console run the same Python, so the host may decide whether a cell is complete."""
         self._cell = CellBuffer(decide=decide)
         self._unsent: list[str] = []
 
     def add(self, line: str) -> PushResult | str:
-        """What to send now; or the line's result, where the console need not be asked."""
+        """Return the code to send now, or the line's result if the console is not needed."""
         started = time.perf_counter()
         verdict = self._cell.add(line)
         if verdict is Verdict.VOID:
@@ -47,20 +47,20 @@ class Typed:
         return code
 
     def ends_with(self, result: PushResult) -> bool:
-        """Take note of what the console said of a line; True: it was the last one."""
+        """Record the result of a line. Return True if it was the last line."""
         if not result.more:
             self._cell.reset()
         return result.status in (LineStatus.ANSWERED, LineStatus.EXITED)
 
 
 def of_reply(reply: Reply, limits: Limits, elapsed_s: float, *, interrupted: bool) -> PushResult:
-    """The result of a line to which the console replied; `interrupted`: its time was over."""
+    """Return the result of a line from the console's reply. `interrupted`: the time of the line was over."""
     text, cut = _bounded(reply.text, reply.cut, limits)
     return PushResult(text, reply.more, _status(reply, interrupted=interrupted), reply.answer, elapsed_s, cut)
 
 
 def of_death(death: Ended, limits: Limits, elapsed_s: float, *, interrupted: bool) -> PushResult:
-    """The result of a line of which the console died."""
+    """Return the result of a line whose console died."""
     if interrupted or death.code == -_SIGXCPU:
         status = LineStatus.TIMEOUT
     elif death.code is not None and death.code >= 0:
@@ -72,13 +72,13 @@ def of_death(death: Ended, limits: Limits, elapsed_s: float, *, interrupted: boo
 
 
 def _bounded(text: str, cut: bool, limits: Limits) -> tuple[str, bool]:
-    """`text`, and whether it was cut. The console keeps the limit; this is for one that was tampered with."""
+    """Return `text`, and True if it was truncated. The console enforces the limit, unless it was tampered with."""
     shorter = clip(text, limits.output_bytes)
     return shorter, cut or shorter != text
 
 
 def _status(reply: Reply, *, interrupted: bool) -> LineStatus:
-    """The one status of a line, by the table in docs/specification.md: the first row that applies."""
+    """Return the status of a line: the first row that applies, in the table of docs/specification.md."""
     if reply.answer is not None:
         return LineStatus.ANSWERED
     if reply.outcome == "exited":

@@ -1,4 +1,4 @@
-"""The `unsafe` sandbox: consoles are ordinary processes of this user. It isolates nothing; for trusted code only."""
+"""The `unsafe` sandbox: consoles are ordinary processes of this user, without isolation, for trusted code only."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from repl_rl.sandbox.served import serve
 
 @dataclass(frozen=True, slots=True)
 class Unsafe(SandboxKind):
-    """It isolates nothing: use it only for a policy whose every line you would run yourself."""
+    """Consoles without isolation. Use them only for a policy whose every line you would run yourself."""
 
     kind: ClassVar[str] = "unsafe"
     about: ClassVar[str] = "isolates nothing: only for lines that you would run yourself"
@@ -31,7 +31,7 @@ class Unsafe(SandboxKind):
 
 
 def launch(preload: Sequence[str]) -> ProcessLaunch:
-    """How to start a fork server without any isolation."""
+    """Return the launcher of a fork server without any isolation."""
     variables = [f"{name}={value}" for name, value in ENVIRONMENT.items() if name != "PATH"]
     options = json.dumps({"isolate": False, "preload": list(preload)})
     zygote = str(asset("sandbox/repl_kernel/zygote.py"))

@@ -1,4 +1,4 @@
-"""What of the host's files a `local` console sees: what programs look for, and this Python, each at its own path."""
+"""Filesystem view of a `local` console: host files that programs need, and this Python, each at its own path."""
 
 import os
 import sys
@@ -13,9 +13,9 @@ from repl_rl.errors import SandboxUnavailable
 from repl_rl.machine.assets import asset
 
 PRIVATE = ("/tmp", "/dev/shm")
-"""Covered by each console with an empty folder of its own."""
+"""Folders that each console covers with its own empty folder."""
 _OURS = (*map(Path, PRIVATE), Path("/dev"), Path("/proc"), Path("/run"))
-"""Never the host's, nor a link inside, even where the host has one."""
+"""Paths that never show the host's files, and are no links inside, even if they are links on the host."""
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"),
     *("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
@@ -25,32 +25,32 @@ _SYSTEM = (
     *("/etc/locale.alias", "/etc/locale.conf", "/etc/default/locale", "/etc/protocols", "/etc/services"),
     *("/etc/os-release", "/etc/debian_version"),
 )
-"""Programs, and what their libraries look for: fonts, certificates (no key), locales. Nothing that names this host."""
+"""Programs, and files that their libraries need: fonts, certificates (no key), locales. None identifies this host."""
 _UTC = ("/etc/localtime", "/usr/share/zoneinfo/Etc/UTC")
-"""A console's time zone is UTC wherever it runs; the other zones are below /usr."""
+"""Link for the time zone. Every console uses UTC; the other zones are below /usr."""
 _KERNEL_NEEDS = ("ipykernel", "zmq")
 _OWN = "repl_rl"
-"""This package, which holds the generator of the built-in tasks with their answers."""
+"""Name of this package, which contains the generator of the built-in tasks with their answers."""
 _MOST_LINKS = 40
 _WIDE = ("/", "/home", "/media", "/mnt", "/opt", "/root", "/srv", "/var", "/var/tmp", *map(str, _OURS))
 _PARTS = ("bin", "lib", "lib64", "etc", "share", "pyvenv.cfg")
-"""What a virtual environment has. One that was made in a project's own folder has everything else beside it."""
+"""Parts of a virtual environment. One that is a project's own folder contains other files, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How bubblewrap is told, and what the fork server has to know of it."""
+    """Filesystem view of a console."""
 
     options: tuple[str, ...]
-    """For bubblewrap, after its own /tmp, /dev, /proc and /run."""
+    """Options of bubblewrap, after those for its own /tmp, /dev, /proc and /run."""
     kept: tuple[str, ...]
-    """Below `PRIVATE`: each console shows them again, after it has covered the folder that they are in."""
+    """Paths below `PRIVATE` that each console shows again after it has covered their folder."""
     packages: tuple[str, ...]
-    """Folders of packages that Python may not find by itself there, for the end of `sys.path`."""
+    """Package folders that Python may not find inside by default, for the end of `sys.path`."""
 
 
 class _Draft:
-    """A view that grows."""
+    """View under construction."""
 
     def __init__(self) -> None:
         self.options: list[str] = []
@@ -60,13 +60,14 @@ class _Draft:
         self._covered: set[Path] = set()
 
     def show(self, path: Path) -> Path:
-        """Make `path` lead inside to where it leads here: every link on the way, then the file or folder itself.
+        """Make `path` lead to the same file inside: add every link on the way, then the file or folder itself.
 
-        Returns where it leads.
+        Returns the path without links.
 
         Raises:
             SandboxUnavailable: it leads to nothing.
         """
+        # Follow the path part by part, because each link on the way must exist inside.
         rest, here = [*reversed(path.parts[1:])], Path("/")
         links = 0
         while rest:
@@ -82,6 +83,7 @@ class _Draft:
             if links > _MOST_LINKS:
                 raise _lost(path, f"goes round in a circle at {here}")
             self._link(here, target)
+            # Follow the target of the link before the remaining parts.
             rest.extend(reversed([part for part in target.parts if part != "/"]))
             here = Path("/") if target.is_absolute() else here.parent
         if not here.exists():
@@ -90,32 +92,32 @@ class _Draft:
         return here
 
     def show_if_there(self, path: Path) -> None:
-        """As `show`; nothing where it leads to nothing."""
+        """As `show`, but ignore a path that leads to nothing."""
         if path.exists():
             self.show(path)
 
     def covers(self, path: Path) -> bool:
-        """Whether `path`, which has no link in it, is part of what is shown."""
+        """Return True if `path`, which contains no link, is part of the view."""
         return not self._trees.isdisjoint((path, *path.parents))
 
     def place(self, source: Path, path: Path) -> None:
-        """Show a file or folder of the package's own at `path`."""
+        """Show the file or folder `source` at `path`, read-only."""
         self.options += [*self._parents(path), "--ro-bind", str(source), str(path)]
 
     def cover(self, folder: Path) -> None:
-        """Show an empty folder in place of one that would be seen."""
+        """Show an empty folder in place of a visible one."""
         real = folder.resolve()
         if real.is_dir() and self.covers(real) and real not in self._covered:
             self._covered.add(real)
             self.options += ["--tmpfs", str(real), "--remount-ro", str(real)]
 
     def link(self, path: Path, target: Path) -> None:
-        """A link of the view's own."""
+        """Add a link to the view."""
         self.options += [*self._parents(path), "--symlink", str(target), str(path)]
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The topmost folders and links that were made below `PRIVATE`."""
+        """Topmost folders and links that were added below `PRIVATE`."""
         made = self._folders | self._links | self._trees
         return tuple(sorted(str(path) for path in made if str(path.parent) in PRIVATE and path not in _OURS))
 
@@ -132,7 +134,8 @@ class _Draft:
             self._trees.add(path)
 
     def _parents(self, path: Path) -> Iterator[str]:
-        """Folders for everybody. bubblewrap alone would make them for their owner only."""
+        """Yield options that make parent folders readable for every user. By default, bubblewrap makes them for the
+        owner."""
         for parent in reversed(path.parents):
             if parent not in self._folders and not self.covers(parent):
                 self._folders.add(parent)
@@ -142,7 +145,8 @@ class _Draft:
 def _target(path: Path) -> Path | None:
     try:
         return Path(os.readlink(path))
-    except OSError:  # no link; what is not there at all, or not for this user, is told at the end
+    except OSError:
+        # Not a link. A missing or unreadable path is reported at the end.
         return None
 
 
@@ -152,16 +156,17 @@ def _lost(path: Path, problem: str) -> SandboxUnavailable:
 
 
 def view(inside: Path, preload: Sequence[str], *, own_uids: bool) -> View:
-    """What a console of this Python sees.
+    """Return the view of a console that runs this Python.
 
     Args:
-        inside: where the kernel's package is to be.
-        preload: modules that must be found as well.
-        own_uids: consoles have other users than this one, so what is shown must be readable by everybody.
+        inside: folder for the kernel's package.
+        preload: modules that must be importable as well.
+        own_uids: consoles have other users than this process, so every user must be able to read the shown files.
 
     Raises:
-        SandboxUnavailable: something that this Python needs is not there, or not readable; the message says which.
+        SandboxUnavailable: something that this Python needs is missing or not readable; the message names it.
     """
+    # Parts that are the same for every Python: programs, settings, the kernel's package.
     draft = _Draft()
     for name in _SYSTEM:
         draft.show_if_there(Path(name))
@@ -169,10 +174,12 @@ def view(inside: Path, preload: Sequence[str], *, own_uids: bool) -> View:
         draft.place(file, Path("/etc", file.name))
     draft.link(*map(Path, _UTC))
     draft.place(asset("sandbox/repl_kernel"), inside)
+    # This Python, its packages, and parts that an installer put elsewhere.
     needed = [*_this_python(), *_package_folders()]
     shown = [draft.show(path) for path in needed]
     for path in (*_linked_packages(), *_modules((*_KERNEL_NEEDS, *preload)), *_libraries()):
         draft.show_if_there(path)
+    # Hide this package, which contains the answers of the built-in tasks.
     for folder in _own_copies():
         draft.cover(folder)
     if own_uids:
@@ -181,7 +188,7 @@ def view(inside: Path, preload: Sequence[str], *, own_uids: bool) -> View:
 
 
 def _this_python() -> Iterator[Path]:
-    """What its start reads: the interpreter, through all of its links, the environment, and the standard library."""
+    """Yield the paths that Python reads at its start: the interpreter, the environment and the standard library."""
     if not sys.executable:
         raise SandboxUnavailable("sandbox 'local' needs sys.executable, which is empty; run repl_rl with python")
     for prefix in dict.fromkeys(map(Path, (sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix))):
@@ -190,38 +197,39 @@ def _this_python() -> Iterator[Path]:
         elif not _wide(prefix):
             yield prefix
     yield Path(sys.executable)
-    yield Path(str(getattr(sys, "_base_executable", sys.executable)))  # by the path that the environment names
+    # The base interpreter, by the path that the environment names.
+    yield Path(str(getattr(sys, "_base_executable", sys.executable)))
     yield from dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 
 
 def _wide(prefix: Path) -> bool:
-    """Whether far more than a Python lies there: a Python that was installed into a home, or straight into /opt."""
+    """Return True if the prefix contains far more than a Python, as a home folder or /opt does."""
     home = Path(os.path.expanduser("~"))
     return str(prefix) in _WIDE or prefix in (home, *home.parents)
 
 
 def _package_folders() -> list[Path]:
-    """The folders of installed packages on `sys.path`: not only an environment's own, but also those that it is given
-    by a `.pth` file, by PYTHONPATH or by the user's own. A checkout is none: nothing of it is shown."""
+    """Return the folders of installed packages on `sys.path`, from the environment, a `.pth` file, PYTHONPATH or the
+    user. A source checkout is none, so nothing of it is shown."""
     folders = [Path(name) for name in dict.fromkeys(sys.path) if os.path.isabs(name) and os.path.isdir(name)]
     return [folder for folder in folders if next(folder.glob("*.dist-info"), None) is not None]
 
 
 def _own_copies() -> Iterator[Path]:
-    """Each folder of this package that a console could import: the one that runs, and those of other installations."""
+    """Yield each folder of this package that a console could import: the running one, and other installations."""
     yield Path(__file__).resolve().parent.parent
     for folder in (*_package_folders(), *_base_package_folders()):
         yield folder / _OWN
 
 
 def _base_package_folders() -> Iterator[Path]:
-    """Where the Python below an environment has packages of its own: they are shown, and found by their path."""
+    """Yield the package folders of the base Python. They are part of the view, and can be imported by their path."""
     for name in ("purelib", "platlib"):
         yield Path(sysconfig.get_path(name, vars={"base": sys.base_prefix, "platbase": sys.base_exec_prefix}))
 
 
 def _linked_packages() -> Iterator[Path]:
-    """Where packages really are that an installer has only linked: whole folders, or file by file."""
+    """Yield the real paths of packages that an installer has linked, as whole folders or file by file."""
     for folder in _package_folders():
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -232,11 +240,12 @@ def _linked_packages() -> Iterator[Path]:
 
 
 def _modules(names: Sequence[str]) -> Iterator[Path]:
-    """The packages or files of modules, which an editable installation has outside of the environment."""
+    """Yield the packages or files of modules. In an editable installation they are outside of the environment."""
     for name in names:
         try:
             spec = find_spec(name.partition(".")[0])
-        except ValueError:  # a module of this process that has no file
+        except ValueError:
+            # The module exists in this process only and has no file.
             continue
         if spec is not None:
             origin = [spec.origin] if spec.has_location and spec.origin else []
@@ -244,7 +253,7 @@ def _modules(names: Sequence[str]) -> Iterator[Path]:
 
 
 def _libraries() -> Iterator[Path]:
-    """The interpreter's own shared library, which may lie outside of its prefix."""
+    """Return the interpreter's shared library, which may be outside of its prefix."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         names = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps if "/libpython" in line}
     return map(Path, sorted(names))
@@ -253,6 +262,7 @@ def _libraries() -> Iterator[Path]:
 def _refuse_unreadable(paths: Sequence[Path]) -> None:
     for path in paths:
         status = path.stat()
+        # A folder must also be searchable.
         wanted = 0o5 if S_ISDIR(status.st_mode) else 0o4
         if status.st_mode & wanted != wanted:
             raise SandboxUnavailable(

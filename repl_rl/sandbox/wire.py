@@ -1,7 +1,7 @@
-"""The host's half of the Jupyter wire format: one request frame list a line, one checked reply.
+"""Host half of the Jupyter wire format: one request per line, as a list of frames, and one checked reply.
 
-Whatever a console sends is untrusted. Code in a cell owns the key, so a good signature proves nothing about who
-wrote a message; what it says is checked field by field.
+All data from a console is untrusted. Code in a cell can read the key, so a valid signature does not prove the sender of
+a message. The content is checked field by field.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ _OUTCOMES = frozenset({"incomplete", "ok", "syntax_error", "exception", "memory_
 
 
 class MalformedReply(Exception):
-    """A reply to our request that does not say what a console says."""
+    """Reply to our request that does not have the format of a console's reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a console claims about one line."""
+    """Claim of a console about one line."""
 
     text: str
     cut: bool
-    """The middle of the output was left out."""
+    """True if the middle of the output was left out."""
     more: bool
     outcome: str
     answer: str | None
@@ -36,27 +36,28 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of one of the host's functions, as a console claims it; its content is unread."""
+    """Call of a host function, as a console claims it. Its content is not parsed."""
 
     line: bytes
-    """Header of the request of the line that makes it."""
+    """Header of the request of the calling line."""
     number: bytes
-    """Tells it from others of the line."""
+    """Number that distinguishes it from other calls of the line."""
     content: bytes
 
 
 class Wire:
-    """Signs requests and recognises their replies, for one console."""
+    """Signer of requests and parser of their replies, for one console."""
 
     def __init__(self, key: str) -> None:
+        # Copying a keyed HMAC is cheaper than making one per message.
         self._empty = hmac.HMAC(key.encode(), digestmod=hashlib.sha256)
 
     def request(
         self, code: str, offer: Mapping[str, object] | None = None, afresh: bool = False
     ) -> tuple[bytes, list[bytes]]:
-        """The header (with a message id that nobody can guess) and all frames of a request to run `code`.
+        """Return the header, with a message id that cannot be guessed, and all frames of a request to run `code`.
 
-        `offer`: what the console is told of the host's functions; None: nothing. `afresh`: it forgets its answer.
+        `offer`: description of the host functions; None sends none. `afresh`: the console discards its answer.
         """
         header = (
             b'{"msg_id":"' + os.urandom(16).hex().encode() + b'","session":"host","username":"host","date":"",'
@@ -69,7 +70,7 @@ class Wire:
         return header, [DELIMITER, self._sign(body), *body]
 
     def call(self, frames: list[bytes], line: bytes) -> Call | None:
-        """The call that the line with that request makes; None when `frames` are anything else."""
+        """Return the call that the line with the header `line` makes, or None if `frames` are anything else."""
         if len(frames) != 6 or frames[0] != DELIMITER or frames[2] != _CALL_HEADER or frames[3] != line:
             return None
         if not frames[4].isdigit() or len(frames[4]) > _NUMBER_DIGITS:
@@ -77,15 +78,15 @@ class Wire:
         return Call(line, frames[4], frames[5]) if hmac.compare_digest(self._sign(frames[2:]), frames[1]) else None
 
     def host_reply(self, call: Call, content: bytes) -> list[bytes]:
-        """The frames of the answer to a call."""
+        """Return the frames of the answer to a call."""
         body = [_CALL_HEADER, call.line, call.number, content]
         return [DELIMITER, self._sign(body), *body]
 
     def reply(self, frames: list[bytes], header: bytes) -> Reply | None:
-        """The reply to the request with `header`; None when `frames` are anything else.
+        """Return the reply to the request with `header`, or None if `frames` are anything else.
 
         Raises:
-            MalformedReply: it answers that request, but is not what a console sends.
+            MalformedReply: it answers that request, but does not have the format of a console's reply.
         """
         if len(frames) != 6 or frames[0] != DELIMITER or frames[2] == _CALL_HEADER or frames[3] != header:
             return None
@@ -104,15 +105,15 @@ class Wire:
 
 
 def plain_text(text: str) -> str:
-    """`text` with each half of a surrogate pair replaced by "?", so that it can be stored as UTF-8."""
+    """Return `text` with each half of a surrogate pair replaced by "?", so that it can be stored as UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def claimed(claim: Mapping[str, object]) -> Reply:
-    """What a console says of one line, field by field.
+    """Parse the claim of a console about one line, field by field.
 
     Raises:
-        MalformedReply, KeyError, TypeError: it is not what a console says.
+        MalformedReply, KeyError, TypeError: the claim does not have the format of a console's reply.
     """
     text, cut, more, outcome, answer = (claim[name] for name in ("text", "cut", "more", "outcome", "answer"))
     if not (

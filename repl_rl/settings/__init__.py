@@ -1,1 +1,1 @@
-"""How settings are read, and how code of the user is found by name."""
+"""Parsing of settings, and import of user code by name."""

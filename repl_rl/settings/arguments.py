@@ -1,4 +1,4 @@
-"""One way to read settings: typed, documented fields; a TOML file, then flags; an unknown key is an error."""
+"""Parser of settings: typed dataclass fields, read from TOML files and flags. An unknown key is an error."""
 
 import difflib
 import inspect
@@ -22,68 +22,72 @@ from repl_rl.settings.toml import flatten, load
 T = TypeVar("T")
 _STYLE = (tyro.conf.EnumChoicesFromValues,)
 _RULER = re.compile(r"(?m)^[\s│]*[-─]{8,}[\s│]*$")
-"""Between the parts of tyro's complaint, which is in a box or not."""
+"""Ruler between the parts of tyro's error message, which may be in a box."""
 _HELP = ("Argument helptext", "For full helptext")
-"""How the parts begin that repeat the help."""
+"""First words of the parts of an error message that repeat the help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[T]):
-    """Settings, and what was said of them."""
+    """Parsed settings and their sources."""
 
     config: T
-    """The settings; what nobody said has the default of its class."""
+    """The settings. An unset field has the default of its class."""
     files: Sequence[tuple[Path, Mapping[str, object]]]
-    """Settings of each file, the preset first: dotted keys and values. Options of a name are in its parentheses."""
+    """Dotted keys and values per file, the preset first. A name whose options were given apart from it is left out."""
     flags: frozenset[str]
-    """Dotted names of the settings that flags say."""
+    """Dotted names of the settings that flags set."""
     over: Callable[[Mapping[str, object]], T]
-    """The same settings over other defaults, by dotted name; files and flags win over these. Raises as `parse`."""
+    """Function from other defaults, by dotted name, to the settings. Files and flags win. It raises as `parse`."""
 
     @property
     def explicit_names(self) -> Set[str]:
-        """Dotted names of the settings that files or flags say."""
+        """Dotted names of the settings that files or flags set."""
         return self.flags.union(*(said for _, said in self.files))
 
 
 def parse(kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None, called: str = "preset") -> T:
-    """The settings that `parse_with_sources` reads. Takes and raises what it does."""
+    """Return the settings alone. Arguments and errors are those of `parse_with_sources`."""
     return parse_with_sources(kind, verb, argv, presets, called).config
 
 
 def parse_with_sources(
     kind: type[T], verb: str, argv: Sequence[str], presets: Path | None = None, called: str = "preset"
 ) -> Parsed[T]:
-    """Read `kind` from `--preset NAME`, `--config FILE` (TOML; a table is a flag prefix) and flags; the later win.
+    """Parse `kind` from `--preset NAME`, `--config FILE` (TOML; a table is a flag prefix) and flags. Later ones win.
 
-    `presets` is the folder of the presets, NAME.toml each; None: the verb has none. `called` is what the verb calls
-    one, in the place of `preset`.
+    `presets` is the folder of the presets, one NAME.toml each. None means that the command has no presets. `called`
+    replaces `preset` as the name of that option.
 
     Raises:
-        ConfigError: a file cannot be read; a preset, key or flag is unknown (names the known ones), a value is of the
-            wrong type, or one that is needed is not there.
+        ConfigError: a file cannot be read, a preset, key or flag is unknown, a value has the wrong type, or a required
+            value is missing. The message of an unknown name helps to find the known ones.
         SystemExit: 0 after `--help`.
     """
+    # Collect the files in the order of their precedence: the preset, then the file of --config.
     flags, config = _without(argv, "config", "a TOML file")
     files = [Path(config)] if config is not None else []
     if presets is not None:
         flags, preset = _without(flags, called, f"one of {', '.join(_presets(presets))}")
         files = ([_preset(presets, preset, called)] if preset is not None else []) + files
     mirror = mirrored(kind)
+    # Keys of open tables and options of names are free, so tyro cannot know them as flags. Both are taken out here.
     known, theirs = set(names(mirror)), open_tables(kind)
     apart = (*theirs, *optioned(kind))
     of_files, flags = folded(kind, [_known(list(flatten(load(f))), known, apart, str(f)) for f in files], flags)
     from_files = [pair for pairs in of_files for pair in pairs]
     flags, of_tables = split(theirs, flags)
+    # Check the flags before tyro does, for error messages that name a similar setting.
     by_flags = set[str]()
     for flag in flags:
         if flag.startswith("--") and flag != "--help":
-            # tyro negates a switch by `no-` before its last part.
+            # tyro negates a switch with `no-` before the last part of its name.
             name = re.sub(r"(^|\.)no_(?=[^.]*$)", r"\1", flag[2:].partition("=")[0].replace("-", "_"))
             _check("option", name, known)
             by_flags.add(name)
 
     def over(defaults: Mapping[str, object]) -> T:
+        # tyro keeps the last value of a repeated flag: defaults come first, then files, then flags.
         words = [*_all_words([*defaults.items(), *from_files], theirs, of_tables), *flags]
         return _typed(kind, mirror, words, f"repl-rl {verb}", _about(kind, presets, called), " ".join(argv))
 
@@ -101,7 +105,7 @@ def _known(
 
 
 def _all_words(pairs: list[tuple[str, object]], theirs: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
-    """What files say, as flags; tables whose keys are not ours are gathered from files and `flags`."""
+    """Return the pairs of files as flags. Open tables are merged from files and `flags`."""
     of_files = [(key, value) for key, value in pairs if key.partition(".")[0] in theirs]
     said = gathered(theirs, flags, of_files)
     words = [word for pair in pairs if pair not in of_files for word in _words(*pair)]
@@ -109,7 +113,8 @@ def _all_words(pairs: list[tuple[str, object]], theirs: Sequence[str], flags: Se
 
 
 def _typed(kind: type[T], mirror: type, words: Sequence[str], program: str, about: str, given: str) -> T:
-    """What the words say, each of its field's type."""
+    """Parse the words with tyro into `kind`, each as the type of its field."""
+    # tyro prints its errors and exits. Catch both, and raise a ConfigError of one line instead.
     said = io.StringIO()
     try:
         with redirect_stderr(said):
@@ -118,6 +123,7 @@ def _typed(kind: type[T], mirror: type, words: Sequence[str], program: str, abou
     except SystemExit as end:
         if not end.code:
             raise
+    # tyro draws its message as boxes. Keep the text, without the parts that repeat the help.
     parts = [" ".join(re.sub("[╭╮╰╯│─]+", " ", part).split()) for part in _RULER.split(said.getvalue())]
     reason = " ".join(part for part in parts if part and not part.startswith(_HELP))
     remedy = f"{reason.rstrip('.')}; {program} --help lists the options"
@@ -125,10 +131,10 @@ def _typed(kind: type[T], mirror: type, words: Sequence[str], program: str, abou
 
 
 def read(kind: type[T], table: Mapping[str, object], where: str) -> T:
-    """Read `kind` from a table of TOML, with the checks of `parse`; `where` says in messages whose it is.
+    """Parse `kind` from a TOML table, with the checks of `parse`. Messages name `where` as the source.
 
     Raises:
-        ConfigError: a key is unknown, or a value is of the wrong type or out of bounds.
+        ConfigError: a key is unknown, or a value has the wrong type or is out of bounds.
     """
     mirror = mirrored(kind)
     theirs = open_tables(kind)
@@ -138,7 +144,7 @@ def read(kind: type[T], table: Mapping[str, object], where: str) -> T:
 
 
 def _about(kind: type, presets: Path | None, called: str) -> str:
-    """What `--help` says before the options."""
+    """Return the text that `--help` prints before the options."""
     about = f"{inspect.getdoc(kind)}\n--config FILE: settings from a TOML file; options win over it."
     if presets is None:
         return about
@@ -146,7 +152,7 @@ def _about(kind: type, presets: Path | None, called: str) -> str:
 
 
 def _without(argv: Sequence[str], option: str, what: str) -> tuple[list[str], str | None]:
-    """`argv` without `--option VALUE`, and the value."""
+    """Return `argv` without `--option VALUE`, and the value, or None if the option is missing."""
     flags = list(argv)
     for i, flag in enumerate(flags):
         if flag == f"--{option}":

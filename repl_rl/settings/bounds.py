@@ -1,4 +1,4 @@
-"""What a setting may be: written in its type, checked by one function, and told in the help.
+"""Bounds of settings: written in the type, checked by one function, and shown in the help.
 
 max_lines: Annotated[int, AtLeast(1)] = 8
 """
@@ -13,14 +13,14 @@ from repl_rl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """A number that is not below `least`."""
+    """Inclusive lower bound."""
 
     least: float
     why: str = ""
-    """What is told to whoever gives another; "": the bound itself."""
+    """Remedy in the error message. "" means a text that names the bound."""
 
     def admits(self, value: float) -> bool:
-        """True for a number within; nan is within nothing."""
+        """Return True if the number is within the bound. nan never is."""
         return value >= self.least
 
     def __str__(self) -> str:
@@ -28,13 +28,13 @@ class AtLeast:
 
     @property
     def remedy(self) -> str:
-        """What to give instead."""
+        """Remedy in the error message: a valid value."""
         return self.why or f"give at least {self.least:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """A number above `floor`, and at most or below a ceiling where there is one."""
+    """Exclusive lower bound `floor`, with an optional upper bound: `at_most` is inclusive, `below` exclusive."""
 
     floor: float
     at_most: float | None = None
@@ -63,12 +63,13 @@ class Above:
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo:
-    """A power of two that is not below `least`."""
+    """Powers of two that are at least `least`."""
 
     least: int
 
     def admits(self, value: float) -> bool:
         """See `AtLeast.admits`."""
+        # A power of two has one set bit, which subtracting 1 clears.
         return value >= self.least and int(value) & (int(value) - 1) == 0
 
     def __str__(self) -> str:
@@ -84,27 +85,28 @@ Bound = AtLeast | Above | PowerOfTwo
 
 
 def bound_of(hint: object) -> Bound | None:
-    """The bound that a type carries; None: it has none."""
+    """Return the bound in an annotation, or None if it has none."""
     if get_origin(hint) is Annotated:
         return next((extra for extra in get_args(hint)[1:] if isinstance(extra, Bound)), None)
     return None
 
 
 def check(thing: str, value: object, hint: object) -> None:
-    """Hold a value to the type that a setting is written with: its choices and its bound.
+    """Check a value against the annotation of its setting: its choices and its bound.
 
     Args:
-        thing: what messages call it.
-        value: None passes: it means that nothing was chosen.
+        thing: name of the setting in messages.
+        value: None is valid and means that nothing was chosen.
         hint: the annotation, `Annotated` included.
 
     Raises:
-        ConfigError: it is none of the choices, or out of bounds.
+        ConfigError: the value is not one of the choices, or out of bounds.
     """
     if value is None:
         return
     choices = _choices(hint)
     if choices:
+        # A tuple setting is checked item by item.
         for one in value if isinstance(value, tuple) else (value,):
             if one not in choices:
                 raise ConfigError(thing, one, f"choose one of {', '.join(map(str, choices))}")
@@ -116,10 +118,10 @@ def check(thing: str, value: object, hint: object) -> None:
 
 
 def check_fields(settings: object, table: str = "") -> None:
-    """Hold each field of a dataclass to its type; the first thing in its `__post_init__`.
+    """Check each field of a dataclass against its annotation. `__post_init__` calls this first.
 
     Raises:
-        ConfigError: a field is none of its choices, or out of bounds; it is named with the `table` before it.
+        ConfigError: a field is not one of its choices, or out of bounds. The message prefixes its name with `table`.
     """
     prefix = f"{table}." if table else ""
     for name, hint in _hints(type(settings)).items():
@@ -135,7 +137,7 @@ def _hints(kind: type) -> Mapping[str, object]:
 
 
 def _choices(hint: object) -> tuple[object, ...]:
-    """The values of a `Literal`, which may be in an `Annotated`, a tuple, or beside None."""
+    """Return the values of a `Literal`, which may be inside an `Annotated`, a tuple or a union with None."""
     origin = get_origin(hint)
     if origin is Literal:
         return get_args(hint)

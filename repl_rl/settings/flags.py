@@ -1,4 +1,4 @@
-"""A dataclass of settings as flags: its help with bounds, and each seam as a name and a table for each of its kinds."""
+"""Flags of a settings dataclass: help texts with bounds, and per registry a name and one table per kind."""
 
 import ast
 import inspect
@@ -20,24 +20,25 @@ T = TypeVar("T")
 
 
 def typed(kind: type) -> Mapping[str, object]:
-    """The annotations of a dataclass, `Annotated` included."""
+    """Return the annotations of a dataclass, `Annotated` included."""
     return get_type_hints(kind, include_extras=True)
 
 
 def seam_of(hint: object) -> Seam[Kind] | None:
-    """The seam that an annotation names; None: it names none."""
+    """Return the registry in an annotation, or None if it has none."""
     if get_origin(hint) is not Annotated:
         return None
     return next((extra for extra in get_args(hint)[1:] if isinstance(extra, Seam)), None)
 
 
 def mirrored(kind: type, default: object = None) -> type:
-    """The class whose fields are the flags of `kind`: what tyro reads.
+    """Build the class whose fields are the flags of `kind`, for tyro.
 
     Args:
         kind: a dataclass of settings.
-        default: an instance whose values are the defaults; None: those of the class.
+        default: an instance whose values are the defaults. None means the defaults of the class.
     """
+    # tyro cannot read registries and open tables, so each field becomes one or more fields of plain types.
     specs: list[tuple[str, object, object]] = []
     for one in fields(kind):
         specs.extend(_flags(kind, one, default))
@@ -49,10 +50,10 @@ def mirrored(kind: type, default: object = None) -> type:
 
 
 def assembled(kind: type[T], flags: object) -> T:
-    """The settings that an instance of the mirrored class says.
+    """Build the settings from an instance of the mirrored class.
 
     Raises:
-        ConfigError: a kind that was not chosen has options, or a setting is out of bounds.
+        ConfigError: options were given for a kind that was not chosen, or a setting is out of bounds.
     """
     hints = typed(kind)
     values: dict[str, object] = {}
@@ -72,7 +73,7 @@ def assembled(kind: type[T], flags: object) -> T:
 
 
 def names(mirror: type, prefix: str = "") -> Iterator[str]:
-    """The dotted names of the flags of a mirrored class."""
+    """Yield the dotted names of the flags of a mirrored class."""
     hints = typed(mirror)
     for one in fields(mirror):
         hint = hints[one.name]
@@ -85,6 +86,7 @@ def names(mirror: type, prefix: str = "") -> Iterator[str]:
 def _chosen(seam: Seam[Kind], name: str, flags: object) -> Kind:
     tables = {other: assembled(options, getattr(flags, other)) for other, options in seam.tables().items()}
     chosen = tables.pop(name) if name in tables else seam.chosen(name)
+    # Options of the other kinds have no effect, so a value that is not the default is an error.
     for other, table in tables.items():
         if table != type(table)():
             raise ConfigError(other, table, f"it has no effect without --{seam.thing} {other}; leave it out")
@@ -92,12 +94,13 @@ def _chosen(seam: Seam[Kind], name: str, flags: object) -> Kind:
 
 
 def _flags(kind: type, one: "Field[object]", default: object) -> Iterator[tuple[str, object, object]]:
-    """A field as one flag, or as a table of flags."""
+    """Yield name, annotation and default of each flag of a field: one flag, or tables of flags."""
     hint = typed(kind)[one.name]
     value = _default(one) if default is None else getattr(default, one.name)
     about = documented(kind).get(one.name, "")
     seam = seam_of(hint)
     if seam is not None:
+        # A registry becomes a flag for the name, and one table per kind that has options.
         choice = seam.chosen(value)
         about = f"{about} One of: {seam.described()}."
         yield one.name, Annotated[str, tyro.conf.arg(help=about)], choice.kind
@@ -107,10 +110,12 @@ def _flags(kind: type, one: "Field[object]", default: object) -> Iterator[tuple[
     elif isinstance(hint, type) and is_dataclass(hint):
         yield _table(one.name, hint, hint() if value is MISSING else value)
     elif is_table(hint):
+        # An open table becomes a list of words KEY=VALUE, since its keys are unknown here.
         words = tuple(f"{key}={literal(each)}" for key, each in value.items()) if isinstance(value, Mapping) else ()
         told = tyro.conf.arg(help=f"{about} Given as --{one.name}.KEY VALUE.", metavar="KEY=VALUE ...")
         yield one.name, Annotated[tuple[str, ...], told], words
     else:
+        # Any other field stays one flag. Its help ends with the bound and the defaults that depend on the model.
         bound = bound_of(hint)
         told = f"{about} ({bound})" if bound is not None and str(bound) not in about else about
         if (other := pretrained_of(hint)) is not None:
@@ -131,7 +136,8 @@ def _default(one: "Field[object]") -> object:
 
 @cache
 def documented(kind: type) -> Mapping[str, str]:
-    """Each field's own docstring, in one line."""
+    """Return the docstring of each field as one line."""
+    # Python drops the docstrings of fields, so read them from the source. A subclass overrides its bases.
     found: dict[str, str] = {}
     for owner in reversed(kind.__mro__[:-1]):
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body

@@ -1,4 +1,4 @@
-"""Settings that older versions recorded, in today's words."""
+"""Migration of settings that older versions recorded."""
 
 import logging
 import re
@@ -26,19 +26,20 @@ _GONE: Mapping[str, object] = {
     "trainer.rewards.incomplete": 0.0,
     "trainer.rewards.exited": 0.0,
 }
-"""What nobody can choose any more, with what it was by default."""
+"""Settings that no longer exist, with their former defaults."""
 ADDED: Mapping[str, object] = {"bos": False, "date": "", "prompt_space": "observed"}
-"""Settings that older versions did not write, with what those versions did."""
-# `sampler = "repl(optimistic=True)"` of version 0.2. It changed speed alone, so a run is read without it.
+"""Settings that older versions did not record, with the values that describe what those versions did."""
+# `sampler = "repl(optimistic=True)"` of version 0.2. It changed only the speed, so a run is read without it.
 _OPTIMISTIC = re.compile(r"(?<=\()optimistic=(True|False)(, )?|, optimistic=(True|False)")
 _log = logging.getLogger(__name__)
 
 
 def modern(said: Mapping[str, object]) -> dict[str, object]:
-    """A run's recorded settings as this version writes them.
+    """Return the recorded settings of a run in the form of this version.
 
-    What it cannot say any more is left out; where that had another value than its default, the log says so.
+    Settings that no longer exist are left out. A warning is logged for each that was not at its default.
     """
+    # Copy the tables that change, so that the input stays as it is.
     tables: dict[str, dict[str, object]] = {}
     found: dict[str, object] = {}
     for key, value in said.items():
@@ -46,22 +47,25 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
             tables[key] = dict(value)
         else:
             found[key] = value
+    # Move settings to their present tables, or to the top level.
     for old, new in _MOVED.items():
         table, _, name = old.partition(".")
         if name in tables.get(table, {}):
             place, _, field = new.rpartition(".")
             (tables.setdefault(place, {}) if place else found)[field] = tables[table].pop(name)
+    # Drop settings that no longer exist.
     for key, default in _GONE.items():
         value = _left_out(tables, key.split("."), default)
         if value != default:
             _log.warning("%s = %r was recorded, which this version cannot choose; it is left out", key, value)
+    # Settings that became options of a name go into its parentheses.
     _fold_importance(tables.get("trainer", {}))
     give_up_after = tables.get("rollout", {}).pop("give_up_after", 0)
     if give_up_after and found.get("sampler", "repl") == "repl":
         found["sampler"] = f"repl(give_up_after={give_up_after!r})"
     if isinstance(sampler := found.get("sampler"), str):
         found["sampler"] = _OPTIMISTIC.sub("", sampler).removesuffix("()")
-    # A table of another engine or sandbox than the chosen one was written with its defaults.
+    # Older versions also wrote the tables of engines and sandboxes that were not chosen. They hold defaults only.
     for seam, kind in (("engine", "vllm"), ("sandbox", "docker")):
         if found.get(seam, kind) != kind:
             tables.pop(kind, None)
@@ -70,19 +74,20 @@ def modern(said: Mapping[str, object]) -> dict[str, object]:
 
 
 def _left_out(tables: dict[str, dict[str, object]], path: Sequence[str], default: object) -> object:
-    """Take the setting at `path` out of `tables`; `default` where it is not there."""
+    """Remove the setting at `path` from `tables` and return its value, or `default` if it is missing."""
     table, *inner, name = path
     place = tables.get(table, {})
     for part in inner:
         found = place.get(part)
         if not isinstance(found, Mapping):
             return default
-        place[part] = place = dict(found)  # not to change what was given
+        # Copy the inner table, which still belongs to the caller.
+        place[part] = place = dict(found)
     return place.pop(name, default)
 
 
 def _fold_importance(trainer: dict[str, object]) -> None:
-    """The cap and the tolerance were settings of their own."""
+    """Move the former settings for cap and tolerance into the options of `importance`."""
     options = {"cap": trainer.pop("importance_cap", 2.0), "tolerance": trainer.pop("logprob_tolerance", None)}
     defaults = {"cap": 2.0, "tolerance": None}
     said = ", ".join(f"{name}={value!r}" for name, value in options.items() if value != defaults[name])

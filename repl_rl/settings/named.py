@@ -1,4 +1,4 @@
-"""What a person names: an entry of a table, or code of their own as `module:attribute`, with options in parentheses.
+"""Names in settings: an entry of a table, or user code as `module:attribute`, with options in parentheses.
 
 two_stream                          two_stream(line_weight=0.5)
 my_rewards:brevity                  my_samplers:ThinkFirst(depth=2)
@@ -24,7 +24,7 @@ _KINDS: Mapping[object, tuple[type | UnionType, str]] = {
     float: (int | float, "a number"),
     str: (str, "a text"),
 }
-"""What an option of such an annotation may be, and how messages call it."""
+"""Annotation of an option -> the Python types that it accepts, and their name in messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +36,45 @@ class Named:
 
     @classmethod
     def read(cls, thing: str, text: str) -> "Named":
-        """Read `name` or `name(option=value, ...)`; values are Python literals.
+        """Parse `name` or `name(option=value, ...)`; values are Python literals.
 
         Raises:
-            ConfigError: it is written in another way.
+            ConfigError: the text has another form.
         """
         name, opened, rest = text.strip().partition("(")
         if not opened:
             return cls(name)
         remedy = "write options as name(option=value, ...), each value a number, a string, True, False or None"
         try:
+            # The name may hold a colon, which is no Python. Parse the options as a call of `_` instead.
             call = ast.parse(f"_({rest}", mode="eval").body
             if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
                 raise ConfigError(thing, text, remedy)
             options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg}
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise ConfigError(thing, text, remedy) from error
+        # A double-starred argument has no name, and a repeated option would be lost.
         if len(options) != len(call.keywords):
             raise ConfigError(thing, text, remedy)
         return cls(name, options)
 
     def __str__(self) -> str:
-        """As `read` reads it."""
+        """Return the text that `read` parses to this value."""
         options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
         return f"{self.name}({options})" if options else self.name
 
     def bound(self, thing: str, function: Callable[..., T], positional: bool = False) -> Callable[..., T]:
-        """`function` with these options, each held to the annotation of its keyword.
+        """Bind these options to `function`, after checking each against the annotation of its keyword.
 
-        An option that is to be a function is given as `module:function`, and imported.
+        An option that is a function is given as `module:function`, and imported.
 
         Args:
-            thing: what messages call it.
-            function: what is named.
-            positional: arguments that may be given by position are options too.
+            thing: kind of the named object in messages.
+            function: the named class or function.
+            positional: parameters that may be passed by position are options too.
 
         Raises:
-            ConfigError: it has no such option, or a value is of another type or out of bounds.
+            ConfigError: there is no such option, or a value has another type or is out of bounds.
             UserCodeError: as `imported`.
         """
         if not self.options:
@@ -86,7 +88,7 @@ class Named:
 
 
 def options_of(function: Callable[..., object], positional: bool = False) -> Mapping[str, object]:
-    """The options of a class or function, each with its annotation; `object` where there is none."""
+    """Return the options of a class or function, each with its annotation, or with `object` if it has none."""
     kinds = {inspect.Parameter.KEYWORD_ONLY} | ({inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set())
     hints = get_type_hints(_body(function), include_extras=True)
     parameters = inspect.signature(function).parameters.values()
@@ -94,10 +96,10 @@ def options_of(function: Callable[..., object], positional: bool = False) -> Map
 
 
 def refuse_other(thing: str, name: str, key: str, value: object, known: Sequence[str]) -> None:
-    """Refuse an option that `name` does not have.
+    """Reject an option that `name` does not have.
 
     Raises:
-        ConfigError: it has none of that key; says which it has.
+        ConfigError: the option is unknown; the message lists the known ones.
     """
     if key not in known:
         remedy = f"its options are {', '.join(known)}" if known else "it has no options"
@@ -105,10 +107,10 @@ def refuse_other(thing: str, name: str, key: str, value: object, known: Sequence
 
 
 def typed_option(where: str, value: object, hint: object) -> object:
-    """`value` as an option of that annotation takes it; one that is to be a function is imported by its name.
+    """Check an option against its annotation and convert it. A function is imported by its name.
 
     Raises:
-        ConfigError: it is of another type, none of the choices, or out of bounds.
+        ConfigError: the value has another type, is not one of the choices, or is out of bounds.
         UserCodeError: as `imported`.
     """
     check(where, value, hint)
@@ -118,13 +120,14 @@ def typed_option(where: str, value: object, hint: object) -> object:
     if value is None or wanted not in _KINDS:
         return value
     kind, told = _KINDS[wanted]
+    # A bool is an int in Python, but no number in a setting.
     if not isinstance(value, kind) or (isinstance(value, bool) and wanted is not bool):
         raise ConfigError(where, value, f"give {told}")
     return float(value) if wanted is float and isinstance(value, int) else value
 
 
 def plain(hint: object) -> object:
-    """A type without its bound, beside None, or without its arguments: `Callable` for `Callable[[int], str] | None`."""
+    """Return a type without bound, `| None` and arguments: `Callable` for `Callable[[int], str] | None`."""
     origin = get_origin(hint)
     if origin is Annotated:
         return plain(get_args(hint)[0])
@@ -135,15 +138,15 @@ def plain(hint: object) -> object:
 
 
 def _body(function: Callable[..., object]) -> object:
-    """What carries the annotations of a class's arguments, or of a function's."""
+    """Return the object with the annotations: `__init__` of a class, or the function itself."""
     return inspect.getattr_static(function, "__init__") if isinstance(function, type) else function
 
 
 def refuse_code(thing: str, text: str) -> None:
-    """Refuse a setting of a stranger's file that names code, as itself or in an option: `module:attribute`.
+    """Reject a setting of an untrusted file that names code as `module:attribute`, directly or in an option.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the setting names code.
     """
     if ":" in text:
         remedy = "importing it runs it; give --trust if you trust that file (trust=True in Python)"
@@ -151,13 +154,13 @@ def refuse_code(thing: str, text: str) -> None:
 
 
 def imported(thing: str, name: str) -> object:
-    """What `module:attribute` names. `thing` says in messages what it was to be.
+    """Import `module:attribute`. Messages call it a `thing`.
 
-    The module may be one of the working folder, which is looked at for it and for what it imports itself.
+    The module may be in the working folder, which is searched for it and for the modules that it imports.
 
     Raises:
-        ConfigError: there is no such module, or it has no such attribute.
-        UserCodeError: the module raised while it was imported.
+        ConfigError: the module or the attribute does not exist.
+        UserCodeError: the module raised an error during its import.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -173,10 +176,10 @@ def imported(thing: str, name: str) -> object:
 
 
 def found(thing: str, name: str, table: Mapping[str, T]) -> T | object:
-    """The entry of `table` called `name`, else what `module:attribute` names.
+    """Return the entry `name` of `table`, or import it as `module:attribute`.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: neither exists.
         UserCodeError: as `imported`.
     """
     if name in table:

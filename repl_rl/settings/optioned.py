@@ -1,10 +1,10 @@
-"""Names whose options may be said apart from them: `--sampler.KEY VALUE` beside `--sampler NAME`, or a table of a file.
+"""Names whose options may be given apart from them: `--sampler.KEY VALUE` after `--sampler NAME`, or a table of a file.
 
 sampler = "repl(give_up_after=3)"          [sampler]
                                            name = "repl"
                                            give_up_after = 3
 
-Both are one setting: the name with its options in parentheses.
+Both forms are one setting: the name with its options in parentheses.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,25 +16,25 @@ from repl_rl.settings.named import Named, plain, refuse_other, typed_option
 from repl_rl.settings.scalars import Scalar, scalar, split
 
 Said = Sequence[tuple[str, object]]
-"""What one file says, or the command line: dotted keys and values of TOML. Words of the command line are `Word`."""
+"""Dotted keys and TOML values of one file, or of the command line, whose values are `Word`."""
 
 
 class Word(str):
-    """A text that has not been read yet: the option that it is given to says what it means."""
+    """Unparsed text of the command line. The annotation of its option decides its type."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Optioned:
-    """In the annotation of a field: it is a name with options."""
+    """Marker in the annotation of a field that holds a name with options."""
 
     options: Callable[[str], Mapping[str, object]]
-    """The options of what a name stands for, by their annotation. It may import code of the user."""
+    """Function from a name to its options with their annotations. It may import user code."""
 
 
 def optioned(kind: type) -> Mapping[str, Optioned]:
-    """The fields of a dataclass that are names with options."""
+    """Return the fields of a dataclass that are names with options."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Optioned] = {}
     for one in fields(kind):
@@ -44,13 +44,13 @@ def optioned(kind: type) -> Mapping[str, Optioned]:
 
 
 def folded(kind: type, files: Iterable[Said], flags: Sequence[str]) -> tuple[list[Said], list[str]]:
-    """Files and flags in which the options of each name of `kind` stand in its parentheses.
+    """Move the options of each name of `kind` into its parentheses, in files and flags.
 
-    The later wins: a name that comes later leaves the options of an earlier one behind. Within one file, and on the
-    command line, options belong to the name that it says, or else to the one before.
+    The later source wins, and a later name drops the options of an earlier one. Within one file, and on the command
+    line, options belong to the name given there. Without a name there, they belong to the name of the source before.
 
     Raises:
-        ConfigError: there is no such option, or it has a value of another type.
+        ConfigError: an option is unknown, or its value has another type.
     """
     said, left = [list(each) for each in files], list(flags)
     for name, asked in optioned(kind).items():
@@ -60,9 +60,11 @@ def folded(kind: type, files: Iterable[Said], flags: Sequence[str]) -> tuple[lis
             for flag, word in zip(words[::2], words[1::2], strict=True)
         ]
         if not apart and not any(key.startswith(f"{name}.") for each in said for key, _ in each):
+            # No options are given apart from the name, so it stays in its file or flag.
             continue
         others, names = _named_by_flags(name, others)
         whole = _whole(name, _default(kind, name), asked, [*said, [*((name, text) for text in names), *apart]])
+        # Replace all that the sources hold of this name by one last source with the whole.
         said = [[pair for pair in each if pair[0].partition(".")[0] != name] for each in said]
         said.append([(name, whole)])
         left = others
@@ -75,9 +77,10 @@ def _default(kind: type, name: str) -> str:
 
 
 def _whole(field: str, default: str, asked: Optioned, sources: Sequence[Said]) -> str:
-    """The name with its options, after all that the sources say."""
+    """Return the name with its options in parentheses, from all sources in order."""
     named, options = Named.read(field, default), dict[str, object]()
     for source in sources:
+        # Apply the name before the options of this source, because it resets all earlier options.
         for key, value in source:
             if key in (field, f"{field}.name"):
                 named, options = Named.read(field, str(value)), {}
@@ -91,7 +94,7 @@ def _whole(field: str, default: str, asked: Optioned, sources: Sequence[Said]) -
 
 
 def _read(where: str, value: object, hint: object) -> object:
-    """An option as its annotation wants it; a word is a text where a text is wanted, whatever it looks like."""
+    """Return an option in the type of its annotation. A word stays text for a text option, even if it is a number."""
     if not isinstance(value, Scalar):
         raise ConfigError(where, value, "give true, false, a number or a text")
     if isinstance(value, Word):
@@ -102,7 +105,7 @@ def _read(where: str, value: object, hint: object) -> object:
 
 
 def _named_by_flags(field: str, flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`flags` without `--field NAME` and `--field=NAME`, and these names."""
+    """Return `flags` without `--field NAME` and `--field=NAME`, and the names."""
     others, names = list[str](), list[str]()
     left = iter(flags)
     for flag in left:

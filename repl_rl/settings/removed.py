@@ -1,7 +1,7 @@
-"""Settings that this version does not have any more.
+"""Settings that this version no longer has.
 
-A file that holds one at its neutral value, the one that changed nothing, is read without it: `config.toml` of an older
-run holds every setting of its version. Any other value is an error that gives the reason.
+`config.toml` of an older run holds every setting of its version. A removed setting at its neutral value, which has no
+effect, is ignored. Any other value is an error that gives the reason.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Removed:
-    """A setting that was removed.
+    """A removed setting.
 
     Attributes:
-        neutral: the value under which a run is the same without the setting.
+        neutral: the value that has the same effect as no setting.
         reason: why it was removed, and what to use instead; the end of an error message.
     """
 
@@ -29,11 +29,11 @@ REMOVED: Mapping[str, Removed] = {
     "learning.observation_weight": Removed(0.0, _OBSERVATION_LOSS),
     "trainer.observation_weight": Removed(0.0, _OBSERVATION_LOSS),
 }
-"""By dotted key."""
+"""Removed settings by dotted key."""
 
 
 def without_removed(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """`table` of TOML without the removed settings that hold their neutral value."""
+    """Return the TOML `table` without removed settings at their neutral values."""
     kept: dict[str, object] = {}
     for key, value in table.items():
         removed = REMOVED.get(prefix + key)

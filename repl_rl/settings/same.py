@@ -1,4 +1,4 @@
-"""May this command go on with that run? Its settings decide what comes next, so they must be the run's own."""
+"""Check that a resumed run has the settings of the saved one, which decide all later steps."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from repl_rl.settings.legacy import ADDED
 from repl_rl.settings.toml import flatten, load
 
 FREE = frozenset({"name", "out", "overwrite", "resume", "states", "fleet", "trainer.save_every", "trainer.report_to"})
-"""Settings that decide nothing about what is learned."""
+"""Settings that may differ, because they have no influence on the trained policy."""
 STEPS = "trainer.steps"
-"""May grow."""
+"""Setting that may grow."""
 
 
 def check_same_settings(run: Path, config_toml: str) -> None:
-    """Refuse to go on with the run in `run` under other settings than its own.
+    """Check that the run in the folder `run` can resume with these settings.
 
     Raises:
-        ConfigError: some differ; it names each.
+        ConfigError: settings differ; the message names each.
     """
     told = _differences(run / "config.toml", config_toml)
     if told:
@@ -27,8 +27,9 @@ def check_same_settings(run: Path, config_toml: str) -> None:
 
 
 def _differences(kept: Path, config_toml: str) -> list[str]:
-    """Describe each setting that differs between the file `kept` and ours; `FREE` may differ, `STEPS` may be more."""
+    """Describe each setting that differs between the file `kept` and ours. `FREE` may differ, `STEPS` may grow."""
     ours: Mapping[str, object] = dict(flatten(tomllib.loads(config_toml)))
+    # A setting that the older version did not record counts with the value that describes its behaviour.
     theirs = {**ADDED, **dict(flatten(load(kept)))}
     theirs = {name: value for name, value in theirs.items() if name in ours or name not in ADDED}
     return [

@@ -1,4 +1,4 @@
-"""Values of TOML in one word, and tables whose keys are somebody else's: `--chat.KEY VALUE`, or a table of a file."""
+"""TOML values in one word, and open tables, whose keys are free: `--chat.KEY VALUE`, or a table of a file."""
 
 import json
 import tomllib
@@ -9,23 +9,23 @@ from typing import get_args, get_origin, get_type_hints
 from repl_rl.errors import ConfigError
 
 Scalar = bool | int | float | str
-"""What a key of such a table may say."""
+"""Type of a value in an open table."""
 
 
 def literal(value: object) -> str:
-    """A value as TOML."""
+    """Format a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, tuple):
         return f"[{', '.join(map(literal, value))}]"
-    # JSON's escapes are TOML's, which wants one more.
+    # TOML has JSON's escapes, and also requires one for the control character 7F.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def scalar(text: str) -> Scalar:
-    """What a word means: a truth value, a number or a quoted text as TOML has them, else the text as it stands."""
+    """Parse a word: a boolean, number or quoted text as in TOML, else the text unchanged."""
     try:
         value: object = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -34,31 +34,31 @@ def scalar(text: str) -> Scalar:
 
 
 def is_table(hint: object) -> bool:
-    """True for the annotation of a table whose keys are not ours."""
+    """Return True if the annotation is that of an open table."""
     return get_origin(hint) is Mapping and get_args(hint)[0] is str
 
 
 def open_tables(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass that are such tables."""
+    """Return the fields of a dataclass that are open tables."""
     hints = get_type_hints(kind)
     return tuple(one.name for one in fields(kind) if is_table(hints[one.name]))
 
 
 def said(words: Iterable[str]) -> dict[str, Scalar]:
-    """The table that words `KEY=VALUE` say; the later win."""
+    """Return the table of the words `KEY=VALUE`; later ones win."""
     return {key: scalar(text) for key, _, text in (word.partition("=") for word in words)}
 
 
 def gathered(known: Sequence[str], flags: Sequence[str], pairs: Iterable[tuple[str, object]]) -> dict[str, list[str]]:
-    """The words `KEY=VALUE` of each known table: from a file's pairs of dotted key and value, then from flags.
+    """Return the words `KEY=VALUE` per open table: those of files first, then those of flags.
 
     Args:
-        known: names of such tables.
-        flags: `--NAME.KEY`, each with its value after it.
-        pairs: as `NAME.KEY` and a value of TOML.
+        known: names of the open tables.
+        flags: `--NAME.KEY` and its value, alternately.
+        pairs: `NAME.KEY` and a TOML value, from files.
 
     Raises:
-        ConfigError: a flag has no value, a key is no name, or a value is neither a truth value, a number nor a text.
+        ConfigError: a key is no identifier, or a value is neither a boolean, a number nor a text.
     """
     found: dict[str, list[str]] = {name: [] for name in known}
     for dotted, value in pairs:
@@ -73,10 +73,10 @@ def gathered(known: Sequence[str], flags: Sequence[str], pairs: Iterable[tuple[s
 
 
 def split(known: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`flags` without those of the known tables, and those, each as a flag and its value.
+    """Return `flags` without those of the known tables, and the latter as alternating flags and values.
 
     Raises:
-        ConfigError: one of them has no value.
+        ConfigError: a flag of a known table has no value.
     """
     others, mine = list[str](), list[str]()
     left = iter(flags)

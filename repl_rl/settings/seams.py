@@ -1,6 +1,6 @@
-"""A seam of which a person chooses one side: a table of kinds, each a frozen dataclass of its own options.
+"""Registries from which a setting selects one kind. Each kind is a frozen dataclass of its options.
 
-Kind and options are one value, so options that a kind does not read cannot be written down.
+Kind and options are one value, so options that a kind does not read cannot be expressed.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,12 +10,12 @@ from repl_rl.errors import ConfigError
 
 
 class Kind(Protocol):
-    """One side of a seam. Its fields are its options; without options it is chosen by its name alone."""
+    """Entry of a registry. Its fields are its options; a kind without options is chosen by name alone."""
 
     kind: ClassVar[str]
-    """Its name."""
+    """Name of the kind."""
     about: ClassVar[str]
-    """What it is, for the help: a few words."""
+    """Description of a few words, for the help."""
 
 
 K = TypeVar("K", bound=Kind)
@@ -23,55 +23,56 @@ K = TypeVar("K", bound=Kind)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seam(Generic[K]):
-    """The kinds that there are."""
+    """Registry of kinds."""
 
     thing: str
-    """What messages call the seam."""
+    """Name of the registry in messages."""
     kinds: dict[str, type[K]]
-    """By name, in the order in which the help tells them."""
+    """Kinds by name, in the order of the help."""
 
     def add(self, kind: type[K]) -> None:
-        """Let one more kind be chosen. It is in the help and in `repl-rl doctor` from then on.
+        """Register a kind. It then appears in the help and in `repl-rl doctor`.
 
         Raises:
-            ConfigError: its name is taken.
+            ConfigError: its name is in use.
         """
         if kind.kind in self.kinds:
             raise ConfigError(f"{self.thing} kind", kind.kind, "there is one of that name; choose another")
         self.kinds[kind.kind] = kind
 
     def named(self, name: str) -> type[K]:
-        """The kind of that name.
+        """Return the kind of that name.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the name is unknown.
         """
         if name not in self.kinds:
             raise ConfigError(self.thing, name, f"choose one of {', '.join(self.kinds)}")
         return self.kinds[name]
 
     def chosen(self, wanted: object) -> K:
-        """A kind with its options: `wanted` itself, or the kind of that name as it is by default.
+        """Return a kind with its options: `wanted` itself, or the kind of that name with default options.
 
         Raises:
-            ConfigError: there is no such kind.
+            ConfigError: the kind is unknown.
         """
         if isinstance(wanted, str):
             return self.named(wanted)()
+        # An instance of a subclass has the same name but other options, so only the registered class itself is valid.
         kind = self.kinds.get(getattr(wanted, "kind", ""))
         if kind is None or not isinstance(wanted, kind) or kind is not type(wanted):
             raise ConfigError(self.thing, wanted, f"choose one of {', '.join(self.kinds)}")
         return wanted
 
     def described(self) -> str:
-        """The kinds in a sentence, for the help."""
+        """Return the kinds with their descriptions, for the help."""
         return ", ".join(f"{name} ({kind.about})" for name, kind in self.kinds.items())
 
     def tables(self) -> dict[str, type[K]]:
-        """The kinds that have options."""
+        """Return the kinds that have options, by name."""
         return {name: kind for name, kind in self.kinds.items() if has_options(kind)}
 
 
 def has_options(kind: type) -> bool:
-    """Whether there is anything to choose about a kind."""
+    """Return True if the kind has options."""
     return is_dataclass(kind) and bool(fields(kind))

@@ -1,4 +1,4 @@
-"""Settings as TOML: written by `dump`, read as pairs of a dotted key and a value."""
+"""Settings as TOML: `dump` writes them, `load` and `flatten` read them as pairs of a dotted key and a value."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -12,18 +12,19 @@ from repl_rl.settings.scalars import literal
 from repl_rl.settings.seams import has_options
 
 UNRECORDED: Mapping[str, bool] = {"unrecorded": True}
-"""Metadata of a field that `dump` leaves out: a permission of one command."""
+"""Metadata of a field that `dump` leaves out, because it permits something to one command only."""
 
 
 def load(file: Path) -> Mapping[str, object]:
-    """Read a TOML file, without removed settings that hold their neutral value.
+    """Load a TOML file, without removed settings at their neutral values.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read, or is not TOML.
     """
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
-        return without_removed(found)  # raises here where a table is nested too deeply
+        # This recurses, so a table that is nested too deeply raises RecursionError here.
+        return without_removed(found)
     except OSError as error:
         raise ConfigError("config file", str(file), f"it cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -31,7 +32,7 @@ def load(file: Path) -> Mapping[str, object]:
 
 
 def flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Dotted keys and values."""
+    """Yield the dotted keys and values of a nested table."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -40,7 +41,8 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
 
 
 def dump(config: object, table: str = "") -> str:
-    """`config` as the TOML that is read back to the same settings; all of it in `table`, if there is a name."""
+    """Return `config` as TOML that reads back as the same settings, below `table` unless that is empty."""
+    # TOML requires the scalars of a table before its subtables, so collect the two apart.
     scalars, tables = [], []
     assert is_dataclass(config)
     hints = typed(type(config))
@@ -50,6 +52,7 @@ def dump(config: object, table: str = "") -> str:
         name, value = field.name, getattr(config, field.name)
         seam = seam_of(hints[name])
         if seam is not None:
+            # A chosen kind is written as its name, and as a table of that name if it has options.
             choice = seam.chosen(value)
             scalars.append(f"{name} = {literal(choice.kind)}\n")
             if not has_options(type(choice)):

@@ -1,4 +1,4 @@
-"""Tasks: what they are, seeded families of them, loaders for files and data sets, and a curriculum."""
+"""Tasks, seeded task families, loaders for files and data sets, and a curriculum."""
 
 from repl_rl.tasks.curriculum import Curriculum, CurriculumConfig, assigned
 from repl_rl.tasks.drawing import Family, Sketch

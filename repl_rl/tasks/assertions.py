@@ -1,7 +1,7 @@
-"""Tests of the form `assert f(2) == 4`, cut in two: what a console works out, and what this process compares it with.
+"""Tests such as `assert f(2) == 4`, split into an expression for the console and a comparison on the host.
 
-A program that is tested runs in the console, so it could read an expected value there. Here the console only prints the
-value of `f(2)`, as a literal, and the comparison is made on the host.
+A tested program runs in the console, so it could read an expected value there. Here the console only prints the value
+of `f(2)`, as a literal, and the host makes the comparison.
 """
 
 import ast
@@ -40,41 +40,44 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.St
     shown = plain(eval(source, names))
 print(shown)
 """
-"""Prints a value as a literal: a subclass as what it is a subclass of. What the tested program prints is for nobody."""
+"""Code that prints a value as a literal. An instance of a subclass is printed as its base type. Other output of the
+program is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """One `assert`, cut in two."""
+    """One `assert`, split in two."""
 
     expression: str
-    """What the console works out: Python on one line."""
+    """Expression for the console: Python on one line."""
     holds: Callable[[object], object]
-    """The comparison with the expected value. It may raise, as comparisons do: then it does not hold."""
+    """Comparison with the expected value. If it raises, the assertion does not hold."""
 
     @property
     def line(self) -> str:
-        """One physical line, which prints the value of the expression as a literal."""
+        """One physical line that prints the value of the expression as a literal."""
         return f"__import__('builtins').exec({_SHOW!r}, {{'source': {self.expression!r}, 'names': globals()}})"
 
     def passes(self, printed: str) -> bool:
-        """True when what the console printed is the literal of a value for which the assertion holds."""
+        """Return True if the console printed the literal of a value for which the assertion holds."""
         if len(printed) > _MAX_PRINTED_CHARS:
             return False
         try:
             return bool(self.holds(_value(ast.parse(printed.strip(), mode="eval").body)))
-        except Exception:  # the text is a program's own, and no right value
+        except Exception:
+            # The program wrote the text, so it may be anything.
             return False
-        except MemoryError:  # how Python's parser refuses deep nesting
+        except MemoryError:
+            # Python's parser refuses deep nesting with this error.
             return False
 
 
 class _NoLiteral(Exception):
-    """An expression is no literal."""
+    """The expression is not a literal."""
 
 
 def assertion_of(statement: ast.stmt) -> Assertion | None:
-    """The parts of an `assert` that compares the value of a call with a literal; None for any other statement."""
+    """Split an `assert` that compares the value of a call with a literal. Return None for any other statement."""
     return _cut(statement.test) if isinstance(statement, ast.Assert) else None
 
 
@@ -95,12 +98,14 @@ def _cut(test: ast.expr) -> Assertion | None:
 
 
 def _truth(call: ast.Call, wanted: bool) -> Assertion:
-    if any(isinstance(part, ast.Compare) for part in ast.walk(call)):  # its expected values are within the call
+    # The expected values would be within the call, and so in the console.
+    if any(isinstance(part, ast.Compare) for part in ast.walk(call)):
         raise _NoLiteral
     return Assertion(f"bool({ast.unparse(call)})", lambda value: value is wanted)
 
 
 def _close(first: ast.expr, second: ast.expr, named: Mapping[str, ast.expr]) -> Assertion:
+    # `isclose` takes its two numbers in either order.
     call, literal = (first, second) if _calls(first) else (second, first)
     expected, options = _expected(literal), {name: _number(value) for name, value in named.items()}
     relative, absolute = options.pop("rel_tol", 1e-9), options.pop("abs_tol", 0.0)
@@ -124,13 +129,16 @@ def _compared(left: ast.expr, relation: ast.cmpop, right: ast.expr) -> Assertion
     compare = _RELATIONS.get(type(relation))
     if compare is None:
         raise _NoLiteral
+    # The console evaluates the side with the call.
     if not _calls(left):
         compare, left, right = _turned(compare), right, left
     expected = _expected(right)
+    # Identity of other values would not survive printing.
     if isinstance(relation, ast.Is | ast.IsNot) and not (expected is None or isinstance(expected, bool)):
         raise _NoLiteral
     if not _calls(left):
         raise _NoLiteral
+    # In `abs(f(x) - 0.5) < 1e-6`, the console evaluates only `f(x)`.
     near = _distance(left)
     if near is not None:
         call, centre = near
@@ -139,7 +147,7 @@ def _compared(left: ast.expr, relation: ast.cmpop, right: ast.expr) -> Assertion
 
 
 def _distance(node: ast.expr) -> tuple[ast.expr, object] | None:
-    """The call and the number of `abs(f(x) - 0.5)`."""
+    """Return the call and the number of `abs(f(x) - 0.5)`, or None for another expression."""
     match node:
         case ast.Call(
             func=ast.Name("abs" | "fabs") | ast.Attribute(attr="fabs"), args=[ast.BinOp(op=ast.Sub()) as gap]
@@ -163,7 +171,8 @@ def _calls(node: ast.expr) -> bool:
 def _is_literal(node: ast.expr) -> bool:
     try:
         _value(node)
-    except Exception:  # a value that cannot be made is none
+    except Exception:
+        # An expression without a value is not a literal.
         return False
     return True
 
@@ -173,7 +182,8 @@ def _expected(node: ast.expr) -> object:
         value = _value(node)
     except (RecursionError, ArithmeticError, TypeError, ValueError) as error:
         raise _NoLiteral from error
-    if len(repr(value)) > _MAX_EXPECTED_CHARS:  # a console would cut what it prints
+    # A console would cut off what it prints.
+    if len(repr(value)) > _MAX_EXPECTED_CHARS:
         raise _NoLiteral
     return value
 
@@ -232,7 +242,7 @@ _NAMES: Mapping[str, object] = MappingProxyType({"inf": math.inf, "nan": math.na
 
 
 def _value(node: ast.expr) -> object:
-    """The value of a literal. Nothing but numbers, texts and containers is ever made."""
+    """Return the value of a literal. Only numbers, texts and containers are ever built."""
     match node:
         case ast.Constant():
             return node.value
@@ -252,6 +262,7 @@ def _value(node: ast.expr) -> object:
             return -number if isinstance(sign, ast.USub) else number
         case ast.BinOp(op=operation) if type(operation) in _ARITHMETIC:
             left, right = _checked(_value(node.left)), _checked(_value(node.right))
+            # Bound the size of a power before it is computed.
             if isinstance(operation, ast.Pow) and (isinstance(right, complex) or abs(right) * _bits(left) > _MAX_BITS):
                 raise _NoLiteral
             return _ARITHMETIC[type(operation)](left, right)

@@ -1,4 +1,4 @@
-"""Which tasks to train on next: most often those that are solved now and then, since only they teach anything."""
+"""Curriculum that prefers tasks that are solved only sometimes, since only these teach anything."""
 
 import json
 import random
@@ -11,12 +11,12 @@ from repl_rl.tasks.model import Task
 
 @dataclass(frozen=True, slots=True)
 class CurriculumConfig:
-    """How a curriculum chooses."""
+    """Settings of a curriculum."""
 
     floor: float = 0.2
-    """Share of draws that goes to all families alike, however often they are solved, in (0, 1]."""
+    """Share of draws that is uniform over all families, regardless of their solve rates, in (0, 1]."""
     memory: float = 0.98
-    """What an outcome weighs after one more outcome of its family, in (0, 1]; 1 forgets nothing."""
+    """Factor on the weight of an outcome per later outcome of its family, in (0, 1]; 1 forgets nothing."""
 
     def __post_init__(self) -> None:
         for name in ("floor", "memory"):
@@ -25,11 +25,11 @@ class CurriculumConfig:
 
 
 class Curriculum:
-    """Draws tasks by their family's solve rate p, with a weight of p (1 - p) above a floor.
+    """Sampler that draws tasks by their family's solve rate p, with a weight of p (1 - p) above a floor.
 
-    A group of rollouts has an advantage only where some are solved and some are not, and p (1 - p) is how often two
-    rollouts differ. Levels of difficulty are families of their own (`dates/1`, `dates/2`), so harder ones come by
-    themselves as the easier ones are solved. Equal seeds and equal calls give equal draws.
+    A group of rollouts has an advantage only if some are solved and some are not. The probability that two rollouts
+    differ is proportional to p (1 - p). Each level of difficulty is a family (`dates/1`, `dates/2`), so harder ones are
+    drawn more often as the easier ones are solved. Equal seeds and equal calls give equal draws.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int = 0, config: CurriculumConfig | None = None) -> None:
@@ -42,29 +42,32 @@ class Curriculum:
         for task in tasks:
             self._tasks.setdefault(task.family, []).append(task)
         self._left: dict[str, list[Task]] = {family: [] for family in self._tasks}
-        # Before anything is known, one rollout solved and one not: every family is worth a try.
+        # Prior of one solved and one unsolved rollout, so that every family is worth a try.
         self._solved = dict.fromkeys(self._tasks, 1.0)
         self._seen = dict.fromkeys(self._tasks, 2.0)
 
     @property
     def solve_rates(self) -> Mapping[str, float]:
-        """By family, in (0, 1): recent outcomes weigh more."""
+        """Solve rate per family, in (0, 1). Recent outcomes weigh more."""
         return {family: self._solved[family] / self._seen[family] for family in self._tasks}
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """By family: the probability that the next task is one of it. They sum to 1."""
+        """Probability per family that the next task belongs to it. They sum to 1."""
         spread = {family: rate * (1 - rate) for family, rate in self.solve_rates.items()}
         total, floor = sum(spread.values()), self._config.floor
         return {family: floor / len(spread) + (1 - floor) * value / total for family, value in spread.items()}
 
     def levels(self, task_ids: Iterable[str]) -> float:
-        """Mean level of difficulty of tasks of this curriculum: the number in `dates/2`; 0 where there is none."""
+        """Return the mean level of difficulty of tasks of this curriculum.
+
+        The level is the number in `dates/2`, or 0 for families without one.
+        """
         levels = [_level(self._family_of[task_id]) for task_id in task_ids]
         return sum(levels) / max(len(levels), 1)
 
     def draw(self, count: int) -> tuple[Task, ...]:
-        """The next `count` (>= 1) tasks. No task of a family comes again before all others of it have come.
+        """Draw the next `count` (>= 1) tasks. A task is drawn again only after all others of its family.
 
         Raises:
             ConfigError: `count` < 1.
@@ -76,31 +79,31 @@ class Curriculum:
         return tuple(self._next(family) for family in families)
 
     def record(self, outcomes: Iterable[tuple[str, float]]) -> None:
-        """Take in (task id, outcome reward) pairs; an outcome of at least 1 is a solved task.
+        """Record (task id, outcome reward) pairs. An outcome of 1 or more means that the task is solved.
 
         Raises:
-            ConfigError: there is no task of that id.
+            ConfigError: no task has that id.
         """
         for task_id, outcome in outcomes:
             if task_id not in self._family_of:
                 raise ConfigError("task id", task_id, "record outcomes of the curriculum's own tasks")
             family, memory = self._family_of[task_id], self._config.memory
-            # The two outcomes of the beginning never fade, so a rate stays within (0, 1).
+            # The prior never fades, so a rate stays within (0, 1).
             self._solved[family] = 1 + memory * (self._solved[family] - 1) + (outcome >= 1)
             self._seen[family] = 2 + memory * (self._seen[family] - 2) + 1
 
     def memory(self) -> str:
-        """Everything that its next draws depend on, as JSON: the dice, the solve rates, and which tasks are left."""
+        """Return the state of the curriculum as JSON: the random state, the solve rates and the remaining tasks."""
         left = {family: [task.id for task in tasks] for family, tasks in self._left.items()}
         return json.dumps(
             {"dice": self._rng.getstate(), "solved": self._solved, "seen": self._seen, "left": left}, sort_keys=True
         )
 
     def remember(self, memory: str) -> None:
-        """Draw on from where `memory` was asked for, of a curriculum of the same tasks.
+        """Restore a state that `memory` returned for a curriculum of the same tasks.
 
         Raises:
-            ConfigError: its tasks were others.
+            ConfigError: the state names other tasks.
         """
         told = json.loads(memory)
         tasks = {task.id: task for family in self._tasks.values() for task in family}
@@ -108,13 +111,14 @@ class Curriculum:
             raise ConfigError("task id", other[0], "the curriculum that was saved had it; give the same tasks")
         version, words, gauss = told["dice"]
         self._rng.setstate((version, tuple(words), gauss))
-        # In the order of the families: `choices` adds up weights in it.
+        # Keep the order of the families, because `choices` adds up the weights in it.
         self._solved = {family: float(told["solved"][family]) for family in self._tasks}
         self._seen = {family: float(told["seen"][family]) for family in self._tasks}
         self._left = {family: [tasks[id] for id in told["left"][family]] for family in self._tasks}
 
     def _next(self, family: str) -> Task:
         if not self._left[family]:
+            # Every task was drawn: shuffle the family again.
             self._left[family] = self._rng.sample(self._tasks[family], len(self._tasks[family]))
         return self._left[family].pop()
 
@@ -127,11 +131,12 @@ def _level(family: str) -> int:
 def assigned(
     curriculum: Curriculum, slots: Sequence[str], group_size: int, process: int = 0, processes: int = 1
 ) -> Sequence[str]:
-    """Task ids for the rollouts of this process, in place of `slots`: one drawn task a group of the whole step.
+    """Draw task ids for the rollouts of this process, one task per group of the whole step. They replace `slots`.
 
-    Rollouts of all processes stand in one row, process by process, and a group may straddle two. Every process draws
-    for the whole step, so curricula that were made and told alike stay alike.
+    The rollouts of all processes form one sequence, process by process, and a group may span two processes. Every
+    process draws for the whole step. Curricula that are built alike and record the same outcomes therefore stay equal.
     """
     drawn = curriculum.draw(processes * len(slots) // group_size)
+    # Position of this process's first rollout in the whole step.
     first = process * len(slots)
     return [drawn[(first + place) // group_size].id for place in range(len(slots))]

@@ -1,4 +1,4 @@
-"""The topic `debugging`: a function that does not do what it should; level 1 to 3 is how well its mistake is hidden."""
+"""The topic `debugging`: a function with a mistake. The level, 1 to 3, is how well the mistake is hidden."""
 
 import ast
 import random
@@ -16,7 +16,7 @@ class _Bug:
     mended: str
     arguments: Callable[[random.Random], str]
     function: Callable[..., object]
-    """What the mended one computes."""
+    """Reference implementation of the fixed function."""
 
 
 def _list(rng: random.Random) -> str:
@@ -98,7 +98,7 @@ _BUGS: dict[int, tuple[_Bug, ...]] = {
 
 
 def debugging(level: int, rng: random.Random) -> Sketch:
-    """A function with a mistake, what it should do, and a call of it."""
+    """Draw a function with a mistake, its purpose, and a call of it."""
     bug = rng.choice(_BUGS[level])
     argument = bug.arguments(rng)
     question = f"`{bug.broken}` should {bug.purpose}, but does not always. Mend it. What is f({argument}) then?"

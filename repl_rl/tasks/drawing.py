@@ -1,4 +1,4 @@
-"""What a seeded family draws: a `Sketch`, and the little things that questions are made of."""
+"""Problems that a seeded family draws, as `Sketch`, and parts of their questions."""
 
 import random
 from collections.abc import Callable
@@ -10,13 +10,13 @@ VOWELS = "aeiou"
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """One drawn problem. Running `setup`, then `expression`, in a console echoes the answer."""
+    """A drawn problem. Running `setup` and then `expression` in a console prints the answer."""
 
     question: str
     answer: str
-    """As `str()` shows it: no quotes around a word."""
+    """Answer in the form of `str()`: no quotes around a word."""
     setup: tuple[str, ...]
-    """Lines to write first; a bare name among them is a look at a value."""
+    """Lines to write first. A bare name among them shows a value."""
     expression: str
 
 
@@ -24,5 +24,5 @@ Family = Callable[[random.Random], Sketch]
 
 
 def word(rng: random.Random, low: int, high: int) -> str:
-    """A pronounceable word that is in no dictionary, of `low` to `high` letters."""
+    """Draw a pronounceable invented word of `low` to `high` letters."""
     return "".join(rng.choice(VOWELS if i % 2 else CONSONANTS) for i in range(rng.randint(low, high)))

@@ -1,7 +1,8 @@
-"""Environments of the package `verifiers` that are installed here: found by name, held to what can be played, as tasks.
+"""Tasks of environments of the package `verifiers`. Installed environments are loaded by name and checked.
 
-In its words a taskset yields tasks, which reward what was said, and an env decides who speaks when. Nothing of the
-package is imported before an environment is named, and all that is asked of it goes by its module `verifiers.v1`.
+In the terms of that package, a taskset yields tasks, a task rewards messages, and an env decides which agent speaks
+next. The package is imported only when an environment is named. All access to it goes through its module
+`verifiers.v1`.
 """
 
 import importlib
@@ -23,11 +24,11 @@ VERIFIERS = "verifiers"
 SOLVED = "solved"
 _KEY = re.compile(r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET)\b")
 _LOOKED_AT = 20
-"""Tasks of an endless environment that are looked at, at most, for each one that is wanted."""
+"""Largest number of tasks that are examined per wanted task of an endless environment."""
 
 
 class EnvironmentData(Protocol):
-    """What a task of an environment says."""
+    """Data of a task of an environment."""
 
     prompt: object
     prompt_text: str
@@ -36,19 +37,19 @@ class EnvironmentData(Protocol):
 
 
 class Toolset(Protocol):
-    """Tools of an environment; it would have a server of their own."""
+    """Tools of an environment. In verifiers they would have a separate server."""
 
     server_name: str
 
     async def setup(self) -> None:
-        """Called before the first turn, as is the next."""
+        """Prepare the tools, before the first turn."""
 
     async def setup_task(self, data: object) -> None:
-        """Prepare it for a task."""
+        """Prepare the tools for a task, before the first turn."""
 
 
 class EnvironmentTask(Protocol):
-    """A task of an environment, as far as it is used here."""
+    """A task of an environment: the part of it that is used here."""
 
     data: EnvironmentData
     config: Iterable[tuple[str, object]]
@@ -56,41 +57,43 @@ class EnvironmentTask(Protocol):
     hash: str
 
     def hooks(self, attr: str) -> Sequence[Callable[..., object]]:
-        """Its functions that are marked so, such as `stop`."""
+        """Return its functions with the mark `attr`, such as `stop`."""
 
     def toolsets(self, config: object) -> Iterable[Toolset]:
-        """Its tools."""
+        """Return its tools."""
 
     def setup(self, trace: object, runtime: object) -> Awaitable[None]:
-        """Called before the first turn."""
+        """Prepare the task, before the first turn."""
 
     def finalize(self, trace: object, runtime: object) -> Awaitable[None]:
-        """Called after the last one."""
+        """Finish the task, after the last turn."""
 
     def score(self, trace: object, runtime: object) -> Awaitable[None]:
-        """Records its rewards in the trace."""
+        """Record the rewards of the task in the trace."""
 
 
 @cache
 def installed(place: str) -> "Installed":
-    """The environment that `place` names; raises as `Installed`. A process loads it once."""
+    """Return the environment that `place` names, loaded once per process. Raises the errors of `Installed`."""
     return Installed(place)
 
 
 class Installed:
-    """An environment that is installed, and whose one agent a policy can be."""
+    """An installed environment with exactly one agent, which is the policy."""
 
     def __init__(self, place: str) -> None:
-        """`place` is its name, which may end in `?field=value&...`: fields of its taskset's config.
+        """Load the environment that `place` names. `?field=value&...` after the name sets fields of its taskset's
+        config.
 
         Raises:
-            ConfigError: there is none of that name, it needs a key that is not set, or what cannot be had here.
-            UserCodeError: it raised while it was loaded.
+            ConfigError: no environment has that name, or it needs a key that is not set or a feature that is not
+                supported.
+            UserCodeError: the environment raised while it was loaded.
         """
         self.place = place
         self.name, _, query = place.partition("?")
         self.thing = f"environment {self.name!r} of verifiers"
-        """What messages call it."""
+        """Name of the environment in messages."""
         try:
             self.v1: ModuleType = importlib.import_module("verifiers.v1")
         except ImportError as error:
@@ -102,21 +105,22 @@ class Installed:
         except Exception as error:
             raise self.explained(error, "loading it") from error
         self.seat = self._only_seat()
-        """What it calls its agent."""
+        """Name of its agent."""
         self._coming = iter(self.env.taskset)
         self._tasks: dict[int, EnvironmentTask] = {}
 
     def part(self, name: str) -> ModuleType:
-        """A module below `verifiers.v1`."""
+        """Import a module below `verifiers.v1`."""
         return importlib.import_module(f"verifiers.v1.{name}")
 
     def task(self, number: int) -> EnvironmentTask | None:
-        """Its task of that number, from 0, in its own words; None: it has fewer.
+        """Return the task with that number, from 0, as verifiers represents it, or None if fewer exist.
 
         Raises:
             ConfigError: the task cannot be played here.
-            UserCodeError: making it raised.
+            UserCodeError: creating it raised.
         """
+        # The taskset only iterates, so every task up to this one is made and kept.
         while number not in self._tasks:
             try:
                 found = next(self._coming, None)
@@ -130,8 +134,9 @@ class Installed:
         return self._tasks[number]
 
     def drawn(self, side: Split, count: int | None, usual: int) -> Iterator[Task]:
-        """Its tasks that lie in `side`: at most `count`; None: all of them, or `usual` of an endless environment."""
+        """Yield at most `count` tasks in `side`. None means all, or `usual` tasks of an endless environment."""
         wanted = count if self.env.taskset.bounded else count or usual
+        # Too few tasks of an endless environment may fit, so the search ends after a number of them.
         read = None if self.env.taskset.bounded or wanted is None else wanted * _LOOKED_AT
         fitting = (t for t in islice(self._all(), read) if side is Split.ALL or split_of(t.question) is side)
         return islice(fitting, wanted)
@@ -146,7 +151,10 @@ class Installed:
             yield Task(f"{plain}-{number}", found.data.prompt_text, SOLVED, family=plain, fields=fields)
 
     def explained(self, error: Exception, doing: str) -> ReplRLError:
-        """What a person is told of an error in its code: of a key that is missing, or what it raised."""
+        """Return the error to report for an exception in the environment's code.
+
+        It names a missing key if the exception mentions one, and otherwise the exception.
+        """
         if isinstance(error, ReplRLError):
             return error
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -156,7 +164,7 @@ class Installed:
         return UserCodeError(f"the {self.thing}: {doing} raised {told}")
 
     def _import(self) -> None:
-        """Find its package. Raises: as `__init__`."""
+        """Import its package. Raises the errors of `__init__`."""
         module = self.name.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
         if not module.isidentifier():
             remedy = f"name one that is installed, as in {VERIFIERS}:NAME"
@@ -164,6 +172,7 @@ class Installed:
         try:
             self.v1.import_taskset(self.name)
         except ModuleNotFoundError as error:
+            # The missing module is the environment itself, or one that it imports.
             missing = getattr(error.__cause__, "name", None) or module
             if missing == module:
                 remedy = "there is none of that name here; install its package first"
@@ -173,7 +182,7 @@ class Installed:
             raise self.explained(error, "importing it") from error
 
     def _config(self, fields: dict[str, str]) -> object:
-        """Raises: ConfigError: it is no environment, or has no such field."""
+        """Return its config. Raises ConfigError if no such environment or field exists."""
         try:
             config: object = self.v1.resolve_env_config({"taskset": {**fields, "id": self.name}})
         except (AttributeError, TypeError, ValueError) as error:
@@ -182,11 +191,16 @@ class Installed:
         return config
 
     def _only_seat(self) -> str:
-        """Raises: ConfigError: it has several agents, an agent program, or resources of its own."""
+        """Return the name of its only agent.
+
+        Raises:
+            ConfigError: the environment has several agents, an agent program, or separate resources.
+        """
         seats = list(self.part("configs.agent").agent_config_fields(self.env.config))
         if len(seats) != 1:
             raise ConfigError(f"agents of the {self.thing}", ", ".join(seats), "a policy can be one agent, not several")
         env, taskset = self.env, self.env.taskset
+        # Features that are not supported here.
         brought = {
             "an agent program of its own": self.v1.default_harness_id(self.name) == self.name,
             "tool servers that all rollouts share": bool(taskset.toolsets(taskset.config)),
@@ -199,9 +213,14 @@ class Installed:
         return str(seats[0])
 
     def _check(self, task: EnvironmentTask) -> None:
-        """Raises: ConfigError: it needs what cannot be had here, or a key that is not set."""
+        """Check that a task can be played here.
+
+        Raises:
+            ConfigError: the task needs a feature that is not supported, or a key that is not set.
+        """
         data = task.data
         hooks = self.part("session").hook_boundary
+        # Features that are not supported here.
         needs = {
             "without a prompt": data.prompt is None,
             "with an image of a container": data.image is not None,
@@ -214,6 +233,7 @@ class Installed:
         for what, there in needs.items():
             if there:
                 raise ConfigError(f"task of the {self.thing}", f"one {what}", "that cannot be played here")
+        # The judges of a task are values of its config, or entries of a list in it.
         told = [value for _, value in task.config]
         plugged = [each for value in told if isinstance(value, list) for each in value]
         for judge in (value for value in (*told, *plugged) if isinstance(value, self.v1.JudgeConfig)):

@@ -1,7 +1,7 @@
-"""The families of the bundled policy. Each draws a `Sketch`: a question, its answer, and the lines that find it.
+"""Families of the bundled policy. Each draws a `Sketch`: a question, its answer, and the lines that find it.
 
-The lines are what the cold start demonstrates; they are never part of a `Task`. What these families draw is fixed: the
-bundled policy was made of it. New families are in `graded`.
+The cold start demonstrates the lines; they are never part of a `Task`. The problems that these families draw are fixed,
+because the bundled policy was trained on them. New families are in `graded`.
 """
 
 import random
@@ -13,7 +13,7 @@ _NAMES = (("a", "b", "c"), ("x", "y", "z"), ("m", "n", "k"), ("p", "q", "r"))
 
 
 def _formula(rng: random.Random, a: tuple[str, int], b: tuple[str, int], c: tuple[str, int]) -> tuple[str, int]:
-    """A formula of two or three operands, each given as (text, value), and its value."""
+    """Draw a formula of two or three operands, each given as (text, value). Return it with its value."""
     (x, u), (y, v), (z, w) = a, b, c
     return rng.choice(
         (

@@ -1,4 +1,4 @@
-"""Tasks drawn from the seeded families: any number of them, on either side of the split."""
+"""Generator of tasks from the seeded families: any number of them, in either split."""
 
 import random
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ BUILTIN: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
         **{name: (name,) for name in _KNOWN},
     }
 )
-"""Names after `builtin:`, and the families that each stands for."""
+"""Families of each name after `builtin:`."""
 
 
 def families_of(source: str) -> tuple[str, ...]:
-    """The families that `builtin:NAME` stands for.
+    """Return the families of `builtin:NAME`.
 
     Raises:
-        ConfigError: there is no such name.
+        ConfigError: no such name exists.
     """
     kind, _, name = source.partition(":")
     if kind != "builtin" or name not in BUILTIN:
@@ -41,10 +41,10 @@ def families_of(source: str) -> tuple[str, ...]:
 
 
 def sketch(family: str, rng: random.Random, split: Split = Split.ALL) -> Sketch:
-    """Draw one problem of `family` whose question lies in `split`.
+    """Draw one problem of `family` whose question is in `split`.
 
     Raises:
-        ConfigError: there is no such family, or none of many draws falls in the split.
+        ConfigError: the family does not exist, or none of many draws is in the split.
     """
     if family not in _KNOWN:
         raise ConfigError("task family", family, f"choose among {', '.join(_KNOWN)}")
@@ -56,18 +56,21 @@ def sketch(family: str, rng: random.Random, split: Split = Split.ALL) -> Sketch:
 
 
 def generate(families: Sequence[str], split: Split | str, count: int, seed: int) -> tuple[Task, ...]:
-    """`count` (>= 1) different tasks in equal shares of the families, interleaved. Equal arguments, equal tasks.
+    """Generate `count` (>= 1) different tasks in equal shares of the families, interleaved. Equal arguments give equal
+    tasks.
 
     Raises:
-        ConfigError: an unknown family or split, `count` below 1, or more than the families can give.
+        ConfigError: a family or the split is unknown, `count` is below 1, or the families have too few questions.
     """
     if count < 1 or not families:
         raise ConfigError("number of tasks", count if families else 0, "ask for at least 1 task of at least 1 family")
     side = parse_split(split)
+    # With one generator per family, a family's problems do not depend on the other families.
     rngs = {family: random.Random(f"{seed}/{side}/{family}") for family in families}
     tasks: dict[str, Task] = {}
     for n in range(count):
         family = families[n % len(families)]
+        # Draw until a question is new.
         for _ in range(_DRAWS_PER_TASK):
             drawn = sketch(family, rngs[family], side)
             if drawn.question not in tasks:
@@ -79,6 +82,6 @@ def generate(families: Sequence[str], split: Split | str, count: int, seed: int)
 
 
 def task_of(family: str, drawn: Sketch) -> Task:
-    """The task that asks what was drawn of `family`. Equal questions of a family have equal ids."""
+    """Return the task for a problem of `family`. Equal questions of a family have equal ids."""
     name = f"{family.replace('/', '-')}-{fingerprint(drawn.question)[:12]}"
     return Task(id=name, question=drawn.question, answer=drawn.answer, family=family)

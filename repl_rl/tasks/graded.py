@@ -61,6 +61,7 @@ def _sequences(level: int, rng: random.Random) -> Sketch:
         )
         value = sum(first + step * i for i in range(n))
         return Sketch(question, str(value), (), f"sum({first} + {step} * i for i in range({n}))")
+    # A Fibonacci sequence with other first terms.
     a, b, count = first, step, rng.randint(6, 25)
     for _ in range(count - 2):
         a, b = b, a + b
@@ -101,6 +102,7 @@ def _counting(level: int, rng: random.Random) -> Sketch:
         code = f"sum(sum(map(int, str(n))) == {k} for n in range(1, {top + 1}))"
         value = sum(sum(map(int, str(n))) == k for n in range(1, top + 1))
         return Sketch(f"How many numbers from 1 to {top} have digits that add up to {k}?", str(value), (), code)
+    # All pairs are checked, so there are fewer numbers.
     top = top % 60 + 10
     pairs = [(a, b) for a in range(1, top + 1) for b in range(a + 1, top + 1)]
     question = f"How many pairs a < b of numbers from 1 to {top} have a + b divisible by {k} and a * b not by {m}?"
@@ -111,6 +113,7 @@ def _counting(level: int, rng: random.Random) -> Sketch:
 
 def _algebra(level: int, rng: random.Random) -> Sketch:
     setup: tuple[str, ...]
+    # The solutions are drawn first, so that they are integers.
     x, y, a, b = rng.randint(-30, 30), rng.randint(-30, 30), rng.randint(2, 12), rng.randint(2, 40)
     if level == 1:
         question = f"Solve {a}*x + {b} = {a * x + b} for x."
@@ -143,7 +146,7 @@ def _tables(level: int, rng: random.Random) -> Sketch:
         code = f"[stock for name, price, stock in rows if name == '{name}'][0]"
         return Sketch(f"{table}, what is the stock of {name}?", str(stock), setup, code)
     if level == 2:
-        # Ties go to the row that comes first, in `max` as in the question.
+        # A tie goes to the first row, both in `max` and in the question.
         name, _, _ = max(rows, key=lambda row: row[1] * row[2])
         question = f"{table}, which name has the largest price times stock, the first one if several have?"
         return Sketch(question, name, setup, "max(rows, key=lambda row: row[1] * row[2])[0]")
@@ -169,4 +172,4 @@ TOPICS: MappingProxyType[str, Callable[[int, random.Random], Sketch]] = MappingP
 GRADED: MappingProxyType[str, Family] = MappingProxyType(
     {f"{topic}/{level}": partial(draw, level) for topic, draw in TOPICS.items() for level in LEVELS}
 )
-"""`dates/2` and its like."""
+"""Families by topic and level, such as `dates/2`."""

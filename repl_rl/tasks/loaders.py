@@ -1,4 +1,4 @@
-"""Tasks from files, data sets and the built-in families. Every complaint names the file, the line and the field."""
+"""Loaders of tasks from files, data sets and built-in families. Errors name the file, the line and the field."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,34 +31,34 @@ def load_tasks(
     judges: Collection[str] = (),
     trust: bool = False,
 ) -> tuple[Task, ...]:
-    """The tasks of `source` that lie in `split`, at least one.
+    """Load the tasks of `source` that are in `split`. Returns at least one.
 
     Args:
         source: one of
 
             - `builtin:quickstart`, `builtin:easy`, `builtin:hard`, or `builtin:` and a family's name;
             - `builtin:graded`, `builtin:graded/2` (one level), `builtin:dates` (one topic), `builtin:dates/2`;
-            - PATH: JSONL or Parquet with `question` and `answer`, and optionally `id` (else the number of the row),
-              `judge`, `family`, `follow_ups` and `workspace`. Without `judge` an answer that is a text has the judge
-              `exact`, and one that is a number `numeric`;
-            - `dataset:NAME`: what `datasets` loads by that name, or a folder that it saved;
+            - PATH: JSONL or Parquet with `question` and `answer`, and optionally `id` (default: the number of the row),
+              `judge`, `family`, `follow_ups` and `workspace`. Without `judge`, the judge is `numeric` for an answer
+              that is a number, and `exact` for one that is a text;
+            - `dataset:NAME`: a name that `datasets` can load, or a folder that it saved;
             - `gsm8k:` and then PATH or `dataset:NAME`: a worked `answer` that ends in `#### 18`, judge `numeric`;
             - `math:` and then PATH or `dataset:NAME`: `problem`, and `answer` or a `solution` with a `\\boxed{}`,
               judge `math`;
             - `math500:`, `aime:`, `humaneval:`, `mbpp:` and then PATH or `dataset:NAME`: see `repl_rl.tasks.suites`;
-            - `verifiers:NAME`: an environment that is installed; `?field=value` after it sets a field of its config.
+            - `verifiers:NAME`: an installed environment; `?field=value` after it sets a field of its config.
 
-            A place may end in `?question=problem&judge=math`: which fields hold `id`, `question`, `answer` and
-            `family` (`a.b` looks into a nested one), the judge of every row, a data set's `config` and `part`.
-            Every other field of a row is kept in `Task.fields`.
-        split: a question falls in `train` or `held_out` by its text alone, in files too.
-        count: at most so many tasks (>= 1). None: all of a file, 1000 of a built-in source.
-        seed: draws the built-in tasks; a file ignores it.
-        judges: of your own, `module:function`, that rows may name. Importing one runs it.
+            A place may end in options such as `?question=problem&judge=math`. They name the fields that hold `id`,
+            `question`, `answer` and `family` (`a.b` reads a nested one), the judge of all rows, and a data set's
+            `config` and `part`. Every other field of a row is kept in `Task.fields`.
+        split: part of the questions. The text alone decides if a question is in `train` or `held_out`, also in files.
+        count: largest number of tasks (>= 1). None means all of a file, and 1000 for built-in tasks.
+        seed: seed of the built-in tasks; a file ignores it.
+        judges: the user's judges, as `module:function`, that rows may name. Importing one runs it.
         trust: rows may name any judge.
 
     Raises:
-        ConfigError: names the file and the line, the value, and what to do.
+        ConfigError: names the file and the line, the value, and the remedy.
     """
     if count is not None and count < 1:
         raise ConfigError("number of tasks", count, "ask for at least 1")
@@ -68,10 +68,11 @@ def load_tasks(
         return generate(families_of(source), side, count or _DEFAULT_COUNT, seed)
     if kind == VERIFIERS:
         wanted = tuple(installed(rest).drawn(side, count, _DEFAULT_COUNT))
+        # Without a fitting task, all tasks are counted for the error message.
         tasks = wanted or tuple(installed(rest).drawn(Split.ALL, None, _DEFAULT_COUNT))
     else:
         adapter, place = (_ADAPTERS[kind], rest) if kind in _ADAPTERS else (_plain, source)
-        # Read to the end, so that a complaint does not depend on how many tasks are wanted.
+        # Read to the end, so that an error does not depend on the number of tasks that are wanted.
         tasks = tuple(_distinct(_read(adapter, place, None if trust else judges)))
         wanted = tuple(islice((t for t in tasks if side is Split.ALL or split_of(t.question) is side), count))
     if not wanted:
@@ -84,30 +85,30 @@ def load_tasks(
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How the rows of one source become tasks."""
+    """Names of the fields of one source, as the user mapped them."""
 
     options: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, row: Row, name: str, default: str | None = None) -> str:
-        """The field that the source calls by `name`; one that the user has named must be there."""
+        """Return the text of the field that the source has for `name`. A field that the user mapped is required."""
         mapped = self.options.get(name)
         return row.text(mapped) if mapped is not None else row.text(name, default)
 
     def field(self, name: str) -> str:
-        """The name that the source has for the field `name`."""
+        """Return the name that the source has for the field `name`."""
         return self.options.get(name, name)
 
 
 Adapter = Callable[[Row, _Reading], Task]
 _READ = {"id", "question", "answer", "judge", "family", "follow_ups"}
-"""Fields that a task says itself."""
+"""Fields of a row that become attributes of its task."""
 
 
 def refuse_source(thing: str, source: str) -> None:
-    """Refuse a source that a stranger's file names where code is imported for it: an environment, or a judge.
+    """Refuse a source from an untrusted file if it imports code: an environment, or a judge.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: the source imports code.
     """
     if source.startswith(f"{VERIFIERS}:") or ":" in _place(source)[1].get("judge", ""):
         remedy = "importing what it names runs it; give --trust if you trust that file (trust=True in Python)"
@@ -119,19 +120,21 @@ def _read(adapter: Adapter, source: str, judges: Collection[str] | None) -> Iter
     reading = _Reading(options)
     columns = place.startswith("dataset:") or place.endswith(".parquet")
     folder = None if place.startswith("dataset:") else Path(place).parent
+    # Every field that the task does not use stays in `Task.fields`.
     read = _READ - set(_KEPT.get(adapter, ())) - set(options)
     taken = {FIELD, *read, *(options[name] for name in _MAPPED if name in options)}
     for row in rows(place, options):
         workspace = workspace_of(row, folder, columns=columns)
         others = {name: value for name, value in row.fields.items() if name not in taken}
         task = replace(adapter(row, reading), workspace=workspace, fields=others)
-        if judges is not None and "judge" not in options:  # one of the source is what the user named
+        # A judge in the source's options is the user's own choice.
+        if judges is not None and "judge" not in options:
             _refuse_judges(row.where, task, judges)
         yield row, task
 
 
 def _refuse_judges(where: str, task: Task, judges: Collection[str]) -> None:
-    """Refuse judges of a row that would be imported, but for `judges`."""
+    """Refuse judges of a row that would be imported, except those in `judges`."""
     for text in (task.judge, *(each.judge for each in task.follow_ups)):
         for name in (judge.name for judge in weighed(text)):
             if ":" in name and name not in judges:
@@ -140,7 +143,7 @@ def _refuse_judges(where: str, task: Task, judges: Collection[str]) -> None:
 
 
 def _place(source: str) -> tuple[str, Mapping[str, str]]:
-    """Cut `?question=problem&...` off. A question mark without `=` after it belongs to the name."""
+    """Split off the options, such as `?question=problem`. A question mark without a later `=` belongs to the name."""
     place, _, query = source.rpartition("?")
     if not place or "=" not in query:
         return source, {}
@@ -158,6 +161,7 @@ def _distinct(tasks: Iterable[tuple[Row, Task]]) -> Iterator[Task]:
     for row, task in tasks:
         if task.id in seen:
             earlier = seen[task.id]
+            # Within one file, the line number is enough.
             where = f"line {earlier.number}" if row.where.endswith(f":{row.number}") else earlier.where
             raise ConfigError(f"{row.where}: id", task.id, f"{where} has it; give each task its own")
         seen[task.id] = row
@@ -177,7 +181,7 @@ def _plain(row: Row, reading: _Reading) -> Task:
 
 
 def _judge(row: Row, answer: str) -> str:
-    """The judge that a row names; without one a number is compared as a number, and a text as a text."""
+    """Return the judge that a row names, or else `numeric` for a number and `exact` for a text."""
     return row.text("judge", "numeric" if is_number(row.value(answer)) else "exact")
 
 
@@ -224,9 +228,10 @@ def _math(row: Row, reading: _Reading) -> Task:
 
 
 def _boxed(row: Row) -> str:
-    """What stands in the last `\\boxed{}` of the solution, braces inside it included."""
+    """Return the content of the last `\\boxed{}` of the solution, including inner braces."""
     solution = row.text("solution")
     _, marker, rest = solution.rpartition("\\boxed{")
+    # Find the brace that closes it.
     depth = 1
     for at, character in enumerate(rest):
         depth += {"{": 1, "}": -1}.get(character, 0)
@@ -242,7 +247,7 @@ def _of(suite: Suite) -> Adapter:
 _KEPT: MappingProxyType[Adapter, tuple[str, ...]] = MappingProxyType(
     {_gsm8k: ("id", "answer", "judge"), _math: ("judge",)}
 )
-"""Fields of `_READ` that an adapter does not read, or of which it takes a part."""
+"""Fields of `_READ` that an adapter does not read, or reads only in part, so that they stay in `Task.fields`."""
 _ADAPTERS: MappingProxyType[str, Adapter] = MappingProxyType(
     {"gsm8k": _gsm8k, "math": _math, **{name: _of(suite) for name, suite in SUITES.items()}}
 )

@@ -1,4 +1,4 @@
-"""What a task is, and on which side of the train / held-out split its question falls."""
+"""Tasks, their follow-up questions, and the train / held-out split."""
 
 import hashlib
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """A further question of the same rollout, asked after the one before it was answered."""
+    """A further question in the same rollout, asked after the previous one is answered."""
 
     question: str
     answer: str
     judge: str = "exact"
     where: str = field(default="", compare=False, repr=False)
-    """The place of its answer, as of a task."""
+    """Location of its answer, as in `Task.where`."""
 
     def __post_init__(self) -> None:
         _refuse_blank("follow-up", self, ("question", "judge"))
@@ -37,7 +37,7 @@ class FollowUp:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question with its reference answer, which may be empty where its judge needs none.
+    """A question with its reference answer, which may be empty if its judge needs none.
 
     The answer stays on the host: no sandbox ever sees it.
     """
@@ -46,17 +46,17 @@ class Task:
     question: str
     answer: str
     judge: str = "exact"
-    """Which judge grades it: a name of `repl_rl.judges`, or `module:function`."""
+    """Judge that grades the task: a name in `repl_rl.judges`, or `module:function`."""
     family: str = ""
-    """What it is tabulated under; "" for none."""
+    """Name under which results are grouped; "" for none."""
     follow_ups: tuple[FollowUp, ...] = ()
-    """What is asked next, in order; empty: the task is a single question."""
+    """Questions that are asked next, in order. If empty, the task is a single question."""
     workspace: Workspace | None = None
-    """What is in its console before the first line; None: the console starts empty."""
+    """Content of the console before the first line. None means an empty console."""
     fields: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """What else its row holds, for samplers, judges and rewards; the policy is not told."""
+    """Other fields of the task's row, for samplers, judges and rewards. The policy does not see them."""
     where: str = field(default="", compare=False, repr=False)
-    """The place of its reference answer, such as `tasks.jsonl:3: field 'answer'`; "": it is from no file."""
+    """Location of the reference answer, such as `tasks.jsonl:3: field 'answer'`; "" if it is not from a file."""
 
     def __post_init__(self) -> None:
         _refuse_blank("task", self, ("id", "question", "judge"))
@@ -67,21 +67,22 @@ class Task:
 
     @property
     def reference(self) -> str:
-        """The name of its reference answer in an error."""
+        """Name of the reference answer in an error message."""
         return self.where or f"answer of task {self.id}"
 
     @property
     def told(self) -> str:
-        """What the prompt says of its workspace, one line; "": nothing."""
+        """Description of the workspace in the prompt, one line; "" for none."""
         return self.workspace.in_words() if self.workspace is not None else ""
 
     @property
     def asked(self) -> str:
-        """The question, and then what is told of the workspace."""
+        """The question, followed by the description of the workspace."""
         return f"{self.question}\n{self.told}" if self.told else self.question
 
     def turns(self) -> tuple["Task", ...]:
-        """Every question as a task of its own, the first one included, so that each can be graded like any other."""
+        """Return each question as a separate task, including the first, so that each can be graded like any other."""
+        # Later questions get the task's id with their number.
         later = (
             replace(
                 self,
@@ -112,7 +113,7 @@ def refuse_surrogates(place: str, text: str) -> None:
     """Refuse a text that cannot be written as UTF-8.
 
     Raises:
-        ConfigError: it has one half of a surrogate pair.
+        ConfigError: the text contains half of a surrogate pair.
     """
     try:
         text.encode()
@@ -123,24 +124,24 @@ def refuse_surrogates(place: str, text: str) -> None:
 
 
 def fingerprint(question: str) -> str:
-    """A stable name of a question: 64 lowercase hexadecimal digits, the same on every machine and in every run."""
+    """Return a stable name of a question: 64 lowercase hexadecimal digits, equal on every machine and in every run."""
     return hashlib.sha256(question.encode()).hexdigest()
 
 
 def split_of(question: str) -> Split:
-    """`held_out` for one question in five, else `train`.
+    """Return `held_out` for one question in five, otherwise `train`.
 
-    It depends on the text alone, so a question held out of the evaluation's training set is held out of the
-    cold start too, whatever generated it and with whatever seed.
+    The split depends on the text alone. A question that evaluation holds out is therefore also held out of the cold
+    start, for any generator and any seed.
     """
     return Split.HELD_OUT if int(fingerprint(question)[:8], 16) % 100 < _HELD_OUT_PERCENT else Split.TRAIN
 
 
 def parse_split(split: Split | str) -> Split:
-    """The split of that name.
+    """Return the split with that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no split has that name.
     """
     try:
         return Split(split)

@@ -1,4 +1,4 @@
-"""Rows of files and data sets as plain records, each with the place that a complaint about it names."""
+"""Rows of files and data sets as plain records, each with its location for error messages."""
 
 import importlib
 import json
@@ -19,24 +19,24 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def is_number(value: object) -> bool:
-    """True for an int, a float, a Decimal and a real number of numpy; a bool is no number."""
+    """Return True for an int, a float, a Decimal and a real number of numpy, but not for a bool."""
     return isinstance(value, numbers.Real | Decimal) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One record. `where` is `file:3` for the third line of a file, else `name, row 3`; both count from 1."""
+    """One record. `where` is `file:3` for the third line of a file, otherwise `name, row 3`; both count from 1."""
 
     where: str
     number: int
     fields: Mapping[str, object]
 
     def text(self, field: str, default: str | None = None) -> str:
-        """A field as text; a number is written as `str()` shows it. `answer.value` looks into a nested record.
+        """Return a field as text. A number is formatted by `str()`; `answer.value` reads a nested record.
 
         Raises:
-            ConfigError: it is missing and has no default, it is empty, it is neither text nor finite number, or it has
-                half of a surrogate pair.
+            ConfigError: the field is missing and has no default, is empty, is neither text nor a finite number, or
+                contains half of a surrogate pair.
         """
         value = self.value(field)
         if value is None and default is not None:
@@ -54,13 +54,14 @@ class Row:
         return text
 
     def place(self, field: str) -> str:
-        """A field's name in an error: `tasks.jsonl:3: field 'answer'`."""
+        """Return the name of a field in an error message: `tasks.jsonl:3: field 'answer'`."""
         return f"{self.where}: field {field!r}"
 
     def value(self, field: str) -> object:
-        """A field as it is; None where it is missing."""
+        """Return a field unchanged, or None if it is missing."""
         if field in self.fields:
             return self.fields[field]
+        # A name with dots reads nested records.
         found: object = self.fields
         for part in field.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
@@ -74,12 +75,12 @@ def _is_finite(value: numbers.Real | Decimal) -> bool:
 
 
 def rows(place: str, options: Mapping[str, str]) -> Iterator[Row]:
-    """The rows of `dataset:NAME`, of a Parquet file, or else of a JSONL file.
+    """Return the rows of `dataset:NAME`, of a Parquet file, or else of a JSONL file.
 
     `options` may name a data set's `config` and its `part` (default `train`).
 
     Raises:
-        ConfigError: it cannot be read; names the place.
+        ConfigError: the place cannot be read; the message names it.
     """
     if place.startswith(_DATASET):
         return _dataset_rows(place.removeprefix(_DATASET), options)
@@ -90,10 +91,10 @@ def rows(place: str, options: Mapping[str, str]) -> Iterator[Row]:
 
 
 def as_json(text: str, where: str, remedy: str) -> object:
-    """What a text of JSON says; `where` and `remedy` are what a complaint says.
+    """Parse a text as JSON. `where` and `remedy` appear in the error message.
 
     Raises:
-        ConfigError: it is no JSON.
+        ConfigError: the text is not JSON.
     """
     try:
         found: object = json.loads(text)
@@ -103,7 +104,7 @@ def as_json(text: str, where: str, remedy: str) -> object:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    """Blank lines are skipped, and so is a byte order mark at the beginning."""
+    """Yield the rows of a JSONL file. Blank lines and a byte order mark at the beginning are skipped."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -119,7 +120,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    # Slow to import, and only Parquet needs it.
+    # The import is slow, and only Parquet needs it.
     parquet = importlib.import_module("pyarrow.parquet")
     broken: type[Exception] = importlib.import_module("pyarrow").ArrowException
     try:
@@ -132,7 +133,8 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[Row]:
-    import datasets  # slow to import, and only data sets need it
+    # The import is slow, and only data sets need it.
+    import datasets
 
     part = options.get("part", "train")
     try:
@@ -141,7 +143,8 @@ def _dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[Row]:
             table = saved[part] if isinstance(saved, Mapping) else saved
         else:
             table = datasets.load_dataset(name, options.get("config"), split=part)
-    except Exception as error:  # the library raises errors of many kinds, none with a common root
+    except Exception as error:
+        # The library raises errors of many kinds without a common base class.
         reason = str(error).split("\n")[0]
         raise ConfigError("dataset", name, f"its part {part!r} cannot be loaded: {reason}") from error
     schema: _Schema = table.features.arrow_schema
@@ -166,13 +169,14 @@ def _numbered(name: str, records: Iterable[Mapping[str, object]], schema: _Schem
 
 
 def _shortened(value: object, kind: _Schema) -> object:
-    """A value of a column; a float of 16 or 32 bits has no more digits than its column holds.
+    """Return a value of a column. A float of 16 or 32 bits gets only the digits that its column holds.
 
     Python's floats have 64 bits, so 0.1 of such a column would be 0.10000000149011612.
     """
     types = importlib.import_module("pyarrow.types")
     if isinstance(value, float) and (types.is_float32(kind) or types.is_float16(kind)):
-        numpy = importlib.import_module("numpy")  # slow to import, and only such columns need it
+        # The import is slow, and only such columns need it.
+        numpy = importlib.import_module("numpy")
         return float(str((numpy.float32 if types.is_float32(kind) else numpy.float16)(value)))
     if isinstance(value, dict) and types.is_struct(kind):
         return {name: _shortened(inner, kind.field(name).type) for name, inner in value.items()}

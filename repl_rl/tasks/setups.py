@@ -1,4 +1,4 @@
-"""A task's workspace as rows of files and data sets carry it."""
+"""Parser for the workspace of a task in rows of files and data sets."""
 
 import base64
 from collections.abc import Mapping
@@ -14,17 +14,18 @@ _SHOWN_CHARS = 80
 
 
 def workspace_of(row: Row, folder: Path | None, *, columns: bool) -> Workspace | None:
-    """The workspace in a row's field `workspace`: a record, or the JSON of one as text. None: it has none.
+    """Return the workspace in a row's field `workspace`: a record, or its JSON as text. Return None if it has none.
 
     Args:
         row: the row.
-        folder: beside the task file, where its `{"path": ...}` are looked for; None: there is no such file.
-        columns: rows share their columns, so a field that is None is one that other rows have.
+        folder: folder of the task file, in which each `{"path": ...}` is looked up; None if no such file exists.
+        columns: rows share their columns, so a field that is None may belong to other rows only.
 
     Raises:
-        ConfigError: it is no workspace; names the row.
+        ConfigError: the field is no workspace; the message names the row.
     """
     said = row.value(FIELD)
+    # Records in JSON text do not share their keys with other rows.
     if isinstance(said, str):
         said, columns = as_json(said, f"{row.where}: field {FIELD!r}", "write one JSON object"), False
     if said is None:
@@ -35,6 +36,7 @@ def workspace_of(row: Row, folder: Path | None, *, columns: bool) -> Workspace |
     if unknown:
         raise ConfigError(f"{row.where}: field {FIELD!r}, key", unknown[0], f"choose among {', '.join(_PARTS)}")
     given = {name: value for name, value in said.items() if value is not None}
+    # With shared columns, a row without a workspace has a record of empty fields.
     if columns and not any(given.values()):
         return None
     values, files = (_record(row, given, name) for name in ("values", "files"))
@@ -62,7 +64,7 @@ def _record(row: Row, given: Mapping[str, object], name: str) -> Mapping[str, ob
 
 
 def _texts(given: object) -> tuple[str, ...]:
-    """A list of texts, or a text of several lines."""
+    """Return the lines of a list of texts, or of a text with several lines."""
     if isinstance(given, str):
         return tuple(given.removesuffix("\n").split("\n"))
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
@@ -71,7 +73,7 @@ def _texts(given: object) -> tuple[str, ...]:
 
 
 def _file(row: Row, path: str, value: object, folder: Path | None) -> bytes:
-    """A file's content: a text, bytes, `{"base64": ...}`, or `{"path": ...}` beside the task file."""
+    """Return a file's content: a text, bytes, `{"base64": ...}`, or `{"path": ...}` next to the task file."""
     what = f"{row.where}: workspace.files[{path!r}]"
     if isinstance(value, str | bytes):
         return value.encode() if isinstance(value, str) else value
@@ -90,6 +92,7 @@ def _file(row: Row, path: str, value: object, folder: Path | None) -> bytes:
 def _read(what: str, name: str, folder: Path | None) -> bytes:
     if folder is None:
         raise ConfigError(what, name, "only a task file has files beside it; give base64")
+    # Links are resolved first, so that none leads out of the folder.
     place = (folder / name).resolve()
     if Path(name).is_absolute() or not place.is_relative_to(folder.resolve()):
         raise ConfigError(what, name, "give a path below the folder of the task file")

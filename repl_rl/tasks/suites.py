@@ -1,7 +1,7 @@
-"""Known suites as tasks: the fields of the published files, each with its grader.
+"""Known benchmark suites as tasks: the fields of the published files, each suite with its judge.
 
-Of a suite with several published forms every one is read: MBPP whole and sanitized, AIME with capital field names or
-without. HumanEval and MBPP are graded by the judge `tests`: the answer is a program, or a function of the console.
+Each published form of a suite is supported: full and sanitized MBPP, and AIME with or without capital field names. The
+judge `tests` grades HumanEval and MBPP. Their answer is a program, or a function of the console.
 """
 
 import ast
@@ -23,32 +23,35 @@ _quiet.append(__import__("contextlib").redirect_stderr(_quiet[0]._new_target))
 {code}
 [each.__exit__(None, None, None) for each in _quiet[::-1]]
 """
-"""Code as it stands, since indenting would alter the texts in it. What it prints is for nobody."""
+"""Template that runs code and drops its output. The code is not indented, since that would alter texts in it."""
 
 Options = Mapping[str, str]
-"""What the user said about the fields, after `?`."""
+"""Options of the user about the fields, after `?`."""
 Suite = Callable[[Row, Options], Task]
 
 
 def _said(row: Row, options: Options, name: str, *fields: str, default: str | None = None) -> str:
-    """The field that the user named for `name`; else the first of `fields` that is there."""
+    """Return the text of the field that the user named for `name`, or else of the first of `fields` that exists."""
     return row.text(_field(row, options, name, *fields), None if name in options else default)
 
 
 def _field(row: Row, options: Options, name: str, *fields: str) -> str:
-    """The name of that field."""
+    """Return the name of the field that `_said` reads."""
     return options.get(name) or next((field for field in fields if row.value(field) is not None), fields[0])
 
 
 def _name(suite: str, row: Row, options: Options, *fields: str) -> str:
-    """What a task is called: the suite, and the name that its row has, or its number from 0."""
+    """Return the id of a task: the suite, and the row's own name or its number from 0."""
     found = _said(row, options, "id", *fields, default=str(row.number - 1)) if fields else str(row.number - 1)
     tail = found.removeprefix("HumanEval/").removesuffix(".json").strip("/").replace("/", "-")
     return f"{suite}-{tail}"
 
 
 def math500(row: Row, options: Options) -> Task:
-    """MATH-500: `problem`, `answer`, `subject`, `level`, `unique_id`; judge `math`, a family for each level."""
+    """Return a task of MATH-500: `problem`, `answer`, `subject`, `level`, `unique_id`.
+
+    The judge is `math`, and each level is a family.
+    """
     level = row.text("level", "")
     return Task(
         id=_name("math500", row, options, "unique_id", "id"),
@@ -61,7 +64,10 @@ def math500(row: Row, options: Options) -> Task:
 
 
 def aime(row: Row, options: Options) -> Task:
-    """AIME: `problem` or `question`, `answer`, `id`, with or without capitals; the answer is a whole number to 999."""
+    """Return a task of AIME: `problem` or `question`, `answer`, `id`, with or without capitals.
+
+    The answer is an integer from 0 to 999.
+    """
     answer = _said(row, options, "answer", "answer", "Answer")
     plain = answer.strip().removesuffix(".0")
     if not (plain.isascii() and plain.isdigit() and int(plain) <= 999):
@@ -77,18 +83,19 @@ def aime(row: Row, options: Options) -> Task:
 
 
 def humaneval(row: Row, options: Options) -> Task:
-    """HumanEval: `task_id`, `prompt`, `test` (which defines `check`), `entry_point`.
+    """Return a task of HumanEval: `task_id`, `prompt`, `test` (which defines `check`), `entry_point`.
 
-    The answer may be a whole program, what follows the prompt, or the function as it was defined in the console.
+    The answer may be a whole program, a continuation of the prompt, or the function as defined in the console.
     """
     prompt, entry = _said(row, options, "question", "prompt"), row.text("entry_point")
     if not entry.isidentifier():
         raise ConfigError(f"{row.where}: field 'entry_point'", entry, "give the name of a function")
-    # What the prompt has beside the function, such as helpers that its tests call, counts where the program lacks it.
+    # Other definitions in the prompt, such as helpers that its tests call, are used if the program lacks them.
     helpers = f"_own = dict(globals())\nexec({prompt!r}, globals())\nglobals().update(_own)\n"
     tests = _Tests(row, helpers)
     given = row.text("test")
     alone = _statements(tests, given)
+    # Plain assertions become single tests; any other `check` runs as a whole.
     if alone is None:
         tests.add(f"{given}\ncheck({entry})")
     else:
@@ -108,9 +115,9 @@ def humaneval(row: Row, options: Options) -> Task:
 
 
 def mbpp(row: Row, options: Options) -> Task:
-    """MBPP: `text` or `prompt`, `test_list`, `task_id`; `test_setup_code`, `test_imports` where they are.
+    """Return a task of MBPP: `text` or `prompt`, `test_list`, `task_id`; optionally `test_setup_code`, `test_imports`.
 
-    The question shows the tests, as its authors do: they alone say what the function is called.
+    The question shows the tests, as its authors do, because only they contain the function's name.
     """
     tests = _texts(row, "test_list")
     if not tests:
@@ -133,7 +140,7 @@ def mbpp(row: Row, options: Options) -> Task:
 
 
 def _texts(row: Row, field: str) -> Sequence[str]:
-    """A field that is a list of texts, or such a list written as JSON; nothing where it is missing."""
+    """Return a field that is a list of texts, or the JSON of such a list. A missing field has no texts."""
     value = row.value(field)
     if isinstance(value, str):
         try:
@@ -152,14 +159,14 @@ def _texts(row: Row, field: str) -> Sequence[str]:
 class _Tests:
     """Tests as doctests that run in a console after the program.
 
-    An assertion that can be cut in two keeps its expected value on the host. After other tests a word is printed that
-    the program cannot know, so a program that ends the console, or keeps them from running, does not pass. What the
-    program prints itself is no matter.
+    An assertion that can be split keeps its expected value on the host. After other tests, the console prints a word
+    that the program cannot know. A program that ends the console, or keeps the tests from running, therefore fails.
+    Output of the program itself does not matter.
     """
 
     def __init__(self, row: Row, before: str) -> None:
         self._row = row
-        # A warning about a text in a test is no failure.
+        # A warning about a text in a test is not a failure.
         self._examples = [">>> __import__('warnings').simplefilter('ignore')\n"]
         self.prepare(before)
 
@@ -167,30 +174,31 @@ class _Tests:
         """Run code before the tests that follow.
 
         Raises:
-            ConfigError: it is no Python.
+            ConfigError: the code is not Python.
         """
         self.parse(code)
         if code.strip():
             self._run(_QUIET.format(code=code))
 
     def add(self, code: str) -> None:
-        """Add tests: Python that ends in an error where one fails.
+        """Add tests: Python that raises an error if one fails.
 
         Raises:
-            ConfigError: it is no Python.
+            ConfigError: the code is not Python.
         """
         statements = self.parse(code)
         if statements and all(assertion_of(statement) for statement in statements):
             self._examples += [f">>> {ast.unparse(statement)}\n" for statement in statements]
         else:
+            # The program cannot know this word, so it cannot print it itself.
             passed = f"passed {fingerprint(code)[:16]}"
             self._run(f"{_QUIET.format(code=code)}print({passed!r})\n", f"{passed}\n")
 
     def parse(self, code: str) -> Sequence[ast.stmt]:
-        """The statements of some code.
+        """Parse code into its statements.
 
         Raises:
-            ConfigError: it is no Python.
+            ConfigError: the code is not Python.
         """
         try:
             with warnings.catch_warnings():
@@ -208,7 +216,7 @@ class _Tests:
 
 
 def _statements(tests: _Tests, test: str) -> tuple[Sequence[str], Sequence[str]] | None:
-    """What stands before `def check(candidate)`, and its assertions, where it has nothing else; None where it has."""
+    """Return the code before `def check(candidate)` and its assertions, or None if the test contains anything else."""
     before, asserted = [], None
     for statement in tests.parse(test):
         if isinstance(statement, ast.FunctionDef) and statement.name == "check":
@@ -224,7 +232,7 @@ def _statements(tests: _Tests, test: str) -> tuple[Sequence[str], Sequence[str]]
 
 
 def _is_idle(statement: ast.stmt) -> bool:
-    """True for `pass`, a text, and `assert True`."""
+    """Return True for `pass`, a bare constant such as a text, and `assert True`."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(statement, ast.Assert):
         value = statement.test if isinstance(statement.test, ast.Constant) and statement.test.value else None

@@ -1,4 +1,4 @@
-"""Several judges with weights, as they are written: `numeric + 0.2*my_judges:format`."""
+"""Parser for several judges with weights: `numeric + 0.2*my_judges:format`."""
 
 import math
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from repl_rl.errors import ConfigError
 from repl_rl.tasks.model import Task
 
 OWN = "task"
-"""In the place of a judge's name: the one that each task names itself."""
+"""Placeholder in an expression for the judge that each task names itself."""
 _REMEDY = "write judges with + between, each a name or weight*name, such as numeric + 0.2*my_judges:format"
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A judge and what its value is multiplied by."""
+    """A judge and the factor on its value."""
 
     name: str
     weight: float = 1.0
@@ -26,10 +26,10 @@ class Weighed:
 
 @lru_cache(maxsize=256)
 def weighed(text: str) -> tuple[Weighed, ...]:
-    """The judges of an expression, at least one; the first is the one whose value says whether a task is solved.
+    """Return the judges of an expression, at least one. The value of the first one decides if a task is solved.
 
     Raises:
-        ConfigError: it is written in another way, a weight is no finite number, or a judge is named twice.
+        ConfigError: the syntax is different, a weight is not a finite number, or a judge is named twice.
     """
     found = tuple(_term(text, term.strip()) for term in text.split("+"))
     if len({judge.name for judge in found}) < len(found):
@@ -49,10 +49,11 @@ def _term(text: str, term: str) -> Weighed:
 
 
 def judged_by(text: str, tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """The tasks with these judges in place of their own, which `task` stands for; "": as they are.
+    """Return the tasks with the judges of an expression, in which `task` means the task's own judge. "" changes
+    nothing.
 
     Raises:
-        ConfigError: as `weighed`.
+        ConfigError: see `weighed`.
     """
     if not text:
         return tuple(tasks)
@@ -63,6 +64,7 @@ def judged_by(text: str, tasks: Iterable[Task]) -> tuple[Task, ...]:
 def _for(task: Task, wanted: tuple[Weighed, ...]) -> str:
     parts: list[Weighed] = []
     for judge in wanted:
+        # The placeholder expands to the task's own judges.
         own = weighed(task.judge) if judge.name == OWN else (Weighed(judge.name),)
         parts += [Weighed(one.name, one.weight * judge.weight) for one in own]
     return " + ".join(map(str, parts))

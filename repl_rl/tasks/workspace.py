@@ -1,4 +1,5 @@
-"""A task's workspace: what is in the console before the first line. It is made once a task, for all of its rollouts."""
+"""Workspace of a task: the content of its console before the first line. It is built once per task, for all of its
+rollouts."""
 
 import ast
 import base64
@@ -12,7 +13,7 @@ from pathlib import PurePosixPath
 from repl_rl.errors import ConfigError
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Of a workspace as JSON, its files in base64."""
+"""Largest size of a workspace as JSON, with its files in base64, bytes."""
 MAX_FILES = 1000
 _SHOWN_CHARS = 80
 _SHOWN_NAMES = 12
@@ -21,23 +22,24 @@ _RESERVED = ("submit_final_answer",)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """What a console starts with. Two of equal content are equal, and have one digest.
+    """Initial content of a console. Workspaces of equal content are equal, and have one digest.
 
-    In the console, files are laid first; then modules are imported, values bound, and lines run as one program.
+    The console first writes the files. Then it imports the modules, binds the values, and runs the lines as one
+    program.
     """
 
     values: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """Name -> value: whatever JSON holds, lists and not tuples."""
+    """Values by name: any JSON value, with lists and not tuples."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Path in the console's working folder -> content."""
+    """File contents by path in the console's working folder."""
     lines: tuple[str, ...] = ()
     """A program, line by line, without newlines."""
     preload: tuple[str, ...] = ()
-    """Modules that are imported already, so that a line that imports them costs nothing."""
+    """Modules that are imported in advance, so that a line that imports them costs nothing."""
     told: str | None = None
-    """What the prompt says of it, one line; None: names, types and sizes; "": nothing."""
+    """Description in the prompt, one line. None lists names, types and sizes; "" shows nothing."""
     content: bytes = field(init=False, repr=False)
-    """All of it as JSON, in one form."""
+    """The whole workspace as JSON, in canonical form."""
     digest: str = field(init=False)
     """SHA-256 of `content`, 64 lowercase hexadecimal digits."""
 
@@ -54,6 +56,7 @@ class Workspace:
         _check_lines(self.lines)
         if self.told is not None and "\n" in self.told:
             raise ConfigError("workspace.told", self.told[:_SHOWN_CHARS], "give one line")
+        # Sorted names give equal workspaces equal digests.
         said = {
             "values": {name: self.values[name] for name in sorted(self.values)},
             "files": {path: base64.b64encode(self.files[path]).decode() for path in sorted(self.files)},
@@ -64,6 +67,7 @@ class Workspace:
         content = json.dumps(said, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
         if len(content) > MAX_BYTES:
             raise ConfigError("workspace, bytes", len(content), f"give at most {MAX_BYTES}")
+        # The dataclass is frozen.
         object.__setattr__(self, "content", content)
         object.__setattr__(self, "digest", hashlib.sha256(content).hexdigest())
 
@@ -75,10 +79,10 @@ class Workspace:
 
     @classmethod
     def read(cls, content: bytes) -> "Workspace":
-        """The inverse of `content`.
+        """Parse the `content` of a workspace.
 
         Raises:
-            ConfigError: it is not what a workspace writes.
+            ConfigError: the content is not that of a workspace.
         """
         try:
             said = json.loads(content)
@@ -88,11 +92,12 @@ class Workspace:
             raise ConfigError("workspace", repr(content[:_SHOWN_CHARS]), f"it cannot be read: {error!r}") from error
 
     def in_words(self) -> str:
-        """What the prompt says of it: `told`, or names, types and sizes of its values, files and modules."""
+        """Return the description in the prompt. By default, it lists values, files and modules, with sizes."""
         if self.told is not None:
             return self.told
         values = [f"{name} ({size_of(value)})" for name, value in sorted(self.values.items())]
         files = [f"{path} ({_bytes(len(data))})" for path, data in sorted(self.files.items())]
+        # A name that the lines bind again is listed once, as a value.
         defined = [f"{name} (defined)" for name in _defined(self.lines) if name not in self.values]
         parts = [_listed("names", values + defined), _listed("files", files), _listed("imported", list(self.preload))]
         return f"In the console already: {'; '.join(part for part in parts if part)}."
@@ -103,6 +108,7 @@ def _check_value(name: str, value: object) -> None:
     reserved = name in _RESERVED or (name.startswith("__") and name.endswith("__"))
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or reserved:
         raise ConfigError("workspace.values, name", name, "give a name that a line could bind, and that is not taken")
+    # The round trip detects values that JSON changes, such as tuples.
     try:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError) as error:
@@ -124,7 +130,7 @@ def _check_files(files: Mapping[str, bytes]) -> None:
 
 
 def _check_path(path: str) -> None:
-    """Refuse what is no plain path below the console's working folder."""
+    """Refuse a path that is not a plain path below the console's working folder."""
     parts = path.split("/")
     if path.startswith("/") or not path.isprintable() or {"", ".", ".."}.intersection(parts):
         raise ConfigError(
@@ -153,7 +159,7 @@ def _check_lines(lines: tuple[str, ...]) -> None:
 
 
 def _defined(lines: tuple[str, ...]) -> list[str]:
-    """Names that the lines bind at their top: by assignment, definition or import."""
+    """Return the names that the lines bind at top level: by assignment, definition or import."""
     found: dict[str, None] = {}
     for node in ast.parse("\n".join(lines)).body:
         names: list[str] = []
@@ -168,12 +174,13 @@ def _defined(lines: tuple[str, ...]) -> list[str]:
                 for n in ast.walk(target)
                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
             ]
+        # The prompt does not list private names.
         found.update(dict.fromkeys(name for name in names if not name.startswith("_") and name.isidentifier()))
     return list(found)
 
 
 def size_of(value: object) -> str:
-    """What a value is, and how many characters or elements it has."""
+    """Return the type of a value, and its number of characters or elements."""
     kind = "None" if value is None else type(value).__name__
     return f"{kind} of {len(value):,}" if isinstance(value, str | list | dict) else kind
 

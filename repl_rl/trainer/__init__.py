@@ -1,4 +1,4 @@
-"""The update: trajectories in, a better policy out, on TRL's GRPO trainer."""
+"""Policy updates from trajectories, on TRL's GRPO trainer."""
 
 from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.evaluations import BEST, Evaluation

@@ -1,4 +1,4 @@
-"""The groups of later steps, played while the policy is updated."""
+"""Async rollouts: groups of later steps are sampled while the policy is updated."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,11 +17,11 @@ from repl_rl.trainer.underway import StepShape, UnderWay
 
 
 class GroupsAhead(Groups):
-    """Plays the rollouts of a step while those of the steps after it go on, as far as the lead allows.
+    """Group sampler with async rollouts: later steps run in the background, as far as the lead allows.
 
-    Tasks are drawn when a step begins, in order, and seeds follow from step and task, so that a step's groups do not
-    depend on what is done first; but for which step learns from them, with a window. What has ended of later steps is
-    remembered with the run; the rest begins again.
+    Tasks are drawn when a step begins, in order, and seeds follow from step and task. So the order in which rollouts
+    finish does not change the groups. With a FIFO window, it decides only which step trains on a group. Finished
+    rollouts of later steps are saved with the run; a resumed run plays the others again.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class GroupsAhead(Groups):
     ) -> None:
         """
         Args:
-            source: what plays.
-            size: of a group.
-            accelerator: of this process, the only one.
-            lead: which steps begin when.
-            optimizer_steps: that a step takes.
-            upcoming: the tasks of the step at hand, then of each that follows; asked for once, in the first step.
-            curriculum: chooses tasks in the place of these.
-            plan: whether groups of later steps may pass one that takes long.
+            source: rollout source.
+            size: rollouts per group.
+            accelerator: accelerator of this process, the only one of the run.
+            lead: schedule that decides which steps may begin.
+            optimizer_steps: optimizer steps per step.
+            upcoming: returns the tasks of the current step, then of each later one; called once, in the first step.
+            curriculum: chooses other tasks in their place. None keeps them.
+            plan: `Windowed` lets groups of later steps overtake a slow one.
 
         Raises:
-            ConfigError: `source` cannot begin the rollouts of a step to come, or tell which of their groups have ended.
+            ConfigError: `source` has no async rollouts, or cannot report which of their groups have finished.
         """
         super().__init__(source, (), size, accelerator, curriculum=curriculum)
         if not isinstance(source, AheadSource):
@@ -59,30 +59,33 @@ class GroupsAhead(Groups):
         self._early, self._upcoming = source, upcoming
         self._slots: Iterator[Sequence[str]] | None = None
         self._named: dict[int, list[str]] = {}
-        """The tasks that TRL will name, of steps to come."""
+        """Task ids that TRL will pass for later steps, by step."""
         self._groups = 0
-        """Of a step; the first one tells."""
+        """Groups per step, known from the first call of `play` on."""
         self._under_way: UnderWay | None = None
         self._memory = "{}"
 
     def play(self, slots: Sequence[str], step: int) -> tuple[Trajectory, ...]:
-        """See `Groups.play`; on the way, the rollouts of later steps begin."""
+        """Start the rollouts of later steps, and return those of this one; see `Groups.play`."""
         now = step // self._optimizer_steps
+        # The first call restores the in-flight steps of a resumed run.
         if self._under_way is None:
             self._groups = len(slots) // self._size
             shape = StepShape(self._groups, self._size, self._optimizer_steps)
             self._under_way = UnderWay.opened(self._early, shape, self._width, self._memory, now)
+        # Start each step that the lead allows from now on. In the first call, the current step is one of them.
         for later in self._lead.reached(now):
             self._slots = self._slots or self._upcoming()
             self._named[later] = upcoming = list(next(self._slots))
             self._under_way.begin(later, partial(self._chosen, upcoming))
+        # Rollouts began with predicted tasks, so TRL must now ask for the same ones.
         if (named := self._named.pop(now)) != list(slots):
             raise InvariantError(f"step {now} has the tasks {list(slots)}, and began with those for {named}")
         return tuple(_learned(t, step) for t in self._under_way.take(now))
 
     @property
     def oldest(self) -> int:
-        """How many steps old a line can be when it is learned from."""
+        """Largest staleness of a line that is trained on, in steps."""
         return Window.oldest(self._width, self._lead.ahead, self._groups)
 
     @property
@@ -93,16 +96,16 @@ class GroupsAhead(Groups):
         return assigned(self._curriculum, slots, self._size) if self._curriculum is not None else slots
 
     def memory(self) -> str:
-        """As JSON: what is under way."""
+        """Return the state of the in-flight steps, as JSON."""
         return self._memory if self._under_way is None else self._under_way.memory()
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave."""
+        """Restore the state that `memory` returned, at the next call of `play`."""
         self._memory = memory
 
 
 def _learned(t: Trajectory, step: int) -> Trajectory:
-    """With the step that learns from it, in place of the one that it began for."""
+    """Return the trajectory with the step that trains on it, in place of the one that it began for."""
     if t.policy_step == step:
         return t
     return replace(t, policy_step=step, children=tuple(_learned(child, step) for child in t.children))

@@ -1,4 +1,4 @@
-"""What is done about sampler and trainer being apart, by name: the correction, and what goes with rollouts ahead.
+"""Importance sampling settings: corrections of the logprob mismatch, by name, and limits of async rollouts.
 
 token_truncate                            token_truncate(cap=2.0, tolerance=1e-3)
 token_band(low=0.5, cap=2.0)              line_mask
@@ -15,33 +15,34 @@ from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.trainer.choices import Arguments, Windowed, groups, known
 
 IMPORTANCE_CAP = 2.0
-"""Largest ratio of trainer to sampler that is kept as it is: TRL's value."""
+"""Default of the largest importance sampling ratio that is left unchanged; TRL's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """What is done about sampler and trainer being apart."""
+    """Correction of the logprob mismatch between sampler and trainer."""
 
     cap: float
-    """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
+    """Largest importance sampling ratio (trainer / sampler) that is left unchanged, >= 1."""
     tolerance: float | None
-    """Largest gap of one log probability that is no error, nats; None: what the number format makes usual."""
+    """Largest allowed difference of one log probability, nats. None chooses it by the number formats."""
     low: float | None = None
-    """Smallest ratio that is kept as it is, in (0, 1); None: all below `cap` are."""
+    """Smallest ratio that is left unchanged, in (0, 1). None sets no lower bound."""
 
     def allowed(self, trained_in: Dtype, sampled_in: Dtype) -> float:
-        """Largest gap of one log probability that is no error where both compute in these number formats, nats."""
+        """Return the largest allowed difference of one log probability for these number formats, nats."""
         if self.tolerance is not None:
             return self.tolerance
+        # Rounding in bfloat16 alone moves single log probabilities by tenths of a nat.
         exact = trained_in == "float32" and sampler_dtype(trained_in, sampled_in) == "float32"
         return 1e-3 if exact else 1.0
 
 
 def sampler_dtype(trained_in: Dtype, asked: Dtype) -> Dtype:
-    """The number format that a sampler is opened with, beside a trainer that computes in another.
+    """Return the number format of the sampler, for a trainer that computes in `trained_in`.
 
-    A float32 trainer can hold a float32 sampler to its log probabilities, and no other, so "auto", which would be
-    bfloat16 on a GPU, is float32 there.
+    A float32 trainer can check the log probabilities of a float32 sampler, and of no other. So "auto", which means
+    bfloat16 on a GPU, becomes float32 for it.
     """
     return "float32" if asked == "auto" and trained_in == "float32" else asked
 
@@ -51,7 +52,7 @@ def capped(
     cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
     tolerance: Annotated[float | None, Above(0)] = None,
 ) -> Apart:
-    """The corrections of tokens, lines and rollouts, which differ in what happens above `cap`."""
+    """Return a correction with an upper bound; its name decides if ratios above `cap` are cut or masked."""
     return Apart(cap, tolerance)
 
 
@@ -61,13 +62,14 @@ def banded(
     cap: Annotated[float, AtLeast(1)] = IMPORTANCE_CAP,
     tolerance: Annotated[float | None, Above(0)] = None,
 ) -> Apart:
-    """The band: a token whose ratio is outside of [low, cap] is left out, as in IcePop (arXiv 2510.18855)."""
+    """Return the correction that masks tokens with a ratio outside [low, cap], as in IcePop (arXiv 2510.18855)."""
     return Apart(cap, tolerance, low)
 
 
 def uncorrected(*, tolerance: Annotated[float | None, Above(0)] = None) -> Apart:
-    """No correction: every ratio counts as 1."""
-    return Apart(IMPORTANCE_CAP, tolerance)  # the cap is read by nobody
+    """Return the settings without a correction: every ratio counts as 1."""
+    # The cap has no effect here, since `corrected` replaces all ratios by 1.
+    return Apart(IMPORTANCE_CAP, tolerance)
 
 
 IMPORTANCES: Mapping[str, Callable[..., Apart]] = {
@@ -75,24 +77,25 @@ IMPORTANCES: Mapping[str, Callable[..., Apart]] = {
     "token_band": banded,
     "none": uncorrected,
 }
-"""Of a token, of a line's tokens or of all of a rollout's; cut to the cap, or masked, above it or on both sides; or
-none at all."""
+"""Corrections by name. The first word is the unit of a ratio: a token, a line, or a whole rollout (`sequence`). The
+second word is the treatment above the cap. `truncate` cuts the ratio to the cap, and `mask` drops the tokens.
+`token_band` drops tokens on both sides of its band. `none` corrects nothing."""
 
 
 def importance(text: str) -> tuple[str, Apart]:
-    """`trainer.importance`: its name and its options.
+    """Parse `trainer.importance` into the name of a correction and its options.
 
     Raises:
-        ConfigError: there is no such correction or option, or a value is out of bounds.
+        ConfigError: the correction or an option is unknown, or a value is out of bounds.
     """
     named = known("trainer.importance", text, IMPORTANCES)
     return named.name, named.bound("trainer.importance", IMPORTANCES[named.name])()
 
 
 def corrections(text: str) -> Arguments:
-    """`trainer.importance` as TRL is told it; ratios of lines and sequences take the place of its own later. Raises as
-    `importance`."""
+    """Return TRL's arguments for `trainer.importance`. Raises as `importance`."""
     name, apart = importance(text)
+    # TRL gets a correction per token in any case; `corrected` later replaces its ratios for all other names.
     return {
         "vllm_importance_sampling_mode": "token_mask" if name in ("token_mask", "token_band") else "token_truncate",
         "vllm_importance_sampling_clip_max": apart.cap,
@@ -101,7 +104,7 @@ def corrections(text: str) -> Arguments:
 
 
 def refuse_stale(steps: int, corrected: str, plan: str) -> None:
-    """Refuse what does not go with rollouts that run `steps` ahead of the update.
+    """Refuse settings that do not work with async rollouts, or only with them.
 
     Args:
         steps: `trainer.ahead`.
@@ -109,10 +112,11 @@ def refuse_stale(steps: int, corrected: str, plan: str) -> None:
         plan: `trainer.groups`.
 
     Raises:
-        ConfigError: groups are played again, a window is asked for where nothing is ahead, or older lines are corrected
-            by anything but the ratios of their tokens.
+        ConfigError: async rollouts with dynamic sampling, a FIFO window without async rollouts, or async rollouts
+            with a correction that is not per token.
     """
     windowed = isinstance(groups(plan), Windowed)
+    # Dynamic sampling replaces groups within a step, while async rollouts fix the tasks of a step when it begins.
     if steps and plan and not windowed:
         remedy = "it says before they are played which groups a step is made of; leave one of both out, or take window"
         raise ConfigError("trainer.groups with trainer.ahead", plan, remedy)

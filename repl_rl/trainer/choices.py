@@ -1,4 +1,4 @@
-"""What a run chooses by name, with options: loss, importance correction, KL, optimizer and schedule, as TRL is told.
+"""Settings that are given by name, with options: loss, KL penalty, optimizer, schedule and group sampling.
 
 dapo                            dapo(clip_low=0.1, clip_high=0.2)
 k3(beta=0.04)                   adamw_torch(weight_decay=0.1)
@@ -19,31 +19,34 @@ from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.settings.named import Named
 
 Arguments = dict[str, object]
-"""Fields of TRL's GRPOConfig."""
+"""Keyword arguments of TRL's `GRPOConfig`."""
 Share = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, Above(0)]
 Momentum = Annotated[float, AtLeast(0)]
 Beta = Annotated[float, Above(0, below=1)]
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
-"""The ratio to the policy that sampled is clipped outside of [1 - low, 1 + high]: DAPO's values (arXiv 2503.14476). The
-ratio is 1 in the first update of fresh rollouts, so that they bind from the second on."""
+"""Default clip range [1 - low, 1 + high] of the ratio to the policy that sampled: DAPO's values (arXiv 2503.14476). The
+ratio is 1 in the first update of fresh rollouts, so the range has an effect from the second update on."""
 CISPO_HIGH = 5.0
-"""The ratio itself is cut above this: the value of ScaleRL (arXiv 2510.13786)."""
+"""Default upper bound of the ratio in CISPO: the value of ScaleRL (arXiv 2510.13786)."""
 
 
 def clipped(*, clip_low: Share = CLIP_LOW, clip_high: Share = CLIP_HIGH) -> Arguments:
-    """The losses that clip as PPO does."""
+    """Return the arguments of losses that clip as PPO does."""
     return {"epsilon": clip_low, "epsilon_high": clip_high}
 
 
 def cut(*, clip_high: Positive = CISPO_HIGH) -> Arguments:
-    """The loss that cuts the ratio and keeps every token's gradient."""
+    """Return the arguments of CISPO, which cuts the ratio and keeps every token's gradient."""
     return {"epsilon_high": clip_high}
 
 
 def soft(*, temperature_pos: Positive = 1.0, temperature_neg: Positive = 1.05) -> Arguments:
-    """The loss that lets far ratios count less and less, for advantages above and below 0."""
+    """Return the arguments of SAPO, which gradually reduces the effect of distant ratios.
+
+    `temperature_pos` applies to advantages above 0, `temperature_neg` to those below.
+    """
     return {"sapo_temperature_pos": temperature_pos, "sapo_temperature_neg": temperature_neg}
 
 
@@ -52,34 +55,39 @@ LOSSES: Mapping[str, Callable[..., Arguments]] = {
     "cispo": cut,
     "sapo": soft,
 }
-"""TRL losses that survive advantages of shape (B, T). `luspo` and `vespo` weigh whole sequences, so they do not."""
+"""TRL losses that accept advantages of shape (B, T). `luspo` and `vespo` weight whole sequences, so they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """Other groups are played in the place of those that teach nothing, so many times in a step at most."""
+    """Dynamic sampling: groups without a difference in reward are replaced by other groups."""
 
     most: int
+    """Largest number of rounds of replacement per step, >= 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windowed:
-    """Groups of later steps may pass one that takes long, within a window of that share of those under way."""
+    """FIFO window: groups of later steps may overtake a slow one."""
 
     share: float
+    """Width of the window as a share of the groups in flight, in (0, 1]."""
 
 
 Plan = Refill | Windowed
-"""What is done about groups that teach nothing, or that take long."""
+"""Plan for groups without a difference in reward (`Refill`) or for slow groups (`Windowed`)."""
 
 
 def refill(*, most: Annotated[int, AtLeast(1)] = 2) -> Plan:
-    """Dynamic sampling (DAPO, arXiv 2503.14476), bounded."""
+    """Return dynamic sampling (DAPO, arXiv 2503.14476) with at most `most` rounds per step."""
     return Refill(most)
 
 
 def window(*, share: Annotated[float, Above(0, at_most=1)] = 0.3) -> Plan:
-    """Windowed FIFO (MiniMax, arXiv 2605.26494): a step learns from what is done first, and waits for its oldest."""
+    """Return a windowed FIFO (MiniMax, arXiv 2605.26494).
+
+    A step takes the groups that finish first, and waits for the oldest group of the window.
+    """
     return Windowed(share)
 
 
@@ -87,12 +95,18 @@ PLANS: Mapping[str, Callable[..., Plan]] = {"refill": refill, "window": window}
 
 
 def k3(*, beta: Positive = 0.04) -> Arguments:
-    """exp(d) - d - 1 of each sampled token, d its log probability under the reference less that under the policy."""
+    """Return the arguments of the k3 estimator of the KL divergence.
+
+    It is exp(d) - d - 1 per sampled token, with d the log probability under the reference minus that under the policy.
+    """
     return {"beta": beta, "use_bias_correction_kl": False}
 
 
 def unbiased(*, beta: Positive = 0.04) -> Arguments:
-    """k3 times the token's ratio to the policy that sampled: its gradient is that of the KL (arXiv 2512.02556)."""
+    """Return the arguments of k3 times the token's ratio to the policy that sampled.
+
+    Its gradient is that of the KL divergence (arXiv 2512.02556).
+    """
     return {"beta": beta, "use_bias_correction_kl": True}
 
 
@@ -100,17 +114,17 @@ KLS: Mapping[str, Callable[..., Arguments]] = {"k3": k3, "unbiased": unbiased}
 
 
 def adamw(*, beta1: Beta = 0.9, beta2: Beta = 0.95, eps: Positive = 1e-8, weight_decay: Share = 0.0) -> Arguments:
-    """Adam with decay of the weights beside the gradient."""
+    """Return the arguments of AdamW: Adam with weight decay apart from the gradient."""
     return {"adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": eps, "weight_decay": weight_decay}
 
 
 def lion(*, beta1: Beta = 0.9, beta2: Beta = 0.99, weight_decay: Share = 0.0) -> Arguments:
-    """The sign of a moving mean."""
+    """Return the arguments of Lion, which follows the sign of a moving mean of gradients."""
     return {"adam_beta1": beta1, "adam_beta2": beta2, "weight_decay": weight_decay}
 
 
 def sgd(*, momentum: Momentum = 0.0, nesterov: Literal[True, False] = False, weight_decay: Share = 0.0) -> Arguments:
-    """Plain gradient descent: no memory but `momentum`."""
+    """Return the arguments of plain gradient descent; `momentum` is its only optimizer state."""
     if nesterov and not momentum:
         raise ConfigError("nesterov of trainer.optimizer sgd", nesterov, "it needs a momentum above 0")
     return {"optim_args": f"momentum={momentum},nesterov={nesterov}", "weight_decay": weight_decay}
@@ -119,12 +133,12 @@ def sgd(*, momentum: Momentum = 0.0, nesterov: Literal[True, False] = False, wei
 def rmsprop(
     *, alpha: Beta = 0.99, eps: Positive = 1e-8, momentum: Momentum = 0.0, weight_decay: Share = 0.0
 ) -> Arguments:
-    """Gradients over the root of their mean square."""
+    """Return the arguments of RMSprop: gradients divided by the root of their mean square."""
     return {"optim_args": f"alpha={alpha},eps={eps},momentum={momentum}", "weight_decay": weight_decay}
 
 
 def adafactor(*, weight_decay: Share = 0.0) -> Arguments:
-    """One moment, kept as rows and columns."""
+    """Return the arguments of Adafactor, which keeps one moment, factored into rows and columns."""
     return {"weight_decay": weight_decay}
 
 
@@ -136,27 +150,30 @@ OPTIMIZERS: Mapping[str, Callable[..., Arguments]] = {
     **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"), adamw),
     **dict.fromkeys(("lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit"), lion),
 }
-"""Names of transformers. Its others want packages that are made for one machine, or a list of layers."""
+"""Optimizers by their transformers names. Other transformers optimizers need packages that are built for one machine,
+or a list of layers."""
 OF_BITSANDBYTES = ("8bit", "paged", "lion")
+"""Parts of the names of optimizers that need bitsandbytes."""
 
 SCHEDULES = [kind.value for kind in SchedulerType if kind.value not in ("reduce_lr_on_plateau", "greedy")]
-"""Names of transformers. The two that are left out follow a loss that GRPO does not bring down."""
+"""Transformers names of schedules. The two that are left out depend on a falling loss, which GRPO does not have."""
 SLACK = 1e-6
-"""By which rounding may carry a learning rate out of its bounds, as a share of the peak."""
+"""Distance by which rounding may move a learning rate out of its bounds, as a share of the peak."""
 _GIVEN = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
+"""Parameters of a schedule that are no options, because the trainer passes them."""
 
 
 def loss(text: str) -> Arguments:
-    """`trainer.loss` as TRL is told it.
+    """Return TRL's arguments for `trainer.loss`.
 
     Raises:
-        ConfigError: there is no such loss or option, or a value is out of bounds.
+        ConfigError: the loss or an option is unknown, or a value is out of bounds.
     """
     return {"loss_type": Named.read("trainer.loss", text).name, **_arguments("trainer.loss", text, LOSSES)}
 
 
 def groups(text: str) -> Plan | None:
-    """`trainer.groups`. "": None. Raises as `loss`."""
+    """Parse `trainer.groups`; an empty text returns None. Raises as `loss`."""
     if not text:
         return None
     named = known("trainer.groups", text, PLANS)
@@ -164,15 +181,17 @@ def groups(text: str) -> Plan | None:
 
 
 def kl(text: str) -> Arguments:
-    """`trainer.kl`; as `loss`. "": none."""
+    """Return TRL's arguments for `trainer.kl`; an empty text disables the KL penalty. Raises as `loss`."""
     return _arguments("trainer.kl", text, KLS) if text else {"beta": 0.0}
 
 
 def optimizer(text: str, found: Callable[[str], object] = find_spec) -> Arguments:
-    """`trainer.optimizer`; as `loss`. `found` looks a package up; None: it is not installed.
+    """Return TRL's arguments for `trainer.optimizer`.
+
+    `found` looks up a package, and returns None if it is not installed.
 
     Raises:
-        ConfigError: also where it needs a package that is not installed.
+        ConfigError: as `loss`, or the optimizer needs a package that is not installed.
     """
     told = _arguments("trainer.optimizer", text, OPTIMIZERS)
     name = Named.read("trainer.optimizer", text).name
@@ -182,7 +201,7 @@ def optimizer(text: str, found: Callable[[str], object] = find_spec) -> Argument
 
 
 def schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> Arguments:
-    """`trainer.schedule`; as `loss`, and it is tried: whatever it would refuse later is refused now.
+    """Return TRL's arguments for `trainer.schedule`, after a trial that finds errors before the run starts.
 
     Args:
         peak: the highest learning rate.
@@ -190,7 +209,7 @@ def schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> Arg
         total_steps: optimizer steps of the run.
 
     Raises:
-        ConfigError: also where it makes no learning rate of its options.
+        ConfigError: as `loss`, or the schedule makes no valid learning rate of its options.
     """
     thing = "trainer.schedule"
     named = Named.read(thing, text)
@@ -200,12 +219,14 @@ def schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> Arg
         raise ConfigError(
             thing, text, "it has no warm-up: choose constant_with_warmup, or set trainer.warmup_steps = 0"
         )
+    # The options of a schedule are the other parameters of its transformers function.
     kind = SchedulerType(named.name)
     accepted = [name for name in inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).parameters if name not in _GIVEN]
     for key, value in named.options.items():
         if key not in accepted:
             remedy = f"its options are {', '.join(accepted)}" if accepted else "it has no options"
             raise ConfigError(f"option {key} of {thing} {named.name}", value, remedy)
+    # Build the schedule on a dummy weight, and read the learning rate at the start, the peak and the last step.
     try:
         weight = torch.nn.Parameter(torch.zeros(1))
         made = get_scheduler(kind, torch.optim.SGD([weight], peak), warmup_steps, total_steps, dict(named.options))
@@ -224,7 +245,7 @@ def _arguments(thing: str, text: str, table: Mapping[str, Callable[..., Argument
 
 
 def known(thing: str, text: str, table: Mapping[str, object]) -> Named:
-    """What `text` names of `table`, with its options. Raises as `loss`."""
+    """Parse `text`, and check that `table` has its name. Raises as `loss`."""
     named = Named.read(thing, text)
     if named.name not in table:
         raise ConfigError(thing, named.name, f"choose one of {', '.join(table)}")

@@ -1,4 +1,4 @@
-"""What a training run can be told, and what it becomes in TRL's own configuration."""
+"""Training settings, and their translation into TRL's configuration."""
 
 import warnings
 from collections.abc import Sequence
@@ -24,44 +24,45 @@ from repl_rl.trainer.sinks import require_sinks
 
 hush()  # TRL imports vLLM
 with warnings.catch_warnings():
-    # TRL judges the version of a vLLM that it will not use here.
+    # TRL warns about the version of a vLLM that it does not use here.
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
     from trl import GRPOConfig, GRPOTrainer
 
 __all__ = ["GRPOConfig", "GRPOTrainer", "TrainerConfig", "refuse_few", "refuse_unfit"]
 
 MAX_GRAD_NORM = 1.0
-"""Gradients are scaled down to this norm: TRL's and transformers' default."""
+"""Largest gradient norm; larger gradients are scaled down to it. Default of TRL and transformers."""
 
 
 _RATE, _RATE_OF_ADAPTERS = 1e-6, 1e-5
-"""Of pretrained models. 1e-6 is where docs/howto.md had users begin, TRL's default, and what verl's examples take.
-Adapters want about ten times that: "LoRA Without Regret" (Schulman et al., 2025), and TRL's runs of it."""
+"""Learning rates of pretrained models: of all weights, and of adapters. 1e-6 is TRL's default, the value of verl's
+examples, and the start that docs/howto.md recommended. Adapters need about ten times that: "LoRA Without Regret"
+(Schulman et al., 2025), and TRL's runs of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
     """Settings of the update. Rollouts are always sampled at temperature 1.
 
-    A step is a batch of rollouts and all that is learned from it: `updates` times `mini_batches` optimizer steps.
-    The defaults are the bundled policy's. On the command line those that say so are others for any other model:
-    micro-batches, number format and checkpointing are those that docs/howto.md named for a GPU, the warm-up is the
-    eighth of a default run, as the measured run of docs/pretrained.md had a sixth.
+    A step is a batch of rollouts and all updates that use it: `updates` times `mini_batches` optimizer steps.
+    The defaults suit the bundled policy. On the command line, some settings have another default for any other model.
+    Micro-batch, number format and checkpointing then have the values that docs/howto.md recommended for a GPU. The
+    warm-up is an eighth of a default run; the measured run of docs/pretrained.md used a sixth.
     """
 
     steps: Annotated[int, AtLeast(1)] = 80
-    """Batches of rollouts to learn from, >= 1."""
+    """Steps of the run, >= 1; each step trains on one batch of rollouts."""
     prompts_per_step: Annotated[int, AtLeast(1)] = 12
-    """Tasks in a step, >= 1, over all processes."""
+    """Tasks per step, >= 1, over all processes."""
     group_size: Annotated[int, AtLeast(2, "a group needs at least 2 rollouts to have an advantage")] = 8
-    """Rollouts of each task, >= 2."""
+    """Rollouts per task, >= 2."""
     updates: Annotated[int, AtLeast(1)] = 1
-    """Passes over the rollouts of a step, >= 1. From the second on the policy is not the one that sampled, and the loss
-    clips."""
+    """Passes over the rollouts of a step, >= 1. From the second pass on, the policy differs from the one that sampled,
+    and the loss clips."""
     mini_batches: Annotated[int, AtLeast(1)] = 1
-    """Parts that the rollouts of a step are drawn into at random, >= 1; each pass makes an optimizer step of each."""
+    """Mini-batches per step, >= 1, drawn at random; each pass makes one optimizer step per mini-batch."""
     micro_batch: Annotated[int, AtLeast(0), Pretrained.part(8)] = 0
-    """Rollouts in one forward pass of one process, a divisor of its share of a mini-batch; 0: all of them at once."""
+    """Rollouts per forward pass of one process, a divisor of its share of a mini-batch; 0 takes all of them at once."""
     learning_rate: Annotated[
         float,
         Above(0),
@@ -72,66 +73,72 @@ class TrainerConfig:
     ] = 5e-4
     """Peak learning rate, > 0."""
     warmup_steps: Annotated[int, AtLeast(0), Pretrained.of(10)] = 5
-    """Steps over which the learning rate rises to its peak, >= 0; `schedule` says how it goes on."""
+    """Steps over which the learning rate rises to its peak, >= 0; then it follows `schedule`."""
     optimizer: str = "adamw_torch_fused"
-    """Name of transformers for the optimizer, with options: "adamw_torch_fused(beta1=0.9, beta2=0.95, eps=1e-8,
-    weight_decay=0.0)" is the default, spelled out."""
+    """Optimizer by its transformers name, with options. The default in full is "adamw_torch_fused(beta1=0.9,
+    beta2=0.95, eps=1e-8, weight_decay=0.0)"."""
     schedule: str = "linear"
-    """Name of transformers for the schedule, with options, such as "cosine_with_min_lr(min_lr_rate=0.1)"; what they
-    count in steps are optimizer steps."""
+    """Learning rate schedule by its transformers name, with options, such as "cosine_with_min_lr(min_lr_rate=0.1)".
+    Options in steps count optimizer steps."""
     loss: str = "dapo"
-    """TRL's name of the loss, with options: "dapo(clip_low=0.2, clip_high=0.28)", so grpo, bnpo, dr_grpo;
+    """Loss by its TRL name, with options: "dapo(clip_low=0.2, clip_high=0.28)", also grpo, bnpo and dr_grpo;
     "cispo(clip_high=5.0)"; "sapo(temperature_pos=1.0, temperature_neg=1.05)"."""
     kl: str = ""
-    """Distance to the policy that training began with, added to the loss: "k3(beta=0.04)" or "unbiased(beta=0.04)";
-    "": none."""
+    """KL penalty towards the policy that training began with: "k3(beta=0.04)" or "unbiased(beta=0.04)"; "" disables
+    it."""
     importance: str = "token_truncate"
-    """What is done about sampler and trainer being apart: "token_truncate(cap=2.0)" cuts the ratio of each token to
-    cap, "token_mask" leaves its token out, "token_band(low=0.5, cap=2.0)" below low too. Without `ahead`, "line_..."
-    and "sequence_..." take the geometric mean of a line's or a rollout's tokens, and "none" corrects nothing. With
-    "token_truncate(tolerance=1e-3)", a log probability further off, nats, that the policy of now wrote stops the run;
-    the default is 1e-3 where both compute in float32, else 1.0: the rounding of bfloat16 alone moves single tokens by
-    tenths of a nat."""
+    """Correction of the logprob mismatch between sampler and trainer, by importance sampling ratios.
+    "token_truncate(cap=2.0)" cuts the ratio of each token to cap. "token_mask" drops tokens above cap, and
+    "token_band(low=0.5, cap=2.0)" also drops those below low. Without `ahead`, "line_..." and "sequence_..." use the
+    geometric mean over a line or a rollout, and "none" corrects nothing. A mismatch above tolerance, in nats, at a
+    token of the current policy stops the run, as in "token_truncate(tolerance=1e-3)". The default tolerance is 1e-3 if
+    both compute in float32, else 1.0, because rounding in bfloat16 alone moves single tokens by tenths of a nat."""
     ahead: Annotated[int, AtLeast(0)] = 0
-    """Steps whose rollouts go on while the policy is updated, >= 0; 0: rollouts and update take turns. New weights are
-    taken over between two lines, so a line is at most so many steps older than the policy that learns from it."""
+    """Steps whose rollouts run while the policy is updated, >= 0; 0 alternates rollouts and update. The engine loads
+    new weights between two lines. So a line is at most this many steps older than the policy that trains on it, unless
+    `groups` is a window."""
     groups: str = ""
-    """Which groups a step is made of: "refill(most=2)" plays others in the place of those whose outcomes are all
-    equal, so many times at most; with `ahead`, "window(share=0.3)" takes those that are done first of that share of the
-    groups under way; "": each is played once."""
+    """Group sampling. "refill(most=2)" is dynamic sampling: it replaces groups whose outcomes are all equal, in at most
+    that many rounds. With `ahead`, "window(share=0.3)" takes the groups that finish first, among that share of the
+    groups in flight. "" samples each group once."""
     estimator: str = "two_stream"
-    """Line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function; options in parentheses,
-    such as "two_stream(line_weight=0.5)"."""
+    """Estimator from line rewards to advantages: a name of `repl_rl.credit.advantages`, or module:function; options in
+    parentheses, such as "two_stream(line_weight=0.5)"."""
     rewards: RewardTable = field(default_factory=RewardTable)
-    """What a line earns for each status."""
+    """Reward of a line by its status."""
     line_rewards: tuple[str, ...] = ()
-    """Functions of yours, module:function or module:function=weight, from a trajectory to one more reward a line."""
+    """Your reward functions, module:function or module:function=weight; each adds one reward per line of a
+    trajectory."""
     potential: str = ""
-    """A function like those, from a trajectory to how promising the console is before each line, such as
-    repl_rl.credit.rewards:broken=0.1; only its differences are paid, so it cannot be farmed. Empty: none."""
+    """Potential: a function like those, which scores how promising the console is before each line, such as
+    repl_rl.credit.rewards:broken=0.1. Only its differences are paid, so it cannot be farmed. Empty disables it."""
     fade_steps: Annotated[int, AtLeast(0)] = 0
-    """Steps over which line rewards fade to nothing, >= 0; 0: they stay."""
+    """Steps over which line rewards fade to 0, >= 0; 0 keeps them."""
     stops: StopPolicy = field(default_factory=StopPolicy)
-    """What the way in which a rollout ended means for learning."""
+    """Stops whose rollouts are masked or penalised."""
     fast: bool = True
-    """Score only sampled tokens, once a step where that suffices; false: TRL's own passes, equal to it bit for bit."""
+    """Score only sampled tokens, once per step if that suffices. False uses TRL's own passes, with log probabilities
+    that equal TRL's bit for bit."""
     shared_prefixes: Literal["auto", "off"] = "auto"
-    """What rollouts begin with alike passes through the model once where that saves enough; "off": each has its own.
-    Only with `fast`."""
+    """Prefix sharing: the common beginning of rollouts passes through the model once, if that saves enough. "off"
+    scores each rollout alone. Only with `fast`."""
     dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
-    """Number format that is computed in. What is trained is float32 in any case, as is its optimizer; weights that
-    adapters leave as they are have this one."""
+    """Number format of the computation. Trained weights and their optimizer are float32 in any case; weights that
+    adapters leave frozen have this format."""
     checkpointing: Annotated[bool, Pretrained("on, on a GPU", lambda facts: facts.gpu() or None)] = False
-    """Compute activations again for the gradient instead of keeping them: less memory, more time."""
+    """Gradient checkpointing: activations are computed again for the gradient, which takes less memory and more
+    time."""
     lora_rank: Annotated[int, AtLeast(0)] = 0
-    """Rank, >= 1, of low-rank adapters (PEFT) that are trained in place of the weights; 0: none."""
+    """Rank, >= 1, of low-rank adapters (PEFT) that are trained in place of the weights; 0 trains the weights."""
     save_every: Annotated[int, AtLeast(0)] = 0
-    """Steps between checkpoints of weights (or adapters) and optimizer, >= 0, one more at the end; 0: none."""
+    """Steps between checkpoints of weights (or adapters) and optimizer, >= 0, with one more at the end; 0 disables
+    them."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Where figures and a table of rollouts go besides the run folder, each step; none: nowhere."""
+    """Trackers that get metrics and a table of rollouts after each step, in addition to the run folder."""
 
     def __post_init__(self) -> None:
         check_fields(self, "trainer")
+        # Settings that the chosen estimator would ignore are refused.
         unused = {"line_rewards": self.line_rewards, "potential": self.potential, "fade_steps": self.fade_steps}
         for name, value in unused.items():
             if value and not uses_line_rewards(self.estimator):
@@ -142,20 +149,21 @@ class TrainerConfig:
             require_peft(self.lora_rank)
         require_sinks(self.report_to)
         refuse_stale(self.ahead, self.importance, self.groups)
+        # Both raise ConfigError here, before a run starts.
         self._chosen()
-        self.share(1)  # what one process cannot share, several cannot
+        self.share(1)  # rollouts that one process cannot divide evenly, several cannot either
 
     @property
     def importance_cap(self) -> float:
-        """Largest ratio of trainer to sampler that is kept as it is, >= 1."""
+        """Largest importance sampling ratio that is left unchanged, >= 1."""
         return importance(self.importance)[1].cap
 
     def tolerance(self, sampled_in: Dtype = "auto") -> float:
-        """Largest allowed gap of one log probability between this trainer and a sampler in that number format, nats."""
+        """Return the largest allowed difference of one log probability to a sampler in that number format, nats."""
         return importance(self.importance)[1].allowed(self.dtype, sampled_in)
 
     def rows(self, processes: int = 1) -> int:
-        """Rollouts of an optimizer step in one process, >= 1; `share` refuses those that cannot be shared evenly."""
+        """Return the rollouts per optimizer step in one process, >= 1; `share` refuses an uneven division."""
         return max(1, self.prompts_per_step * self.group_size // processes // self.mini_batches)
 
     @property
@@ -165,30 +173,31 @@ class TrainerConfig:
 
     @property
     def optimizer_steps_per_step(self) -> int:
-        """Optimizer steps that are made of one batch of rollouts."""
+        """Optimizer steps per batch of rollouts."""
         return self.updates * self.mini_batches
 
     @property
     def loaded_dtype(self) -> torch.dtype:
-        """Number format of the weights in memory: float32 where they are trained, `dtype` where adapters are."""
+        """Number format of the weights in memory: `dtype` if adapters are trained, else float32."""
         return torch.bfloat16 if self.lora_rank and self.dtype == "bfloat16" else torch.float32
 
     def check_machine(self) -> None:
-        """Refuse what this machine cannot do.
+        """Check that this machine can compute in `dtype`.
 
         Raises:
-            ConfigError: it cannot compute in `dtype`.
+            ConfigError: it cannot.
         """
         on_cpu = not torch.accelerator.is_available()
         if self.dtype == "bfloat16" and not (on_cpu or is_torch_bf16_gpu_available()):
             raise ConfigError("dtype", self.dtype, "this GPU does not compute in it; leave it at float32")
 
     def share(self, processes: int) -> tuple[int, int]:
-        """Rollouts in one forward pass of one process, and passes that make an optimizer step.
+        """Return the rollouts per forward pass of one process, and the passes per optimizer step.
 
         Raises:
-            ConfigError: the rollouts of a step cannot be shared evenly.
+            ConfigError: the rollouts of a step cannot be divided evenly.
         """
+        # Divide a step by processes, then by mini-batches, then by micro-batches.
         rollouts = self.prompts_per_step * self.group_size
         share = f"each process's share of {rollouts} rollouts a step over {processes} processes"
         if rollouts % processes:
@@ -205,11 +214,12 @@ class TrainerConfig:
         return micro_batch, part // micro_batch
 
     def _chosen(self) -> choices.Arguments:
-        """What is chosen by name.
+        """Return TRL's arguments for the settings that are given by name.
 
         Raises:
-            ConfigError: there is no such choice or option.
+            ConfigError: a name or an option is unknown.
         """
+        # TRL counts in optimizer steps.
         warmup = self.warmup_steps * self.optimizer_steps_per_step
         return {
             **corrections(self.importance),
@@ -220,10 +230,10 @@ class TrainerConfig:
         }
 
     def grpo_args(self, out: Path, processes: int = 1, seed: int = 0) -> GRPOConfig:
-        """TRL's configuration for this one; checkpoints go to `out`, `seed` orders the tasks.
+        """Return TRL's configuration for these settings; checkpoints go to `out`, and `seed` orders the tasks.
 
         Raises:
-            ConfigError: the rollouts of a step cannot be shared evenly, or this machine cannot compute in `dtype`.
+            ConfigError: the rollouts of a step cannot be divided evenly, or this machine cannot compute in `dtype`.
         """
         self.check_machine()
         low, on_cpu = self.dtype == "bfloat16", not torch.accelerator.is_available()
@@ -240,7 +250,7 @@ class TrainerConfig:
             learning_rate=self.learning_rate,
             warmup_steps=self.warmup_steps * a_step,
             max_grad_norm=MAX_GRAD_NORM,
-            # The fast pass has no router's logits; None is what the model's configuration says.
+            # The fast pass computes no router logits. None keeps the coefficient of the model's configuration.
             router_aux_loss_coef=0.0 if self.fast else None,
             **self._chosen(),
             temperature=1.0,
@@ -262,7 +272,7 @@ class TrainerConfig:
 
 
 def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
-    """Refuse TRL options that do not survive one advantage a token, or that our rollouts make meaningless.
+    """Refuse TRL options that do not work with one advantage per token, or that our rollouts make meaningless.
 
     Raises:
         ConfigError: the first such option.
@@ -270,6 +280,7 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
     if args.loss_type not in choices.LOSSES:
         remedy = f"choose one of {', '.join(choices.LOSSES)}: they take one advantage a token"
         raise ConfigError("loss_type", args.loss_type, remedy)
+    # Each option has one accepted value, and a reason for it.
     unfit = {
         "off_policy_mask_threshold": (None, "with advantages a token it would mask single tokens, not sequences"),
         "mask_truncated_completions": (False, "it guesses from the last id; a trajectory's `stop` says it"),
@@ -286,6 +297,7 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
     for name, (fit, why) in unfit.items():
         if getattr(args, name) != fit:
             raise ConfigError(name, getattr(args, name), f"leave it at {fit!r}: {why}")
+    # The fast pass skips rows without an advantage, but these options need the entropies of all rows.
     whole_batch = {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
     for name, neutral in whole_batch.items():
         if fast and getattr(args, name) != neutral:
@@ -293,10 +305,10 @@ def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
 
 
 def refuse_few(task_ids: Sequence[str], args: GRPOConfig) -> None:
-    """Refuse fewer tasks than a step takes.
+    """Refuse fewer tasks than a step needs.
 
     Raises:
-        ConfigError: there are.
+        ConfigError: `task_ids` has fewer.
     """
     needed = args.generation_batch_size // args.num_generations
     if len(task_ids) < needed:

@@ -1,8 +1,8 @@
-"""How far sampler and trainer are apart, and the importance ratios that make up for it.
+"""Logprob mismatch between sampler and trainer, and the importance sampling ratios that correct it.
 
-`delta` is the trainer's log probability less the sampler's, nats, shape (B, T), 0 where nothing was sampled. The ratio
-of a line or a sequence is the geometric mean over its tokens: a product would grow with the length and throw out long
-rollouts whose every token is fine.
+`delta` is the trainer's log probability minus the sampler's, in nats, with shape (B, T). It is 0 for tokens that were
+not sampled. The ratio of a line or a sequence is the geometric mean over its tokens. A product would grow with the
+length, and would drop long rollouts in which every token is fine.
 """
 
 from collections.abc import Sequence
@@ -19,30 +19,34 @@ from repl_rl.record.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far the sampler's log probabilities are from the trainer's, over the tokens of a step that were written with
-    the weights of now; of older ones nothing else can be expected. Ratios are those of all sampled tokens."""
+    """Logprob mismatch between sampler and trainer in one step.
+
+    Differences cover only tokens that the current weights sampled, because those of older weights differ anyway.
+    Ratios cover all sampled tokens.
+    """
 
     mean: float
     """Mean absolute difference, nats."""
     max: float
     """Largest absolute difference, nats."""
     after_observation: float
-    """Mean absolute difference at the first token after something was observed, nats."""
+    """Mean absolute difference at the first token after an observation, nats."""
     elsewhere: float
     """Mean absolute difference at the other tokens, nats."""
     ratio: float
-    """Mean raw importance ratio of a token."""
+    """Mean importance sampling ratio per token, before the correction."""
     kept: float
-    """Share of the tokens whose importance ratio was left as it is."""
+    """Share of the tokens whose ratio the correction left unchanged."""
     tokens: float
-    """How many were written with the weights of now."""
+    """Number of tokens that the current weights sampled."""
 
     def check(self, tolerance: float, policy_step: int) -> None:
-        """Hold the sampler to the trainer, with log probabilities at most `tolerance` nats apart.
+        """Check that log probabilities of sampler and trainer differ by at most `tolerance` nats.
 
         Raises:
-            WeightSyncError: they are further apart.
+            WeightSyncError: they differ by more.
         """
+        # `not <=` instead of `>`, so that NaN raises, too.
         if not self.max <= tolerance:
             raise WeightSyncError(
                 f"policy step {policy_step}: a sampled log probability is {self.max:.3g} nats from the trainer's, the "
@@ -53,7 +57,7 @@ class Gap:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Names as in `metrics.jsonl`."""
+        """Return the metrics by their names in `metrics.jsonl`."""
         return {
             "logprob_gap_mean": self.mean,
             "logprob_gap_max": self.max,
@@ -66,32 +70,36 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """How old what is learned from is, in steps: the weights of now less those that wrote a token."""
+    """Staleness of the tokens of a step, in steps: the current weights minus the weights that sampled a token."""
 
     mean: float
-    """Over sampled tokens."""
+    """Mean over sampled tokens."""
     max: float
+    """Maximum over sampled tokens."""
     fresh: float
-    """Share of sampled tokens that were written with the weights of now."""
+    """Share of sampled tokens that the current weights sampled."""
 
     @classmethod
     def of(cls, ages: Tensor, steps: int) -> "Ages":
-        """Of `ages` (B, T) in optimizer steps, of which a step takes `steps`; -1 where nothing was sampled."""
+        """Compute staleness from `ages`, (B, T), in optimizer steps, with -1 for tokens that were not sampled.
+
+        `steps` is the number of optimizer steps per step.
+        """
         known = ages[ages >= 0].float() / steps
         if not len(known):
             return cls(0.0, 0.0, 1.0)
         return cls(known.mean().item(), known.max().item(), (known == 0).float().mean().item())
 
     def metrics(self) -> dict[str, float]:
-        """Names as in `metrics.jsonl`."""
+        """Return the metrics by their names in `metrics.jsonl`."""
         return {"staleness_mean": self.mean, "staleness_max": self.max, "fresh_share": self.fresh}
 
 
 def ages_of(rows: Sequence[Trajectory], width: int, step: int, most: int) -> Tensor:
-    """How many optimizer steps each token is older than `step`: int64, (B, T); -1 where nothing was sampled.
+    """Return the staleness of each token at `step`, in optimizer steps: int64, (B, T), -1 for tokens not sampled.
 
     Raises:
-        WeightSyncError: a line is older than `most`, or was written by a policy to come.
+        WeightSyncError: a line is more than `most` optimizer steps old, or a later policy sampled it.
     """
     written = policy_steps(rows, width)
     sampled, ages = written >= 0, step - written
@@ -114,21 +122,22 @@ def corrected(
     cap: float,
     accelerator: Accelerator,
 ) -> Gap:
-    """Measure the gap, and put ratios of lines or sequences, or ones, in the place of TRL's of tokens where asked to.
+    """Measure the logprob mismatch, and replace TRL's ratios of tokens if `importance` names others.
 
     Args:
-        batch: TRL's, of a step. `importance_sampling_ratio` in it may be replaced.
-        rows: of the step, B of them.
-        ages: (B, T), as `ages_of` gives them.
-        importance: whose ratio it is and what happens above `cap`: a name of `TrainerConfig.importance`.
-        cap: largest ratio that is kept as it is.
-        accelerator: of all processes, over which the gap is measured.
+        batch: TRL's batch of a step; its `importance_sampling_ratio` may be replaced.
+        rows: rows of the step, B of them.
+        ages: staleness of each token, (B, T), as `ages_of` returns it.
+        importance: name of a correction, as in `TrainerConfig.importance`.
+        cap: largest ratio that is left unchanged.
+        accelerator: gathers the mismatch over all processes.
     """
     trained = batch["old_per_token_logps"].float()
     lines = line_numbers(rows, batch["completion_ids"].size(1)).to(trained.device)
     delta = (trained - batch["sampling_per_token_logps"]).masked_fill(lines < 0, 0.0)
     level, _, how = importance.partition("_")
     raw = raw_ratios(delta, lines, "token" if level == "none" else level)
+    # TRL has already corrected its ratios of tokens; all other ratios are ours.
     if level == "none":
         batch["importance_sampling_ratio"] = torch.ones_like(raw)
     elif level != "token":
@@ -137,19 +146,22 @@ def corrected(
 
 
 def measure(delta: Tensor, lines: Tensor, raw: Tensor, used: Tensor, fresh: Tensor, accelerator: Accelerator) -> Gap:
-    """Measure over all processes.
+    """Measure the logprob mismatch over all processes.
 
     Args:
         delta: (B, T), nats.
-        lines: (B, T), the line of each token, -1 where nothing was sampled.
-        raw: (B, T), importance ratios before they were cut.
-        used: (B, T) or (B, 1), importance ratios as the loss takes them.
-        fresh: (B, T) bool, the tokens that were sampled from the trainer's own weights.
+        lines: (B, T), line of each token, -1 for tokens that were not sampled.
+        raw: (B, T), importance sampling ratios before the correction.
+        used: (B, T) or (B, 1), ratios after the correction, as the loss uses them.
+        fresh: (B, T) bool, True for tokens that the trainer's current weights sampled.
+        accelerator: gathers the counts of all processes.
     """
     sampled = lines >= 0
+    # The first token of a completion follows the prompt, which does not count as an observation.
     before = torch.cat([sampled.new_ones(len(sampled), 1), sampled[:, :-1]], dim=1)
     first = delta[fresh & ~before].abs()
     gaps = delta[fresh].abs()
+    # Gather sums and counts, because processes have different numbers of tokens.
     zero = delta.new_zeros(())
     local = [
         zero + len(gaps),
@@ -170,14 +182,14 @@ def measure(delta: Tensor, lines: Tensor, raw: Tensor, used: Tensor, fresh: Tens
 
 
 def raw_ratios(delta: Tensor, lines: Tensor, level: str) -> Tensor:
-    """Importance ratios, shape (B, T), 1 where nothing was sampled.
+    """Return the importance sampling ratios, shape (B, T), 1 for tokens that were not sampled.
 
-    `level` token: exp(delta) of each token. line, sequence: exp of the mean of delta over the token's line, or over all
-    sampled tokens of its rollout.
+    At `level` "token", a ratio is exp(delta) of the token. At "line" and "sequence", it is exp of the mean of delta,
+    over the token's line or over all sampled tokens of its rollout.
     """
     if level == "token":
         return delta.exp()
-    # Slot 0 takes what was not sampled; line n of a rollout is slot n + 1, a whole rollout slot 1.
+    # Slot 0 collects tokens that were not sampled. Line n of a rollout is slot n + 1; a whole rollout is slot 1.
     slots = lines + 1 if level == "line" else (lines >= 0).long()
     sums = delta.new_zeros(len(delta), int(slots.max()) + 1)
     counts = sums.scatter_add(1, slots, torch.ones_like(delta))
@@ -186,5 +198,5 @@ def raw_ratios(delta: Tensor, lines: Tensor, level: str) -> Tensor:
 
 
 def cut(ratios: Tensor, how: str, cap: float) -> Tensor:
-    """Ratios above `cap` become `cap` (`how` is truncate) or 0 (mask)."""
+    """Return `ratios` with those above `cap` set to `cap` (`how` is "truncate") or to 0 ("mask")."""
     return ratios.clamp(max=cap) if how == "truncate" else ratios.masked_fill(ratios > cap, 0.0)

@@ -1,4 +1,4 @@
-"""Evaluations while training: the policy after a step, on tasks that it is not trained on; the best one is kept."""
+"""Evaluation during training: the policy plays held-out tasks after a step, and the best policy is kept."""
 
 import json
 import shutil
@@ -14,24 +14,24 @@ from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.states import memories
 
 BEST = "best"
-"""Folder beside the checkpoints: the policy whose evaluation came out best."""
+"""Folder of the policy with the best evaluation, next to the checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is evaluated, and how often."""
+    """Function and interval of the evaluations."""
 
     every: int
     """Steps between evaluations, >= 1."""
     play: Callable[[int], Mapping[str, float]]
-    """Evaluates the policy that the rollout source holds, after so many steps; called in the main process alone, while
-    the others wait. Its figures get `eval/` before their names."""
+    """Function that takes the number of finished steps, evaluates the policy of the rollout source, and returns
+    metrics. Only the main process calls it, while the others wait. The metrics get the prefix `eval/`."""
     score: str = "solve_rate"
-    """The figure that says which policy is best: the higher, and of equals the earlier."""
+    """Metric that decides which policy is best: the highest value, and the earliest of equal ones."""
 
 
 class Evaluator:
-    """Evaluates a training as `Evaluation` says, and keeps the best policy in `out/best`."""
+    """Evaluator of a training run, which keeps the best policy in `out/best`."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class Evaluator:
     ) -> None:
         """
         Args:
-            trainer: what is evaluated.
-            evaluation: how, and how often.
+            trainer: trainer with the policy to evaluate.
+            evaluation: function and interval of the evaluations.
             out: folder of the checkpoints.
-            base: folder that training began with, whose untrained parts the best policy gets too; None: there is none,
-                the model was given as it is.
-            states: folder of the run's states; None: the run cannot be resumed.
+            base: model folder that training began with; the best policy gets its untrained parts, too. None means that
+                the model was given as an object.
+            states: folder of the run's saved states. None means that the run cannot be resumed.
         """
         self._trainer = trainer
         self._states = states
@@ -58,14 +58,15 @@ class Evaluator:
         self._best: tuple[float, int] | None = None
 
     def after(self, step: int) -> dict[str, float]:
-        """Evaluate if it is time, and return the figures; all processes call this together.
+        """Evaluate the policy if `step` is due, and return the metrics; all processes call this together.
 
-        The rollout source is given the weights for it, which the next step would give it anyway.
+        The rollout source loads the current weights, which it needs for the next step anyway.
         """
         if step % self._evaluation.every:
             return {}
         begun = time.perf_counter()
         self._trainer.sync()
+        # All processes need the score, because saving the best policy is a joint call.
         main = self._trainer.accelerator.is_main_process
         (found,) = broadcast_object_list([dict(self._evaluation.play(step)) if main else None])
         score = found[self._evaluation.score]
@@ -76,17 +77,17 @@ class Evaluator:
         return {**told, "eval/best_step": float(self._best[1]), "eval_s": time.perf_counter() - begun}
 
     def memory(self) -> str:
-        """Which policy was the best so far, as JSON."""
+        """Return score and step of the best policy so far, as JSON."""
         return json.dumps(self._best)
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave, with the policy that was the best then."""
+        """Restore the state that `memory` returned, and the folder of the policy that was the best then."""
         best = json.loads(memory)
         self._best = (best[0], best[1]) if best else None
         if not self._trainer.accelerator.is_main_process:
             return
         step = self._best[1] if self._best else 0
-        # What was better later came of steps that are made again, and may not come out the same.
+        # A later best policy belongs to steps that now run again, and that may give other results.
         if not step or self._passed(step).is_dir():
             shutil.rmtree(self._out / BEST, ignore_errors=True)
         if step and self._passed(step).is_dir():
@@ -94,12 +95,12 @@ class Evaluator:
         self._prune(lambda other: other < step)
 
     def finish(self) -> None:
-        """Remove policies that were the best before: no step is made again."""
+        """Remove former best policies, which only a resumed run needs."""
         if self._trainer.accelerator.is_main_process:
             self._prune(lambda step: False)
 
     def _passed(self, step: int) -> Path:
-        """Folder of a policy that was the best until a later one was."""
+        """Return the folder of the policy of `step`, which was the best until a later one."""
         return self._out / f".{BEST}-{step:06d}"
 
     def _prune(self, needed: Callable[[int], bool]) -> None:
@@ -108,7 +109,8 @@ class Evaluator:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _keep(self, main: bool, passed: int | None) -> None:
-        """Make the policy `best`. The one before it stays hidden while a state can be resumed that says it is."""
+        """Save the policy as `best`. The former one stays in a hidden folder while a saved state refers to it."""
+        # Save under a hidden name first, so that a process that is killed leaves no incomplete `best`.
         torn, best = self._out / f".{BEST}", self._out / BEST
         self._trainer.save_model(str(torn))
         if not main:
@@ -119,7 +121,7 @@ class Evaluator:
             shutil.rmtree(self._passed(passed), ignore_errors=True)
             best.rename(self._passed(passed))
             told = [json.loads(memory) for memory in memories(self._states, "evaluator")]
-            # The state of the last step may be on its way to the disk.
+            # A thread may still be writing the state of the last step, which refers to `passed`.
             self._prune({passed, *(one[1] for one in told if one)}.__contains__)
         shutil.rmtree(best, ignore_errors=True)
         torn.rename(best)

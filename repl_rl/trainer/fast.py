@@ -1,4 +1,4 @@
-"""The fast pass: which rows of a step are scored when, in TRL's place."""
+"""Fast pass: log probabilities of a step's rows, in place of TRL's own passes."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,26 +14,27 @@ from repl_rl.trainer.scoring import Scorer, Scores, Tally, install, packs, score
 from repl_rl.trainer.sharing import Sharing
 
 TOKENS_PER_PASS_CPU = 2048
-"""Tokens that rows of like length share a forward pass up to: on CPU small passes stay in cache."""
+"""Tokens per forward pass on CPU, about; rows of similar length share a pass. Small passes stay in cache."""
 TOKENS_PER_PASS_GPU = 16384
+"""Tokens per forward pass on a GPU, about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rollouts to score, and the step that they belong to."""
+    """Rollouts to score, with masks of the step that they belong to."""
 
     input_ids: Tensor
-    """(b, S), prompts padded on the left, completions on the right: the whole step's, or some of its rows."""
+    """(b, S), prompts padded on the left, completions on the right; the rows of a whole step, or some of them."""
     attention: Tensor
     """(b, S), 1 at real tokens."""
     sampled: Tensor
-    """(B, T) bool, of the whole step."""
+    """(B, T) bool for the whole step, True for sampled tokens."""
     learning: Tensor
-    """(B,) bool, of the whole step: the rows whose log probabilities the loss depends on."""
+    """(B,) bool for the whole step, True for rows whose log probabilities the loss depends on."""
 
 
 class FastPass:
-    """Scores a batch: the first time of a step all of it, then only the rows that the loss depends on."""
+    """Scorer of batches: the first call of a step scores all rows, later calls only those that the loss depends on."""
 
     def __init__(
         self,
@@ -43,15 +44,15 @@ class FastPass:
         tokens_per_pass: int | None = None,
         sharing: Sharing | None = None,
     ) -> None:
-        """`model` and `reference` learn to be called for scores alone: see `install`, also for what it refuses.
+        """Patch `model` and `reference` so that they return scores alone; see `install`, also for its errors.
 
         Args:
-            reference: None: there is none, or it is `model` without its adapters.
-            autocast: gives the number format of a forward pass; entered anew for each, because the copies of weights
-                that it keeps are without gradients if the first pass in it was.
-            tokens_per_pass: rows share a forward pass up to about this many tokens; None: what suits the device.
-            sharing: whether rows that begin alike are scored as trees, which `model` is tried for now; None: they are
-                not.
+            reference: frozen reference model. None means that there is none, or that it is `model` without adapters.
+            autocast: returns a context with the number format of a forward pass. Each pass gets a new context, because
+                a context caches copies of weights, without gradients if its first pass has none.
+            tokens_per_pass: approximate tokens per forward pass. None chooses by device.
+            sharing: prefix sharing, which scores rows with a common beginning as trees. It is tried on `model` at once.
+                None disables it.
         """
         install(model)
         if reference is not None:
@@ -64,11 +65,13 @@ class FastPass:
         if sharing is not None:
             sharing.probe(model, autocast)
         if model.device.type == "cpu":
-            keep_freed()  # the tiles that a loss is formed in: see `scoring`
+            # The loss allocates and frees its tiles (see `scoring`) again and again.
+            keep_freed()
 
     def first(self, model: Scorer, batch: Batch, keep_graph: bool) -> Scores:
-        """The scores of a whole step. With `keep_graph` its only update takes its gradients from them."""
+        """Return the scores of a whole step. With `keep_graph`, its only update takes its gradients from them."""
         tally = self._verified(model, batch)
+        # Rows without effect on the loss need no graph. Scores of rows that are left out are 0, so a sum combines both.
         with torch.no_grad():
             resting = self._score(model, batch, batch.sampled, ~batch.learning, tally)
         with torch.set_grad_enabled(keep_graph):
@@ -77,9 +80,9 @@ class FastPass:
         return Scores(self._known.logprobs.detach(), self._known.entropies)
 
     def again(self, model: Scorer, batch: Batch, rows: Tensor, with_graph: bool) -> Scores:
-        """The scores of some rows of that step. `with_graph`: the first pass kept its graph.
+        """Return the scores of some rows of the same step. Set `with_graph` if the first pass kept its graph.
 
-        Rows that the loss does not depend on keep the scores of the first pass, whatever has been learned since.
+        Rows that the loss does not depend on keep the scores of the first pass, even after updates.
         """
         known = Scores(self._known.logprobs[rows], self._known.entropies[rows])
         if with_graph:
@@ -93,14 +96,14 @@ class FastPass:
 
     @torch.no_grad()
     def reference(self, model: Scorer, batch: Batch) -> Tensor:
-        """The log probabilities of a whole step under the reference policy, (B, T), nats, 0 where nothing was sampled.
+        """Return the log probabilities of a whole step under the reference model, (B, T), nats; 0 if not sampled.
 
-        `model` is that policy: a frozen one, or the one that is trained while its adapters are off.
+        `model` is the frozen reference model, or the trained one while its adapters are disabled.
         """
         return self._score(model, batch, batch.sampled, batch.sampled.any(dim=1)).logprobs
 
     def _verified(self, model: Scorer, batch: Batch) -> Tally | None:
-        """Where what this step shares is added up, once it may; None: nothing is shared."""
+        """Verify prefix sharing on this step, and return its tally; return None if sharing is disabled."""
         if self._sharing is None:
             return None
 
@@ -114,6 +117,7 @@ class FastPass:
     def _score(
         self, model: Scorer, batch: Batch, sampled: Tensor, wanted: Tensor, tally: Tally | None = None
     ) -> Scores:
+        # A tally makes `score_rows` share prefixes. Only the one of the first pass is kept for metrics.
         shared = self._sharing is not None and not self._sharing.off
         counted = (tally or Tally()) if shared else None
         return self._pass(model, batch, sampled, wanted.nonzero()[:, 0], self._tokens(batch), counted)

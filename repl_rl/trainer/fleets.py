@@ -1,4 +1,4 @@
-"""Where a run's rollouts are played: the world opened in this process, or on the nodes of a fleet."""
+"""Choice of the rollout source of a run: this process, or workers on a Ray cluster."""
 
 import os
 import pickle
@@ -26,20 +26,21 @@ from repl_rl.world import World
 
 
 def fleet_for(world: World, tasks: Mapping[str, Task], fleet: str, rank: int = 0) -> AbstractContextManager[Fleet]:
-    """What plays the rollouts of a run, for the length of a `with`.
+    """Return the rollout source of a run, as a context manager.
 
     Args:
-        world: what is opened, here or on every node.
-        tasks: those that are trained on, by id.
+        world: rollout config, opened in this process or in every worker.
+        tasks: training tasks, by id.
         fleet: `local`, `ray` or `ray://HOST:PORT`, with options in parentheses.
-        rank: which of the processes that train together this is.
+        rank: rank of this process among those that train together.
 
     Raises:
-        ConfigError: there is no such fleet.
+        ConfigError: `fleet` is unknown.
     """
     chosen = chosen_fleet(fleet)
     if chosen is None:
         return RolloutThread(partial(world.rollouts, rank), tasks)
+    # Rank 0 owns the workers, and the other ranks get their rollouts from it.
     if rank:
         _, renderer = world.fitting()
         return FollowingFleet(renderer.forbidden_ids, tasks)
@@ -48,12 +49,12 @@ def fleet_for(world: World, tasks: Mapping[str, Task], fleet: str, rank: int = 0
 
 
 def beside(world: World, trainer: TrainerConfig) -> World:
-    """The world as it is opened beside a trainer: its sampler's number format is one that can be held to its own."""
+    """Return `world` with a number format of the sampler whose log probabilities the trainer can check."""
     return replace(world, dtype=apart.sampler_dtype(trainer.dtype, world.dtype))
 
 
 def plan_of(world: World, chosen: OnRay, waits: Waits | None = None, shared: bool = True) -> Plan:
-    """What a fleet of such nodes plays. Raises ConfigError: sampler, prompt and policy do not fit each other."""
+    """Return the plan of a worker pool. Raises ConfigError: sampler, prompt and policy do not fit each other."""
     sampler, _ = world.fitting()
     limits = waits or Waits(patience_s=chosen.patience_s)
     host = bool(world.host_functions)
@@ -61,27 +62,28 @@ def plan_of(world: World, chosen: OnRay, waits: Waits | None = None, shared: boo
 
 
 def setting(world: World) -> Setting:
-    """How a node opens this world, and no more of it: what else a run's settings say is not needed there."""
+    """Return the settings by which a worker opens `world`, without other settings of the run."""
+    # The settings of a command are a subclass of `World`, and a worker needs only the fields of `World`.
     plain = {field.name: getattr(world, field.name) for field in fields(World)}
     if world.model != BUNDLED and Path(world.model).exists():
-        plain["model"] = str(world.model_folder.absolute())  # a name of the hub is looked for on each machine
+        plain["model"] = str(world.model_folder.absolute())  # a name on the hub is resolved on each machine instead
     opener = pickle.dumps(partial(World(**plain).rollouts, 0))
     return Setting(opener, 0, os.getcwd(), tuple(place for place in sys.path if place))
 
 
 def keep_notes(source: Fleet, run: Path) -> None:
-    """Have a fleet of nodes write into the run's folder what they do; one process has nothing to write."""
+    """Let a worker pool write its status and logs into the run folder; other sources write nothing."""
     if isinstance(source, NodeFleet):
         source.keep_notes(run)
 
 
 def fleet_status(source: Fleet) -> dict[str, Json]:
-    """For the summary of a run: nothing of one process."""
+    """Return the status of a worker pool for the run's summary; empty for other sources."""
     return {"fleet": source.status()} if isinstance(source, NodeFleet) else {}
 
 
 @contextmanager
 def _on_ray(chosen: OnRay) -> Iterator[Cluster]:
-    # imported here: Ray is not always installed
+    # Imported here because Ray is an optional dependency.
     with import_module("repl_rl.rollout.fleet.ray").on_ray(chosen) as started:
         yield started.cluster

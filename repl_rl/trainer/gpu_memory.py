@@ -1,4 +1,4 @@
-"""The GPU memory that a run takes at least, checked before anything opens."""
+"""Minimum GPU memory of a run, checked before anything opens."""
 
 import os
 import subprocess
@@ -22,11 +22,12 @@ from repl_rl.world import World
 
 _GIB = 1 << 30
 _VLLM_SHARE = 0.92
-"""Share of the GPU that vLLM 0.32 takes without `kv_cache_gib`, and that must be free when it starts in any case
-(`gpu_memory_utilization`; `request_memory` in `vllm/v1/worker/utils.py`)."""
+"""Share of the GPU's memory that must be free when vLLM 0.32 starts, and that it takes without `kv_cache_gib`. See
+`gpu_memory_utilization`, and `request_memory` in `vllm/v1/worker/utils.py`."""
 _BYTES: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 _STATES = {"adamw_torch_fused": 8, "adamw_torch": 8, "adamw_8bit": 2, "lion_32bit": 4, "lion_8bit": 1, "rmsprop": 4}
-"""Optimizer bytes per trained number, without momentum. Paged ones may leave the GPU, Adafactor keeps hardly any."""
+"""Bytes of optimizer state per trained parameter, without momentum. Paged optimizers may leave the GPU, and Adafactor
+keeps hardly any state."""
 
 
 class GpuMemory(NamedTuple):
@@ -37,15 +38,14 @@ class GpuMemory(NamedTuple):
 
 
 def read_gpu_memory() -> GpuMemory | None:
-    """Read the memory of the GPU that this process trains on; None means that it has none.
-
-    Another process asks: in this one CUDA would be at work from then on, and vLLM would start its process otherwise.
+    """Read the memory of the GPU that this process trains on; None means that there is no GPU.
 
     Raises:
-        ConfigError: there is one, and PyTorch cannot use it.
+        ConfigError: PyTorch cannot use the GPU.
     """
     if not torch.cuda.is_available():
         return None
+    # Query in a subprocess: it would initialize CUDA here, and vLLM would then start its process in another way.
     ask = f"import torch; print(*torch.cuda.mem_get_info({own_gpu(torch.cuda.device_count())}))"
     asked = subprocess.run([sys.executable, "-P", "-c", ask], capture_output=True, text=True, check=False)
     if asked.returncode:
@@ -57,33 +57,37 @@ def read_gpu_memory() -> GpuMemory | None:
 def validate_gpu_memory(
     world: World, config: TrainerConfig, local: bool = True, memory: GpuMemory | None = None
 ) -> None:
-    """Refuse a run whose weights, gradients, optimizer, reference and cache exceed the free memory of its GPU.
+    """Refuse a run whose weights, gradients, optimizer, reference model and KV cache exceed the GPU's free memory.
 
     Activations are not counted. Nothing is checked on a CPU, or under FSDP and DeepSpeed, which shard the weights.
 
     Args:
-        world: the policy and its engine.
+        world: rollout config with the policy and its engine.
         config: settings of the update.
-        local: whether this process samples.
-        memory: that of the GPU; None reads it.
+        local: True if this process samples rollouts.
+        memory: memory of the GPU. None reads it.
 
     Raises:
-        ConfigError: they exceed it, or vLLM would not start.
+        ConfigError: the free memory is too small, or vLLM would not start.
     """
     memory = memory or read_gpu_memory()
     if memory is None or sharded.asked() or os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         return
     engine = ENGINES.chosen(world.engine) if local else None
     vllm, thing, free = isinstance(engine, Vllm), "free memory of the GPU", f"{memory.free / _GIB:.4g} GiB"
+    # vLLM compares free memory with its share at the start, even if `kv_cache_gib` limits what it takes.
     if vllm and memory.free < _VLLM_SHARE * memory.total:
         remedy = f"vLLM starts only where {_VLLM_SHARE:.0%} of {memory.total / _GIB:.4g} GiB are free; end what else "
         raise ConfigError(thing, free, f"{remedy}runs there, or choose --engine transformers")
     model, sleeps = outline(world.model_folder).model, isinstance(engine, Vllm) and engine.sleep
     weights = sum(w.numel() for w in model.parameters()) * _BYTES[sampler_dtype(config.dtype, world.dtype)]
     trainer, sampler = count_trainer_bytes(model, config), _count_sampler_bytes(engine, weights, memory.total)
-    awake = trainer | sampler | ({"gradients": 0} if sleeps else {})  # vLLM sleeps while there are gradients
+    # A vLLM that sleeps leaves the GPU to the trainer during the update, so gradients and vLLM never need room at once.
+    # The run needs the larger of the two phases.
+    awake = trainer | sampler | ({"gradients": 0} if sleeps else {})
     parts = max(trainer, awake, key=lambda parts: sum(parts.values()))
     needed = sum(parts.values())
+    # Name each part, and suggest only remedies that apply to this run.
     if needed > memory.free:
         listed = ", ".join(f"{name} {size / _GIB:.3g}" for name, size in parts.items() if size)
         options = ["--vllm.sleep"] if vllm and not (sleeps or config.ahead) else []
@@ -94,14 +98,16 @@ def validate_gpu_memory(
 
 
 def count_trainer_bytes(model: PreTrainedModel, config: TrainerConfig) -> dict[str, int]:
-    """Count the bytes of weights, reference, optimizer and gradients; adapters on experts are left out."""
+    """Count the bytes of weights, reference model, optimizer and gradients; adapters on experts are left out."""
     numbers = trained = sum(weight.numel() for weight in model.parameters())
+    # An adapter has two matrices per linear layer: rank x inputs and outputs x rank.
     if config.lora_rank:
         skipped, head = {*find_untrained(model)}, model.get_output_embeddings()
         linear = (m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name not in skipped)
         trained = config.lora_rank * sum(m.in_features + m.out_features for m in linear if m is not head)
     loaded, optimizer = numbers * config.loaded_dtype.itemsize, Named.read("trainer.optimizer", config.optimizer)
-    reference = bool(choices.kl(config.kl)["beta"]) and not config.lora_rank  # with adapters it is the model without
+    # With adapters the reference is the model with its adapters disabled, which takes no more memory.
+    reference = bool(choices.kl(config.kl)["beta"]) and not config.lora_rank
     return {
         "weights": loaded + (4 * trained if config.lora_rank else 0),
         "reference": loaded if reference else 0,

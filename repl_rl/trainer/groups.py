@@ -1,4 +1,4 @@
-"""The groups of each step: which tasks are played, and others where a group teaches nothing."""
+"""Group sampling: the rollouts of each step, and dynamic sampling of groups without a difference in reward."""
 
 import json
 import random
@@ -16,40 +16,40 @@ from repl_rl.trainer.choices import Plan, Refill
 from repl_rl.trainer.source import RolloutSource, check_rollouts
 
 SPREAD = 1e-9
-"""Outcomes of a group that are no further apart are equal: its advantages come of rounding."""
+"""Largest difference between outcomes that count as equal; advantages of such a group are rounding errors."""
 _TRIES = 8
-"""Draws of a curriculum for each task that is wanted: it may draw what the step has already."""
+"""Draws from a curriculum per wanted task, because it may draw tasks that the step has already."""
 
 
 def teaches_nothing(outcomes: Sequence[float | None]) -> bool:
-    """True where no two outcomes of a group differ. None: nothing is learned from that rollout."""
+    """Return True if no two outcomes of a group differ. None means that a rollout is not trained on."""
     graded = [outcome for outcome in outcomes if outcome is not None]
     return not graded or max(graded) - min(graded) <= SPREAD
 
 
 class _Told(NamedTuple):
-    """What the other processes know of a rollout."""
+    """Facts of a rollout that all processes know."""
 
     task_id: str
     outcome: float | None
-    """None: nothing is learned from it."""
+    """None means that the rollout is not trained on."""
     solved: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Thrown:
-    """What of a step is not learned from, on this process."""
+    """Rollouts of a step that this process discarded."""
 
     rollouts: list[Trajectory] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
-    """Groups of the whole step that were played again, counted each time."""
+    """Groups of the whole step that were replaced, once per replacement."""
 
 
 class Groups:
-    """Plays the rollouts of a step: whole groups, as many as the step takes, on however many processes.
+    """Group sampler: collects the rollouts of a step as whole groups, on any number of processes.
 
-    Rollouts of all processes stand in one row, process by process, and a group may straddle two. Every process decides
-    and draws for the whole step from the same figures, so all decide and draw alike.
+    The rollouts of all processes form one list, process by process, and a group may span two processes. Every process
+    decides and draws for the whole step from the same data, so all processes agree.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Groups:
         stops: StopPolicy | None = None,
         seed: int = 0,
     ) -> None:
-        """`size` is that of a group. `plan` None: every group is played once, and waited for."""
+        """Set up groups of `size` rollouts. Without a `plan`, each group is sampled once and waited for."""
         self.metrics: dict[str, float] = {}
-        """Of the last step, over all processes: names as in `metrics.jsonl`; empty without a plan."""
+        """Metrics of the last step over all processes, by their names in `metrics.jsonl`; empty without `Refill`."""
         self._source = source
         self._task_ids = tuple(task_ids)
         self._size = size
@@ -76,24 +76,24 @@ class Groups:
         self._rng = random.Random(f"{seed}/groups")
 
     def memory(self) -> str:
-        """The dice that choose other tasks, as JSON."""
+        """Return the state of the random generator that draws other tasks, as JSON."""
         return json.dumps(self._rng.getstate())
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave."""
+        """Restore the state that `memory` returned."""
         version, words, gauss = json.loads(memory)
         self._rng.setstate((version, tuple(words), gauss))
 
     @property
     def oldest(self) -> int:
-        """How many steps old a line can be when it is learned from: it is new."""
+        """Largest staleness of a line that is trained on, in steps; 0, since all rollouts are fresh."""
         return 0
 
     def play(self, slots: Sequence[str], step: int) -> tuple[Trajectory, ...]:
-        """This process's rollouts of a step: as many as `slots`, whose tasks a curriculum may replace.
+        """Return this process's rollouts of a step, one per task id in `slots`; a curriculum may replace the tasks.
 
         Raises:
-            InvariantError, WeightSyncError: the source does not keep its contract.
+            InvariantError, WeightSyncError: the rollout source breaks its contract.
         """
         if self._curriculum is not None:
             place = self._accelerator.process_index, self._accelerator.num_processes
@@ -102,28 +102,31 @@ class Groups:
         return self._refilled(played, self._plan.most, step) if isinstance(self._plan, Refill) else tuple(played)
 
     def _collected(self, task_ids: Sequence[str], step: int) -> list[Trajectory]:
-        # One of several processes may have to be there for the others, though it asks for nothing itself.
+        # With several processes, `collect` is a joint call, even for a process that needs no rollouts.
         there = task_ids or self._accelerator.num_processes > 1
         played = list(self._source.collect(task_ids, step)) if there else []
         check_rollouts(played, task_ids, step)
         return played
 
     def _refilled(self, played: list[Trajectory], most: int, step: int) -> tuple[Trajectory, ...]:
-        """`played` with others in the place of groups that teach nothing, after `most` rounds at most."""
+        """Replace groups without a difference in reward, in at most `most` rounds, and return all rollouts."""
         thrown = _Thrown()
+        # A group may span two processes, so each process gathers the facts of all rollouts.
         told: list[_Told] = gather_object([self._told(t) for t in played])
         used, seen = {one.task_id for one in told}, list(told)
         first = self._accelerator.process_index * len(played)
         for _ in range(most):
+            # Choose another task for each such group; if tasks run out, the rest of the groups stay.
             groups = [told[at : at + self._size] for at in range(0, len(told), self._size)]
             dull = [n for n, group in enumerate(groups) if teaches_nothing([one.outcome for one in group])]
             others = dict(zip(dull, self._others(len(dull), used), strict=False))
             if not others:
                 break
             if self._curriculum is not None:
-                # What is learned from is told to it later; this is not.
+                # The trainer records only rollouts that it trains on, so discarded ones are recorded here.
                 dropped = [one for n in others for one in groups[n] if one.outcome is not None]
                 self._curriculum.record((one.task_id, float(one.solved)) for one in dropped)
+            # Replace this process's part of those groups.
             used |= set(others.values())
             mine = [i for i in range(len(played)) if (first + i) // self._size in others]
             again = self._collected([others[(first + i) // self._size] for i in mine], step)
@@ -131,6 +134,7 @@ class Groups:
                 thrown.rollouts.append(played[i])
                 played[i] = trajectory
             thrown.groups.extend(others)
+            # Gather again, for the next round and for metrics over all rollouts that were played.
             told = gather_object([self._told(t) for t in played])
             seen += [one for n in others for one in told[n * self._size : (n + 1) * self._size]]
         graded = [one.solved for one in seen if one.outcome is not None]
@@ -149,7 +153,7 @@ class Groups:
         return _Told(trajectory.task_id, learned.outcome if learned.trainable else None, trajectory.solved)
 
     def _others(self, count: int, used: Set[str]) -> list[str]:
-        """`count` tasks, or as many as there are, that this step has not had."""
+        """Draw `count` tasks that this step has not used, or fewer if tasks run out."""
         if self._curriculum is None:
             left = [task_id for task_id in self._task_ids if task_id not in used]
             return self._rng.sample(left, min(count, len(left)))

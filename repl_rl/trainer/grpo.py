@@ -1,7 +1,7 @@
-"""TRL's GRPO trainer with our rollouts, one advantage a token, and a check after each weight sync.
+"""TRL's GRPO trainer with our rollouts, one advantage per token, and a check after each weight sync.
 
-What is TRL's stays TRL's: the loop, the loss, the importance-sampling correction, the optimizer. Each override calls
-`super()` and then changes only what it names.
+TRL keeps the loop, the loss, the importance sampling correction and the optimizer. An override calls `super()` and then
+changes only the part that it names; without `super()`, it replaces that part.
 """
 
 import time
@@ -44,29 +44,18 @@ from repl_rl.trainer.weights import Sync
 class ReplGRPOTrainer(KeptTrainer):
     """GRPO on trajectories of a live console.
 
-    The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them. `weights` is an existing
-    folder through which weights travel to `source`, on every process from the main one's. With `fast`, log
-    probabilities come from `scoring` (equal to TRL's up to rounding); without, from TRL's own pass (equal bit for bit).
-    The ids that `source` never samples have probability 0 here too: `model` gives them that from now on.
-    `importance` is a value of `TrainerConfig.importance`; those of tokens are left to `args`. A `curriculum` of these
-    tasks chooses those of each step in TRL's place. With `args.beta`, the reference is `model` as it is given, without
-    its adapters if it has some. `plan` says which groups are played: see `Groups`. With `sharing`, the fast pass scores
-    what rollouts begin with alike once. The rollouts of `ahead` later steps go on while the policy is updated: see
-    `GroupsAhead`.
-
-    Raises:
-        ConfigError: `args` holds an option of TRL that does not work with one advantage a token, there are fewer
-            tasks than a step takes, `model` cannot forbid an id, or `source` cannot play ahead.
+    The dataset is a list of task ids; TRL groups and shuffles them, and never encodes them.
     """
 
     step_state: StepState
-    """The rollouts of the step at hand. There are none before the first one's."""
+    """Rollouts of the current step, unset before the first step."""
     scored: Scored
-    """What the trainer makes of them."""
+    """Log probabilities of these rollouts under the trainer's policy, and their mismatch."""
     _rows: Tensor | None = None
-    """Rows of the step that the loss at hand is about; None: TRL scores the rollouts that have just come in."""
+    """Rows of the step in the current loss. None means that TRL scores new rollouts."""
     _unscored = True
-    """True until the policy has scored them: whom TRL asks after it is the reference."""
+    """True until the policy's log probabilities of this step are computed; TRL's next call is for the reference
+    model."""
 
     def __init__(
         self,
@@ -85,9 +74,33 @@ class ReplGRPOTrainer(KeptTrainer):
         sharing: Sharing | None = None,
         ahead: int = 0,
     ) -> None:
+        """
+        Args:
+            model: policy to train. Ids that `source` never samples get probability 0 in it, too, from now on. With
+                `args.beta`, the model as given, without adapters, is the reference model.
+            tokenizer: tokenizer of the policy.
+            task_ids: tasks to train on.
+            source: rollout source.
+            args: TRL's configuration.
+            credit: estimator and rewards.
+            tolerance: largest allowed difference of one log probability between sampler and trainer, nats.
+            weights: existing folder through which weights travel to `source`. All processes read the main one's.
+            fast: log probabilities come from `scoring`, equal to TRL's up to rounding. False takes those of TRL's own
+                pass, bit for bit.
+            importance: value of `TrainerConfig.importance`. `args` holds the correction of ratios of tokens.
+            curriculum: chooses the tasks of each step in place of TRL. None keeps TRL's order.
+            plan: dynamic sampling or a FIFO window; see `Groups`. None samples each group once.
+            sharing: prefix sharing: the fast pass scores the common beginning of rollouts once. None disables it.
+            ahead: number of later steps whose rollouts run while the policy is updated; see `GroupsAhead`.
+
+        Raises:
+            ConfigError: `refuse_unfit` refuses an option of `args`, `task_ids` has too few tasks, `model` cannot forbid
+                an id, or `source` has no async rollouts.
+        """
         refuse_unfit(args, fast)
         refuse_few(task_ids, args)
-        beta, args.beta = args.beta, 0.0  # TRL would read a reference from the folder that the model names
+        # With a KL penalty, TRL would load a reference model from the folder that the model names.
+        beta, args.beta = args.beta, 0.0
         super().__init__(
             model=model,
             reward_funcs=[outcome],
@@ -110,37 +123,42 @@ class ReplGRPOTrainer(KeptTrainer):
         if ahead:
             lead, coming = Lead(ahead, args.max_steps // steps), self._upcoming
             self.groups = GroupsAhead(source, size, self.accelerator, lead, steps, coming, curriculum, plan)
+        # Change the model in place before it is copied: the reference model needs the same ids and attention.
         bare = self.accelerator.unwrap_model(self.model)
         bare = bare.get_base_model() if is_peft_model(bare) else bare
         forbid(bare, source.forbidden_ids)
         self.sharing = sharing if fast else None
         if self.sharing is not None:
-            self.sharing.install(bare)  # so that its copy has it too
+            self.sharing.install(bare)
+        # With adapters no copy is needed: the reference is the model with its adapters disabled.
         if beta and bare is self.model:
             self.ref_model = frozen(bare, self.accelerator)
         autocast = self.accelerator.autocast
         self._fast = FastPass(bare, self.ref_model, autocast, sharing=self.sharing) if fast else None
-        # From here on TRL takes our engine for its vLLM: it syncs where it syncs, and corrects for the sampler.
+        # From here on TRL treats the rollout source as its vLLM: it syncs weights to it before each step's rollouts,
+        # and corrects for the logprob mismatch.
         self.use_vllm = True
         self.vllm_generation = Sync(self, source, weights, by_turns=ahead > 0)
         self._last_loaded_step = -1
         self.rollout_s = 0.0
-        """Wall clock of all rollouts so far."""
+        """Wall clock time of all rollouts so far."""
 
     def _upcoming(self) -> Iterator[list[str]]:
-        """Task ids of this process's rollouts, of the step at hand and of each that follows."""
+        """Yield the task ids of this process's rollouts, for the current step and each later one."""
         for rows in self.order.upcoming(self.steps_done):
             yield [self.train_dataset[row]["prompt"] for row in rows]
 
     def sync(self) -> None:
-        """Give the rollout source the weights of now; it does not get them again before they change."""
+        """Load the current weights into the rollout source, which does not load them again before they change."""
         self.vllm_generation.sync_weights()
+        # TRL skips a sync for the step in this field.
         self._last_loaded_step = self.state.global_step
 
     def _send_telemetry(self) -> None:
-        """Nothing is reported to anybody."""
+        """Disable TRL's telemetry."""
 
     def _rollout(self, task_ids: list[str], _: GRPOTrainer) -> dict[str, object]:
+        """Collect the rollouts of a step, and return them as TRL's rollout hook expects."""
         start = time.perf_counter()
         step = self.state.global_step
         trajectories = self.groups.play(task_ids, step)
@@ -157,9 +175,9 @@ class ReplGRPOTrainer(KeptTrainer):
         }
 
     def _credited(self, trajectories: tuple[Trajectory, ...], learned: tuple[Trajectory, ...]) -> StepState:
-        """This process's rollouts with their credit.
+        """Return this process's rollouts with their credit.
 
-        TRL spreads a group over processes, so what each rollout earned is gathered before any baseline is formed.
+        TRL spreads a group over processes, so the rewards of all rollouts are gathered before any baseline is computed.
         """
         earned: list[Earned] = gather_object([earned_by(t, self.credit) for t in learned])
         size = self.num_generations
@@ -169,10 +187,12 @@ class ReplGRPOTrainer(KeptTrainer):
         if self.curriculum is not None:
             metrics["level_mean"] = self.curriculum.levels(e.task_id for e in earned)
             self.curriculum.record((e.task_id, float(e.solved)) for e in earned if e.earnings.outcome is not None)
+        # Keep this process's part, and give rollouts that are not trained on an advantage of 0.
         first = self.accelerator.process_index * len(learned)
         here = slice(first, first + len(learned))
         mine = [row for rows in advantages for row in rows][here]
         values = [row if t.trainable else (0.0,) * len(t.lines) for row, t in zip(mine, learned, strict=True)]
+        # Add rows for children and alternatives, then idle rows, so that all processes have the same number.
         rows, advantages_B_L = with_children(learned, values)
         rows, advantages_B_L = filled(rows, advantages_B_L, self._row_count(len(rows)))
         width = max(len(t.completion_ids) if t.trainable else 1 for t in rows)
@@ -187,13 +207,16 @@ class ReplGRPOTrainer(KeptTrainer):
         )
 
     def _row_count(self, mine: int) -> int:
-        """Rows that every process has: those of the one with the most, in as many parts as TRL cuts them into."""
+        """Return the number of rows per process: the largest one of any process, rounded up to fill TRL's parts."""
         counts: list[int] = gather_object([mine])
         parts: int = self.args.steps_per_generation
         return -(-max(counts) // parts) * parts
 
     def _generate(self, prompts: list[str]) -> tuple[object, ...]:
-        """As TRL's; its metrics of cut completions then tell the recorded stops, where TRL guesses from the last id."""
+        """Generate as TRL does, and correct its metrics of truncated completions.
+
+        TRL guesses truncation from the last id, while our rollouts record their stop.
+        """
         result: tuple[object, ...] = super()._generate(prompts)
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, value in told_of_ends(gather_object(ends_of(self.step_state.trajectories))).items():
@@ -201,24 +224,26 @@ class ReplGRPOTrainer(KeptTrainer):
         return result
 
     def _generate_and_score_completions(self, inputs: list[dict[str, object]]) -> dict[str, Tensor]:
-        """As TRL's, with the `advantages` of shape (B,) replaced by ours of shape (B, T).
+        """Return TRL's batch with our `advantages` of shape (B, T) in place of TRL's of shape (B,).
 
         Raises:
-            WeightSyncError: the sampler's log probabilities are not the trainer's.
+            WeightSyncError: log probabilities of sampler and trainer differ by more than `tolerance`.
         """
+        # `super()` computes log probabilities of the policy first, then those of the reference model.
         self._unscored = True
         batch: dict[str, Tensor] = super()._generate_and_score_completions(inputs)
         self.scored = self._scored(batch)
         self.scored.gap.check(self.tolerance, self.state.global_step)
         batch["advantages"] = self.step_state.advantages
+        # TRL shuffles and splits the batch, so each row keeps its number in the step.
         batch["rows"] = torch.arange(len(self.step_state.rows), device=batch["advantages"].device)
         return batch
 
     def _scored(self, batch: dict[str, Tensor]) -> Scored:
-        """What the trainer makes of the rollouts of a step, whose ratios are those that are asked for from now on.
+        """Measure logprob mismatch and staleness of a step, and correct the importance sampling ratios in `batch`.
 
         Raises:
-            WeightSyncError: a line was written by another policy than those that may have.
+            WeightSyncError: the policy that sampled a line is too old, or later than the trainer's.
         """
         rows, step = self.step_state.rows, self.state.global_step
         width, cap = batch["completion_ids"].size(1), self.vllm_importance_sampling_clip_max
@@ -227,11 +252,12 @@ class ReplGRPOTrainer(KeptTrainer):
         told = self.sharing.metrics(self.accelerator) if self.sharing is not None else {}
         if self.ahead:
             told |= Ages.of(ages, self.optimizer_steps).metrics()
+            # If all tokens of the step are stale, compare log probabilities of a new line instead.
             gap = gap if gap.tokens else probed(self, gap, self.source, self.step_state.learned, step)
         return Scored(gap, batch["old_per_token_logps"].float().cpu(), told)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """As TRL's; while it runs, `_rows` says which rows of the step it is about."""
+        """Compute TRL's loss; while it runs, `_rows` holds its rows of the step."""
         self._rows = inputs["rows"]
         try:
             loss: Tensor = super()._compute_loss(model, inputs)
@@ -247,7 +273,10 @@ class ReplGRPOTrainer(KeptTrainer):
         logits_to_keep: int,
         **options: object,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """As TRL's without `fast`; with it, only sampled tokens are scored and the others are 0."""
+        """Compute log probabilities and entropies: with `fast`, only those of sampled tokens; else as TRL does.
+
+        With `fast`, the values of all other tokens are 0.
+        """
         if self._fast is None:
             result: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, **options
@@ -255,8 +284,9 @@ class ReplGRPOTrainer(KeptTrainer):
             return result
         advantages = self.step_state.advantages
         sampled = (line_numbers(self.step_state.rows, advantages.size(1)) >= 0).to(input_ids.device)
-        # Every sampled token is held to the reference, also where there is no advantage.
+        # With a KL penalty the loss depends on every sampled token, even on those without an advantage.
         batch = Batch(input_ids, attention_mask, sampled, (sampled if self.beta else advantages).any(dim=1))
+        # TRL calls this for a loss, for the new rollouts, and then for the reference model.
         if self._rows is not None:
             scores = self._fast.again(model, batch, self._rows, with_graph=self._one_pass)
         elif self._unscored:
@@ -268,6 +298,6 @@ class ReplGRPOTrainer(KeptTrainer):
 
     @property
     def _one_pass(self) -> bool:
-        """True when the first scoring of a step serves its only loss: then it keeps its graph for it."""
+        """True if the first scoring of a step also serves its only loss, and so keeps its graph."""
         only = self.args.steps_per_generation * self.num_iterations == 1
         return only and not self.args.gradient_checkpointing

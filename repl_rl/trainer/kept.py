@@ -1,4 +1,4 @@
-"""TRL's trainer as a keeper needs it: it tells what it does, and goes on where a state says."""
+"""TRL's trainer with a checkpoint manager: it saves its steps, and resumes from a saved state."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from repl_rl.trainer.sharded import check_sharded, shard
 
 
 class Moves(TrainerCallback):
-    """Tells a keeper what its trainer is about to do."""
+    """Trainer callback that calls the checkpoint manager."""
 
     def __init__(self, keeper: Keeper, trainer: GRPOTrainer) -> None:
         self._keeper, self._trainer = keeper, trainer
@@ -22,9 +22,10 @@ class Moves(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        state.compute_steps(args, state.max_steps)  # what may change from one command to the next
-        # A checkpoint of transformers writes the state of each callback over an entry that must be there already; a
-        # saved state has none, because the callbacks, too, may change from one command to the next.
+        # Intervals of logging and saving may change when a run resumes, so take those of the current settings.
+        state.compute_steps(args, state.max_steps)
+        # A checkpoint of transformers overwrites the entry of each callback, and fails without one. A saved state has
+        # no entries, because callbacks may change, too, when a run resumes.
         state.stateful_callbacks = TrainerState(stateful_callbacks=self._trainer.stateful).stateful_callbacks
         self._keeper.began(self._trainer)
 
@@ -40,15 +41,16 @@ class Moves(TrainerCallback):
 
 
 class KeptTrainer(GRPOTrainer):
-    """TRL's trainer, whose steps are saved by a keeper where it has one, and which goes on with what one took up."""
+    """TRL's trainer with an optional checkpoint manager."""
 
     keeper: Keeper | None = None
+    """Checkpoint manager. None means that the run is not saved."""
     order: Order
-    """What orders the tasks. Its generator goes on from epoch to epoch."""
+    """Order of the tasks. Its random generator continues from epoch to epoch."""
 
     @property
     def steps_done(self) -> int:
-        """Batches of rollouts that were learned from; each took a fixed number of optimizer steps."""
+        """Number of finished steps; each takes `optimizer_steps` optimizer steps."""
         done: int = self.state.global_step // self.optimizer_steps
         return done
 
@@ -59,15 +61,15 @@ class KeptTrainer(GRPOTrainer):
 
     @property
     def optimizer_steps(self) -> int:
-        """Those that a batch of rollouts takes."""
+        """Optimizer steps per batch of rollouts."""
         passes: int = self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps
         return max(1, passes)
 
     def keep(self, keeper: Keeper, parts: Mapping[str, object], tell: Callable[[str], None]) -> None:
-        """Be saved by `keeper` from now on, with those of `parts` that remember something, and go on where it is.
+        """Attach a checkpoint manager: it saves the trainer with all stateful `parts`, and restores a resumed run.
 
-        Under FSDP the main process saves whole weights. Under DeepSpeed nothing is saved, which `tell` is given a line
-        about: each process has a part alone.
+        Under FSDP, the main process saves whole weights. Under DeepSpeed, nothing is saved and a warning is reported,
+        because each process has only a part of the weights.
 
         Raises:
             ConfigError: as `Keeper.attach`.
@@ -80,16 +82,16 @@ class KeptTrainer(GRPOTrainer):
         self.add_callback(Moves(keeper, self))
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As transformers', with FSDP where that is asked for."""
+        """Create the accelerator as transformers does, with FSDP if it is requested."""
         super().create_accelerator_and_postprocess()
         shard(self.accelerator)
         self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
     def _prepare_for_training(self, *args: object, **kwargs: object) -> object:
-        """As transformers'.
+        """Prepare the model as transformers does, and check that FSDP has sharded it.
 
         Raises:
-            ConfigError: FSDP is asked for, and the model is not sharded.
+            ConfigError: FSDP is requested, and the model is not sharded.
         """
         prepared: object = super()._prepare_for_training(*args, **kwargs)
         check_sharded(self.model)
@@ -105,7 +107,7 @@ class KeptTrainer(GRPOTrainer):
             self.keeper.ended(self)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """TRL's; what the disk refuses is told in one line.
+        """Save the model as TRL does, with a one-line error if the system refuses the write.
 
         Raises:
             ConfigError: the model cannot be written.
@@ -130,7 +132,7 @@ class KeptTrainer(GRPOTrainer):
             self.keeper.diced(self)
 
     def go_on(self) -> None:
-        """Train to the end, from the beginning or from the keeper's state.
+        """Train to the end, from the beginning or from the state of the checkpoint manager.
 
         Raises:
             ConfigError: a state could not be written.
@@ -141,6 +143,7 @@ class KeptTrainer(GRPOTrainer):
             return
         state = keeper.state
         try:
+            # The saved run has finished training, so only its weights are loaded.
             if state is not None and state.policy_step >= self.args.max_steps:
                 keeper.learned(self)
                 return

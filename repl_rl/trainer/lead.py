@@ -1,8 +1,8 @@
-"""How far rollouts may run ahead of the update: which steps begin with which weights, and what each learns from.
+"""Staleness schedule of async rollouts: the weights that each step starts with, and the groups that it trains on.
 
-Pure, without clock or thread. Steps begin in their order. With a window of one group they are learned from in their
-order, too: no line is older than the lead, and the groups of a step are the same on every run, whichever of them is
-done first. A wider window lets younger groups pass one that takes long, so that a step waits for less.
+This is pure logic, without clock or thread. Steps start in order. With a window of one group, steps also train in
+order. No line is then staler than `Lead.ahead` steps, and a step has the same groups in every run, whichever group
+ends first. A wider window lets younger groups pass a slow one, so that a step waits less.
 """
 
 import math
@@ -12,79 +12,81 @@ from repl_rl.errors import InvariantError
 
 
 class Lead:
-    """The steps of a run, of which `ahead` may be under way beside the one that is learned from.
+    """Start times of the steps of a run, with up to `ahead` steps in flight besides the current one.
 
-    With weights n, those of the policy that has learned from n steps, the rollouts of steps n to n + `ahead` may be
-    under way: step s begins with weights s - `ahead` at the earliest, and is learned from at weights s.
+    Weights n are those of the policy after n steps. With weights n, the rollouts of steps n to n + `ahead` may run.
+    Step s starts with weights s - `ahead` at the earliest, and the policy trains on it at weights s.
     """
 
     def __init__(self, ahead: int, steps: int) -> None:
         """
         Args:
-            ahead: how many steps (>= 0); 0: a step's rollouts begin when all before it is learned.
-            steps: of the run; none after them begins.
+            ahead: number of steps (>= 0); with 0, a step starts after the updates of all earlier steps.
+            steps: number of steps of the run; no later step starts.
         """
         self.ahead = ahead
-        """Steps."""
+        """Largest number of steps in flight besides the current one."""
         self._steps = steps
         self._weights = self._next = -1
 
     def reached(self, weights: int) -> range:
-        """The sampler has weights number `weights` (>= 0). Returns the steps that begin now, in order.
+        """Record that the sampler has weights number `weights` (>= 0), and return the steps that start now, in order.
 
-        The first call may be for any of them, as in a run that is gone on with; then they come one by one.
+        The first call may have any number, as in a resumed run. Each later call must have the next number.
 
         Raises:
-            InvariantError: they do not.
+            InvariantError: `weights` does not follow the number of the previous call.
         """
         if self._weights >= 0 and weights != self._weights + 1:
             raise InvariantError(f"weights {weights} follow weights {self._weights}; tell of each step once, in order")
+        # The last steps of a run start no further step: their range is empty.
         first = weights if self._weights < 0 else self._next
         self._weights, self._next = weights, max(first, min(weights + self.ahead + 1, self._steps))
         return range(first, self._next)
 
 
 class Window:
-    """Which groups may be learned from next, of all groups of a run in the order in which they begin.
+    """FIFO window over the groups of a run: the groups that may be trained on next (MiniMax, arXiv 2605.26494).
 
-    They are counted from 0 over all steps. Those within a window that begins with the oldest one that is left may be:
-    what is done first passes it, and nothing further on does (windowed FIFO: MiniMax, arXiv 2605.26494).
+    Groups are numbered from 0 over all steps, in the order in which they start. The window begins at the oldest group
+    that is left. A group in the window that ends first may pass the oldest one; later groups have to wait.
     """
 
     def __init__(self, width: int, first: int = 0, taken: Iterable[int] = ()) -> None:
         """
         Args:
-            width: how many groups it holds (>= 1), of which some may have been taken; 1: they are taken in order.
-            first: all before this one are taken.
-            taken: others that are.
+            width: number of groups in the window (>= 1), taken ones included; with 1, groups are taken in order.
+            first: number of a group; all groups before it are taken.
+            taken: numbers of other groups that are taken.
         """
         self.width = width
-        """Groups."""
+        """Number of groups in the window."""
         self._head, self._taken = first, set(taken)
         self._move()
 
     @staticmethod
     def wide(share: float, ahead: int, groups: int) -> int:
-        """Its width as a share of the groups that are under way, of `ahead` steps and the one that is learned from."""
+        """Return the width for a `share` of all groups in flight: those of `ahead` steps and of the current step."""
+        # The small summand keeps rounding of the product from losing a group.
         return max(math.floor(share * (ahead + 1) * groups + 1e-9), 1)
 
     @staticmethod
     def oldest(width: int, ahead: int, groups: int) -> int:
-        """How many steps old a line can be when it is learned from, where a step takes so many groups.
+        """Return the largest staleness of a line in steps, for steps of `groups` groups.
 
-        A group waits until `width` - 1 younger ones have passed it, at most.
+        At most `width` - 1 younger groups pass a group before it is taken.
         """
         return ahead + -(-(width - 1) // groups)
 
     def open(self, begun: int) -> Sequence[int]:
-        """Groups that may be taken now, the oldest first, of the first `begun` ones: those that have begun."""
+        """Return the groups that may be taken now, oldest first, out of the first `begun` groups."""
         return [group for group in range(self._head, min(self._head + self.width, begun)) if group not in self._taken]
 
     def take(self, group: int) -> None:
-        """It is learned from.
+        """Mark a group as taken for training.
 
         Raises:
-            InvariantError: it is not within the window, or was taken before.
+            InvariantError: the group is outside the window, or was taken before.
         """
         if group in self._taken or not self._head <= group < self._head + self.width:
             raise InvariantError(f"group {group} is none of those from {self._head} on that may be learned from")
@@ -92,10 +94,11 @@ class Window:
         self._move()
 
     def left(self, first: int, count: int) -> Sequence[int]:
-        """Those that are not taken, of so many from `first` on."""
+        """Return the groups that are not taken, out of `count` groups from `first` on."""
         return [group for group in range(first, first + count) if group >= self._head and group not in self._taken]
 
     def _move(self) -> None:
+        # Taken groups leave the set once the head has passed them, so that it stays small.
         while self._head in self._taken:
             self._taken.remove(self._head)
             self._head += 1

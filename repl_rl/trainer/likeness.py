@@ -1,8 +1,9 @@
-"""How far trees are from rows: log probabilities and gradients of one model, in the number format that it computes in.
+"""Comparison of tree attention (prefix sharing) with plain rows: log probabilities and gradients of one model.
 
-What may be between them is taken from rows against rows: one a pass against several in one. In bfloat16 that says
-little: two passes that take the same kernels round alike, and a tree rounds otherwise, which hides whether it is right.
-So a model whose weights are float32 is tried in float32 as well, where nothing hides.
+Both are computed in the number format that the model uses. The tolerance comes from plain rows: one row per pass is
+compared with several rows per pass. In bfloat16 this tolerance means little. Passes with the same kernels round alike,
+and a tree rounds differently, so rounding can hide a mistake. A model with float32 weights is therefore compared in
+float32 as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,44 +19,47 @@ from transformers import PreTrainedModel
 from repl_rl.trainer.paths import Ids, Tree
 
 TIMES = 5.0
-"""Trees may be so many times as far from rows as rows are from rows."""
+"""Largest allowed ratio of the distance between trees and rows to the distance between rows and rows."""
 FLOORS = {torch.float16: (0.04, 0.01), torch.bfloat16: (0.3, 0.05)}
 FLOOR = (1e-4, 1e-4)
-"""And so far in any case, by number format: a log probability, nats; a gradient, relative to its length. In float32
-what was seen of models that do not fit begins at 3e-4 nats. Both are alike there: a logit that is off by d moves what a
-probability lacks of 1, and with it the gradient, by a share of d. In bfloat16 single tokens of the bundled policy, of
-which it is sure, are up to 0.3 nats off between any two ways of computing them (docs/gpu.md: sampler and trainer);
-float16 has three more digits. A tree's gradient is rounded once where those of rows are once each, so in bfloat16 it is
-a hundredth off where nothing is wrong."""
+"""Distances that are always allowed, per number format: log probability in nats, and gradient relative to its norm.
+
+In float32, the smallest distance seen with an unsuitable model is 3e-4 nats. Both limits are equal there. A logit error
+of d changes 1 - p, for a probability p, by a relative d, and with it the gradient.
+
+In bfloat16, tokens of which the bundled policy is sure differ by up to 0.3 nats between any two ways to compute them
+(docs/gpu.md: sampler and trainer). float16 has three more binary digits. A tree's gradient is rounded once, and the
+gradients of rows are rounded once each. So the two gradients differ by a hundredth in bfloat16 without a mistake.
+"""
 _WATCHED = 2**24
-"""Weights whose gradients are compared, at most: the smallest tensors first, of all layers."""
+"""Largest number of weights whose gradients are compared; the smallest tensors of all layers come first."""
 FORBIDDEN = -1e20
-"""Log probabilities below are those of ids that are never sampled, nats: their rounding says nothing."""
+"""Log probabilities below this one, in nats, belong to ids that are never sampled; their rounding is irrelevant."""
 
 Autocast = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far trees are from rows one a pass."""
+    """Distance of a tree, and of several rows per pass, from one row per pass."""
 
     thing: str
-    """What is apart: a log probability, a gradient."""
+    """Quantity that is compared, a log probability or a gradient, as the start of a message."""
     trees: float
-    """Its distance."""
+    """Distance of the tree from one row per pass."""
     rows: float
-    """That of several rows a pass from one a pass."""
+    """Distance of several rows per pass from one row per pass."""
     floor: float
-    """A distance that is always allowed."""
+    """Distance that is always allowed."""
 
     @property
     def allowed(self) -> float:
-        """The largest distance that is."""
+        """Largest allowed distance of the tree."""
         return max(self.floor, TIMES * self.rows)
 
     @property
     def wrong(self) -> str | None:
-        """What there is to say against trees; None: nothing."""
+        """Error message if the tree is further away than allowed, or None."""
         if self.trees <= self.allowed:
             return None
         return f"{self.thing} {self.trees:.2g} differently with them (tolerance {self.allowed:.2g})"
@@ -63,25 +67,25 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Rows that pass through a model together."""
+    """Rows that go through a model in one pass."""
 
     ids: Tensor
     marks: Tensor
     positions: Tensor | None
     tree: Tree | None
     which: Tensor
-    """(N,), of the scored tokens of its rows, row by row: its number among those that the model gives."""
+    """(N,), index of each scored token of the rows, row by row, in the model's output."""
 
     @classmethod
     def of(cls, rows: Sequence[Ids], scored: Sequence[Tensor], device: torch.device) -> "_Call":
-        """Rows as they are, padded on the right."""
+        """Build a pass over plain rows, padded on the right."""
         ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
         marks = pad_sequence(list(scored), batch_first=True).to(device)
         return cls(ids, marks, None, None, torch.arange(int(marks.sum()), device=device))
 
     @classmethod
     def branched(cls, rows: Sequence[Ids], scored: Sequence[Tensor], device: torch.device) -> "_Call":
-        """Their tree."""
+        """Build a pass over the tree of the rows."""
         tree = Tree.of(rows, device)
         marks, which = tree.marked(scored)
         return cls(tree.ids, marks, tree.positions, tree, which)
@@ -90,14 +94,15 @@ class _Call:
 def compare(
     model: PreTrainedModel, rows: Sequence[Ids], scored: Sequence[Tensor], autocast: Autocast = nullcontext
 ) -> list[Distance]:
-    """How far log probabilities and gradients of a tree of `rows` are from those of the rows.
+    """Return the distances of log probabilities and gradients between a tree of `rows` and the rows themselves.
 
     Args:
-        model: after `install`, and not wrapped.
-        rows: of at least two tokens.
-        scored: which of their tokens, (tokens,) bool on the CPU, a tensor a row; never the first.
+        model: the model after `install`, not wrapped.
+        rows: rows of at least two tokens.
+        scored: one (tokens,) bool tensor on the CPU per row, True at scored tokens; never True at the first one.
     """
     here = model.device
+    # One row per pass is the reference for both other layouts.
     one_a_pass = [_Call.of([row], [marks], here) for row, marks in zip(rows, scored, strict=True)]
     single, gradient = _taken(model, one_a_pass, autocast)
     several, of_several = _taken(model, [_Call.of(rows, scored, here)], autocast)
@@ -109,15 +114,15 @@ def compare(
 
 
 def _taken(model: PreTrainedModel, calls: Sequence[_Call], autocast: Autocast) -> tuple[Tensor, Tensor]:
-    """Log probabilities, (N,), nats, and the gradient of a sum of them with different weights; of some of the weights.
+    """Return log probabilities, (N,), nats, and the gradient of their weighted sum for some of the model's weights.
 
-    Nothing is left behind in the model. A wrapper would wait for the gradients of its weights, so it sees none of this.
+    The model keeps no gradients. It is called without its wrapper, which would wait for the gradients of its weights.
     """
     weights = _watched(model)
     logprobs: list[Tensor] = []
     total = torch.zeros(sum(weight.numel() for weight in weights), device=model.device)
     every = sum(len(call.which) for call in calls)
-    # All above 0: what equal rows say would cancel out, and only rounding be left.
+    # All shares are positive. With both signs, equal rows would cancel out and leave only rounding.
     shares = torch.linspace(1, 2, every, device=model.device)
     for call in calls:
         with torch.enable_grad():
@@ -134,6 +139,7 @@ def _taken(model: PreTrainedModel, calls: Sequence[_Call], autocast: Autocast) -
 
 
 def _watched(model: PreTrainedModel) -> list[Tensor]:
+    """Return the trained tensors whose gradients are compared: the smallest ones, and at least one."""
     trained = sorted(
         (weight for weight in model.parameters() if weight.requires_grad), key=lambda weight: weight.numel()
     )
@@ -142,22 +148,23 @@ def _watched(model: PreTrainedModel) -> list[Tensor]:
 
 
 def nats(single: Tensor, shared: Tensor, several: Tensor, floor: float) -> Distance:
-    """How far log probabilities of trees, `shared`, are from those of rows one a pass and from several a pass.
+    """Return the distances of trees (`shared`) and of `several` rows per pass from one row per pass (`single`), nats.
 
-    `floor` is that of `floors`.
+    `floor` is the first value of `floors`.
     """
+    # Ids that are never sampled are left out.
     told = single > FORBIDDEN
     of_trees, of_rows = (float((one - single)[told].abs().max()) if told.any() else 0.0 for one in (shared, several))
     return Distance("it scores a token, in nats,", of_trees, of_rows, floor)
 
 
 def floors(model: PreTrainedModel, autocast: Autocast) -> tuple[float, float]:
-    """What is always allowed in the number format that is computed in: nats, and of a gradient."""
+    """Return the distances that are always allowed in the current number format: nats, and relative gradient."""
     return FLOORS.get(lowered(model, autocast), FLOOR)
 
 
 def lowered(model: PreTrainedModel, autocast: Autocast) -> torch.dtype:
-    """The number format that is computed in."""
+    """Return the number format of the computation: that of autocast, or else that of the weights."""
     with autocast():
         kind = model.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype

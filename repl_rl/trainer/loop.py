@@ -1,4 +1,4 @@
-"""The entry: a model folder, tasks and a rollout source in; a trained model folder and a record a step out."""
+"""Entry point of training: from a model, tasks and a rollout source to a trained model and one record per step."""
 
 import logging
 import os
@@ -59,33 +59,41 @@ def fit(
 ) -> Path:
     """Train for `config.steps` steps; return `out/final`, the folder of the trained model with its tokenizer.
 
-    `model` is a folder or a loaded model, which is then trained in place; without adapters its weights are made
-    float32, because bfloat16 has no room for the small steps that an optimizer makes. With a `curriculum` of the tasks,
-    it chooses those of each step by the outcomes so far; else they come in TRL's random order, drawn by `seed` (>= 0).
-    Checkpoints are `out/checkpoint-<optimizer steps>`, every `config.save_every` steps and at the last. Whatever
-    `on_step` or `source` raises ends training and rises from here. With `config.lora_rank`, `out/final` has the
-    adapters merged into its weights, `out/adapter` holds them alone, and so do checkpoints. `tell` is given a line
-    about whatever is done in another way than usual. An `evaluation` is made every so many steps; its figures join the
-    step's, and `out/best` is the policy that did best (with `config.lora_rank`, its adapters). The text part of a
-    composite model is trained; `out/final` is the whole model again, where `model` is its folder. With a `keeper` the
-    run's state is saved, and the run goes on where the keeper's state is. `sampled_in` is the number format of the
-    `source`, "auto" that of the trainer: it says how far apart their log probabilities may be.
+    `model` is a folder, or a loaded model that is trained in place. Without adapters its weights become float32,
+    because bfloat16 is too coarse for the small steps of an optimizer. The text part of a composite model is trained;
+    `out/final` is the whole model again if `model` is its folder.
+
+    A `curriculum` chooses the tasks of each step by the outcomes so far. Without one, tasks come in TRL's random
+    order, drawn from `seed` (>= 0). Errors of `on_step` and `source` end training and propagate. The warning callback
+    receives one line per fallback.
+
+    Checkpoints are `out/checkpoint-<optimizer steps>`, written every `config.save_every` steps and at the last one.
+    With `config.lora_rank`, `out/final` has the adapters merged into its weights. `out/adapter` and the checkpoints
+    hold the adapters alone. An `evaluation` runs at its interval, and its metrics join those of the step. `out/best`
+    is then the best policy so far (with `config.lora_rank`, its adapters). A `keeper` saves the training state, and
+    the run resumes from the state that the keeper was given.
+
+    `sampled_in` is the number format of `source`; "auto" means that of the trainer. It decides the tolerance for the
+    logprob mismatch.
 
     Raises:
-        ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written then.
-        WeightSyncError: the sampler's log probabilities are not the trainer's.
+        ConfigError: a setting, the model folder or the number of tasks is unusable; nothing has been written yet.
+        WeightSyncError: the log probabilities of the sampler and of the trainer differ.
     """
-    credit = credit_of(config, source.tasks if isinstance(source, Tasked) else {})  # refused before a model is loaded
+    # Credit settings are validated before a model is loaded.
+    credit = credit_of(config, source.tasks if isinstance(source, Tasked) else {})
     _silence()
     load_whole()
     if processes() > 1 and not torch.accelerator.is_available():
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # else accelerate takes each for the only one
+        # Without this, accelerate takes each process for the only one.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     args = config.grpo_args(out, processes(), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
     disable_dropout(policy)
     policy = learning(policy, config, seed)
-    room = size_of(policy) * (2 if config.ahead else 1)  # by turns in two folders
+    # Async rollouts alternate between two folders of weights.
+    room = size_of(policy) * (2 if config.ahead else 1)
     with weights_folder(room, tell) as weights, spare_folder(weights, tell) as spare:
         sharing = Sharing(tell) if config.shared_prefixes == "auto" else None
         tolerance = config.tolerance(sampled_in)
@@ -140,7 +148,7 @@ def _trainer(
 
 def _silence() -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # TRL warns of each rollout without a reward, with the whole trajectory; ours has none on purpose after a fault.
+    # TRL warns about each rollout without a reward and prints it whole. A failed rollout has no reward on purpose.
     logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
     disable_progress_bar()
 
@@ -150,6 +158,7 @@ def _report(trainer: ReplGRPOTrainer, on_step: OnStep, run: Path, evaluator: Eva
     sinks = Sinks(trainer, run)
     reporter = Reporter(trainer, on_step, sinks, evaluator)
     trainer.add_callback(reporter)
+    # Trackers come last, so that they receive the metrics that the reporter adds to TRL's log.
     sinks.join()
     return reporter
 
@@ -168,13 +177,14 @@ def _save(trainer: ReplGRPOTrainer, out: Path, adapters: bool, base: Path | None
     trainer.save_model(str(out / "final"))
     if base is not None and accelerator.is_main_process:
         complete(out / "final", base)
-    # Nobody goes on before it is whole; and a process that ends with gloo's threads at work can wait for them for ever.
+    # Barrier: wait until the main process has written the whole model. A process that exits while gloo's threads work
+    # can hang.
     accelerator.wait_for_everyone()
     return out / "final"
 
 
 def credit_of(config: TrainerConfig, tasks: Mapping[str, object] = MappingProxyType({})) -> Credit:
-    """What `config` says about credit; `tasks`, by id, for reward functions that take one.
+    """Return the credit assignment of `config`; `tasks`, by id, are for reward functions that take a task.
 
     Raises:
         ConfigError: an estimator or a reward function cannot be found, or an option has no effect.
@@ -194,17 +204,17 @@ def credit_of(config: TrainerConfig, tasks: Mapping[str, object] = MappingProxyT
 
 
 def learning(model: PreTrainedModel, config: TrainerConfig, seed: int) -> PreTrainedModel:
-    """`model` with what is trained of it in float32: its adapters, drawn from `seed`, or else all of it."""
+    """Return `model` with its trained weights in float32: adapters drawn from `seed`, or else all weights."""
     if config.lora_rank:
         return adapted(model, config.lora_rank, seed)
     return model if model.dtype == torch.float32 else model.float()
 
 
 def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
-    """Load the policy to train: weights that are trained are float32, those that adapters leave alone `config.dtype`.
+    """Load the policy to train: trained weights are float32; weights frozen under adapters are `config.dtype`.
 
     Raises:
-        ConfigError: there is no loadable model, or its output layer is not the input embedding that it is said to be.
+        ConfigError: there is no loadable model, or config.json ties embeddings that the checkpoint does not tie.
     """
     if not folder.is_dir():
         raise ConfigError("model folder", str(folder), "there is no such folder")
@@ -216,6 +226,7 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError("model folder", str(folder), f"it cannot be loaded: {error}") from error
+    # transformers keeps a separate output layer of a checkpoint, even if config.json ties it to the embeddings.
     head, words = model.get_output_embeddings(), model.get_input_embeddings()
     if model.config.get_text_config().tie_word_embeddings and head is not None and head.weight is not words.weight:
         remedy = "yet the checkpoint has an output layer of its own; set it to false in config.json"

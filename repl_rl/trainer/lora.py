@@ -1,4 +1,4 @@
-"""Low-rank adapters (PEFT's LoRA): few weights to train; sampler and final folder get whole weights all the same."""
+"""LoRA adapters (PEFT): few weights are trained, and the sampler and the final folder get merged weights."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,25 +13,26 @@ from repl_rl.origin.hub import named
 
 
 def require_peft(rank: int, found: Callable[[str], object] = find_spec) -> None:
-    """Refuse adapters where PEFT is not installed.
+    """Check that PEFT, which adapters need, is installed.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: PEFT is not installed.
     """
     if found("peft") is None:
         raise ConfigError("lora_rank", rank, "it needs the package peft: pip install 'repl_rl[lora]', or set it to 0")
 
 
 def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
-    """`model` with adapters of this rank on every linear layer but the output and those of `find_untrained`. All
-    else is frozen.
+    """Return `model` with adapters of this rank; all other weights are frozen.
 
-    They are drawn from `seed`, change nothing before the first step, and are scaled by 2. What they are saved as names
-    their base: the model of the hub with its commit, or else its folder.
+    Every linear layer gets an adapter, except the output layer and those of `find_untrained`. Adapters are drawn from
+    `seed`, change nothing before the first step, and are scaled by 2. Saved adapters name their base model: its name
+    on the hub with the commit, or else its folder.
     """
-    # imported here: it takes seconds, and is not always installed
+    # Imported here, because the import takes seconds and PEFT is optional.
     from peft import LoraConfig, get_peft_model
 
+    # The forked generator leaves the random numbers of the run as they are.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         chosen = LoraConfig(
@@ -48,16 +49,16 @@ def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
 
 
 def find_untrained(model: PreTrainedModel) -> list[str]:
-    """Find the output layers of Mamba mixers: fused kernels multiply by their weight alone, so PEFT refuses them."""
+    """Find the output layers of Mamba mixers; PEFT refuses them, because fused kernels read only their weight."""
     parts = ("A_log", "D", "conv1d", "out_proj")
     return [f"{name}.out_proj" for name, mixer in model.named_modules() if all(hasattr(mixer, part) for part in parts)]
 
 
 @torch.no_grad()
 def merged(state: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
-    """`state` of `model` as that of a model without adapters; `state` itself if it has none.
+    """Return `state` of `model` with adapters merged, under the names of the bare model; without adapters, `state`.
 
-    The weights of `model` are left as they are: merging and taking back would wear them out by rounding, step by step.
+    The weights of `model` stay as they are. Merging in place and unmerging would add rounding errors at each step.
     """
     layers = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     if not layers:
@@ -68,12 +69,13 @@ def merged(state: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor
             continue
         layer = layers.get(name.removesuffix(".base_layer.weight"))
         if layer is not None:
+            # A new tensor, so that the layer keeps its own weight.
             weight = weight + layer.get_delta_weight("default").to(weight)
         whole[name.removeprefix("base_model.model.").replace(".base_layer.", ".")] = weight
     return whole
 
 
 def whole(model: PreTrainedModel, folder: Path, main: bool) -> PreTrainedModel:
-    """The model with its adapters merged into its weights, after `main` wrote them alone to `folder`, as PEFT does."""
+    """Return the model with merged adapters, after `main` has written the adapters alone to `folder`, as PEFT does."""
     model.save_pretrained(str(folder), is_main_process=main)
     return model.merge_and_unload()

@@ -1,4 +1,4 @@
-"""How often a run is saved: as seldom as the promise allows, and never so often that it costs more than it may."""
+"""Checkpoint schedule: a limit on lost work, and a limit on the time that saving takes."""
 
 import time
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from repl_rl.settings.named import Named
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """How often the state of a run is saved, and how many states are kept."""
+    """Settings of the checkpoint schedule: the limits, and the number of states to keep."""
 
     seconds: float = 60.0
-    """At most so much work is lost, or one step where that takes longer; 0: no step is ever lost."""
+    """Largest loss of work, seconds, or one step if that takes longer. With 0, no step is ever lost."""
     share: float = 0.01
-    """Largest share of the wall clock that saving may take, in (0, 1]; where that is too little, more is lost."""
+    """Largest share of wall clock time for saving, in (0, 1]. If that is too little, more work can be lost."""
     keep: int = 2
-    """Newest states that are kept: a second one, in case the newest is damaged."""
+    """Number of newest states to keep; the second one is for the case that the newest is damaged."""
 
 
 def within(
@@ -28,15 +28,15 @@ def within(
     share: Annotated[float, Above(0, at_most=1)] = 0.01,
     keep: Annotated[int, AtLeast(1)] = 2,
 ) -> Saving:
-    """So that at most `seconds` or one step are lost, as far as `share` allows; `keep` states are kept."""
+    """Return a schedule that loses at most `seconds` or one step, as far as `share` allows, and keeps `keep` states."""
     return Saving(seconds, share, keep)
 
 
 def saving(text: str) -> Saving | None:
-    """What a person writes: "within(seconds=60, keep=2)"; None for "never".
+    """Parse a setting such as "within(seconds=60, keep=2)"; return None for "never".
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the text is neither.
     """
     chosen = Named.read("states", text)
     if chosen.name == "never" and not chosen.options:
@@ -47,10 +47,10 @@ def saving(text: str) -> Saving | None:
 
 
 class Pace:
-    """Says at the end of each step whether to save now.
+    """Timer of the checkpoint schedule, read at the end of each step.
 
-    Late enough: not before the next step would go past `seconds`. Seldom enough: not before what the last time cost has
-    become a `share` of the time that passed.
+    A save is due once the next step would exceed `Saving.seconds`. It also waits until the cost of the last save is at
+    most `Saving.share` of the time since then.
     """
 
     def __init__(self, saving: Saving, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,16 +60,17 @@ class Pace:
         self._cost_s = 0.0
 
     def due(self) -> bool:
-        """A step has ended: is it to be saved?"""
+        """Return True if the step that has just ended is to be saved."""
         now_s = self._clock()
         step_s, self._stepped_s = now_s - self._stepped_s, now_s
         since_s = now_s - self._saved_s
+        # The next step is expected to take as long as this one.
         return since_s + step_s >= self._saving.seconds and since_s * self._saving.share >= self._cost_s
 
     def saved(self) -> None:
-        """It was saved now."""
+        """Record the time of a save."""
         self._saved_s = self._clock()
 
     def cost(self, seconds: float) -> None:
-        """What that cost in processor time, copies and writing together."""
+        """Record the processor time of the last save, seconds: copying and writing together."""
         self._cost_s = seconds

@@ -1,9 +1,9 @@
-"""Rollouts that begin alike, laid out as a tree: what they share passes through the model once.
+"""Tree attention for rollouts with common prefixes: each shared token goes through the model once.
 
-The tokens of a tree stand in one row, segment by segment. A segment attends to its path, which is the segments before
-it, and to itself: plain causal attention whose queries are the last ones of its keys. So there is no mask of all tokens
-against all, any depth will do, and a sliding window is what it is in a row. Each token has the position that it has in
-its rollouts.
+The tokens of a tree form one row, segment by segment. A segment attends to its path, the segments before it, and to
+itself. This is plain causal attention whose queries are the last of its keys. So there is no mask of all tokens
+against all, and the depth of a tree is unlimited. A sliding window means the same as in a plain row. Each token keeps
+the position that it has in its rollouts.
 """
 
 from bisect import bisect_left
@@ -19,54 +19,55 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "repl_rl"
-"""Of the attention, among those of transformers."""
+"""Name of tree attention among the attention functions of transformers."""
 WORTH = 1.3
-"""Tokens of its rows, for each token of the tree, from which on a tree is used: below it saves too little."""
+"""Smallest ratio of row tokens to tree tokens for which a tree is used; below it, sharing saves too little."""
 _UNKNOWN = ("s_aux", "softcap", "position_bias")
-"""What some models ask of attention that is not done here."""
+"""Attention options of some models that tree attention does not support."""
 
 Ids = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens of a tree between two places where rollouts part."""
+    """Tokens of a tree between two branch points."""
 
     start: int
-    """Place of its first token in the tree."""
+    """Index of its first token in the tree."""
     end: int
-    """One past the place of its last token."""
+    """Index of its last token in the tree, plus one."""
     depth: int
-    """Position of its first token in its rollouts: the tokens of its path."""
+    """Position of its first token in its rollouts, which is the number of tokens in its path."""
     path: tuple[int, ...]
-    """Numbers of the segments before it, the first one of the rollout first."""
+    """Numbers of the segments before it, from the root on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
-    """Rows of ids as one row of T tokens, in which every prefix that some of them share stands once."""
+    """Rows of ids as one row of T tokens, which holds each shared prefix once."""
 
     segments: tuple[Segment, ...]
-    """In the order of the tree; a path is of earlier ones."""
+    """Segments in the order of the tree; a path consists of earlier segments."""
     ids: Tensor
-    """(1, T)."""
+    """(1, T), token ids."""
     positions: Tensor
-    """(1, T), in the rollout."""
+    """(1, T), positions in the rollouts."""
     before: Tensor
-    """(T,), the place of the token before each, which predicts it; a first token's own."""
+    """(T,), tree index of the previous token, which predicts each token; a first token has its own index."""
     where: tuple[Tensor, ...]
-    """A tensor a row, in the order of the rows: the place of each of its tokens. On the CPU."""
+    """One tensor per row, in row order, on the CPU: the tree index of each of its tokens."""
     _masks: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-    """Those of `seen`: all layers ask for the same few."""
+    """Cache of `seen`, because all layers ask for the same few masks."""
 
     @classmethod
     def of(cls, rows: Sequence[Ids], device: torch.device | str = "cpu") -> "Tree":
-        """The tree of `rows`, of at least one token each, some of which may be equal or begin others."""
+        """Build the tree of `rows`, which have at least one token each; rows may be equal or prefixes of others."""
         segments, ends = _grown(rows)
         ids: list[int] = []
         before: list[int] = []
         for segment, row in segments:
             ids += rows[row][segment.depth : segment.depth + segment.end - segment.start]
+            # The parent's last token predicts the first token of a segment.
             parent = segments[segment.path[-1]][0].end - 1 if segment.path else segment.start
             before += [parent, *range(segment.start, segment.end - 1)]
         places = [torch.arange(segment.start, segment.end) for segment, _ in segments]
@@ -78,18 +79,18 @@ class Tree:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each segment."""
+        """Number of tokens per segment."""
         return [segment.end - segment.start for segment in self.segments]
 
     def marked(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Tokens of the rows as tokens of the tree.
+        """Map marked tokens of the rows to tokens of the tree.
 
         Args:
-            rows: which of its tokens, (tokens,) bool on the CPU, a tensor a row; N of them in all.
+            rows: one (tokens,) bool tensor on the CPU per row, with N marked tokens in all.
 
         Returns:
-            Which tokens of the tree they are, (1, T) bool, and for each of them, row by row, its number among those,
-            (N,): several rows may have the same.
+            The marked tokens of the tree, (1, T) bool. For each of the N tokens, row by row, its index among them,
+            (N,); rows that share a token have the same index.
         """
         places = torch.cat([where[marks] for where, marks in zip(self.where, rows, strict=True)])
         found_T = torch.zeros(self.ids.size(1), dtype=torch.bool)
@@ -98,12 +99,12 @@ class Tree:
         return found_T[None].to(self.ids.device), which.to(self.ids.device)
 
     def seen(self, number: int, window: int | None, repeats: int) -> Tensor | None:
-        """The keys that the tokens of a segment see, (repeats * tokens, keys) bool; None: all those that are not later.
+        """Return the attention mask of a segment, (repeats * tokens, keys) bool, or None for plain causal attention.
 
         Args:
-            number: of the segment, whose keys are those of its path and its own.
-            window: so many of the last keys, the token's own among them; None: all.
-            repeats: how often the tokens stand below each other, as the heads that share keys do.
+            number: number of the segment, whose keys are those of its path and its own.
+            window: number of last keys that a token sees, its own key included; None means all.
+            repeats: number of times that the tokens are stacked, one per head of a group that shares keys.
         """
         segment = self.segments[number]
         tokens = segment.end - segment.start
@@ -120,12 +121,14 @@ class Tree:
 
 
 def common(one: Ids, other: Ids) -> int:
-    """How many tokens two rows begin with alike."""
+    """Return the length of the common prefix of two rows."""
+    # Binary search for the first difference; slices are compared in C.
     return bisect_left(range(min(len(one), len(other))), True, key=lambda n: one[: n + 1] != other[: n + 1])
 
 
 def _grown(rows: Sequence[Ids]) -> tuple[list[tuple[Segment, int]], list[tuple[int, ...]]]:
-    """The segments of a tree with a row that each belongs to, and the path of every row to its end."""
+    """Return the segments of a tree, each with one of its rows, and the path of each row to its end."""
+    # Depth-first: each entry holds the rows below one path, their depth, and that path.
     order = sorted(range(len(rows)), key=lambda n: rows[n])
     segments: list[tuple[Segment, int]] = []
     ends: list[tuple[int, ...]] = [()] * len(rows)
@@ -133,11 +136,12 @@ def _grown(rows: Sequence[Ids]) -> tuple[list[tuple[Segment, int]], list[tuple[i
     open_: list[tuple[list[int], int, tuple[int, ...]]] = [(order, 0, ())]
     while open_:
         members, depth, path = open_.pop()
+        # Members that continue get a longer path in a later iteration.
         for row in members:
             ends[row] = path
         for _, branch in groupby((row for row in members if len(rows[row]) > depth), key=lambda n: rows[n][depth]):
             inside = list(branch)
-            # They are in order, so what the first and the last begin with alike all of them do.
+            # Rows are sorted, so all of them share the common prefix of the first and the last one.
             length = common(rows[inside[0]], rows[inside[-1]]) - depth
             open_.append((inside, depth + length, (*path, len(segments))))
             segments.append((Segment(place, place + length, depth, path), inside[0]))
@@ -147,38 +151,39 @@ def _grown(rows: Sequence[Ids]) -> tuple[list[tuple[Segment, int]], list[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows that would pass through the model as one tree."""
+    """Rows that can go through the model as one tree."""
 
     members: tuple[int, ...]
-    """Numbers of the rows, which are in the order of their ids."""
+    """Numbers of the rows, sorted by their ids."""
     rows: int
-    """Their tokens."""
+    """Number of tokens of the rows."""
     tree: int
-    """Tokens of their tree."""
+    """Number of tokens of their tree."""
     longest: int
-    """Tokens of the longest of them."""
+    """Number of tokens of the longest row."""
 
     @property
     def pays(self) -> bool:
-        """True where it is worth it."""
+        """True if the tree saves enough tokens to be used."""
         return self.rows >= WORTH * self.tree
 
     def fits(self, size: int, shared: int, limit: int) -> bool:
-        """May a row of so many tokens, so many of them shared, join?"""
+        """Return True if a row of `size` tokens, of which `shared` are in the tree, may join."""
         after = self.tree + size - shared
         return after <= limit or (2 * shared >= size and after <= 2 * max(limit, self.longest))
 
     def joined(self, row: int, size: int, shared: int) -> "Part":
-        """With that row."""
+        """Return the part with one more row."""
         return Part((*self.members, row), self.rows + size, self.tree + size - shared, max(self.longest, size))
 
 
 def planned(rows: Sequence[Ids], limit: int) -> list[Part]:
-    """All rows in parts, so that those that begin alike are together.
+    """Split all rows into parts, so that rows with a common prefix are together.
 
-    A part has a tree of up to about `limit` tokens; a row that shares half of itself or more joins it up to twice that,
-    or up to twice its longest row, because it would cost more in a pass of its own.
+    A part has a tree of up to about `limit` tokens. A row that shares at least half of itself joins up to twice
+    `limit`, or up to twice the longest row. It would cost more in a separate pass.
     """
+    # Neighbours in sorted order share the longest prefixes.
     parts: list[Part] = []
     for row in sorted(range(len(rows)), key=lambda n: rows[n]):
         size = len(rows[row])
@@ -202,17 +207,17 @@ def attention(
     tree: Tree | None = None,
     **more: object,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: over the paths of `tree`, or that of "sdpa" where there is none.
+    """Compute attention as transformers calls it: over the paths of `tree`, or as "sdpa" without a tree.
 
     Args:
-        query: (1, heads, T, width) with a tree, as are `key` and `value` but for their number of heads.
-        attention_mask: without meaning where there is a tree.
+        query: (1, heads, T, width) with a tree; `key` and `value` may have fewer heads.
+        attention_mask: ignored with a tree.
 
     Returns:
-        (1, T, heads, width), and no weights.
+        (1, T, heads, width), and None in place of attention weights.
 
     Raises:
-        ValueError: the model asks for something that is not done over paths.
+        ValueError: the model uses an attention option that tree attention does not support.
     """
     if tree is None:
         plain: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
@@ -221,11 +226,12 @@ def attention(
     _refuse(more)
     heads, groups = query.size(1), key.size(1)
     repeats = heads // groups
-    # Split, not sliced: the way back of a slice makes a whole gradient for each.
+    # Split, not sliced: the backward pass of each slice would allocate a gradient of the full size.
     queries, keys, values = (torch.split(whole, tree.lengths, dim=2) for whole in (query, key, value))
     found = []
     for number, segment in enumerate(tree.segments):
         seen = tree.seen(number, sliding_window, repeats)
+        # Keys and values are those of the whole path, queries those of the segment alone.
         path = (*segment.path, number)
         past, told = (torch.cat([parts[n] for n in path], dim=2) for parts in (keys, values))
         mine = queries[number]
@@ -234,7 +240,7 @@ def attention(
                 mine, past, told, scale=scaling, is_causal=mine.size(2) > 1, enable_gqa=repeats > 1
             )
         else:
-            # Heads that share keys lie below each other as queries, so that no key is repeated.
+            # Heads that share keys are stacked as queries, so that no key is repeated.
             below = mine.reshape(1, groups, -1, mine.size(3))
             some = scaled_dot_product_attention(below, past, told, attn_mask=seen, scale=scaling)
         found.append(some.reshape(1, heads, -1, value.size(3)))
@@ -242,7 +248,7 @@ def attention(
 
 
 def _refuse(more: dict[str, object]) -> None:
-    """Refuse what is not done over paths: an attention function that does not know a keyword would swallow it."""
+    """Raise a ValueError for an unsupported attention option, which would otherwise be ignored silently."""
     for name in _UNKNOWN:
         if more.get(name) is not None:
             raise ValueError(f"its attention has {name}")
@@ -253,5 +259,5 @@ def _refuse(more: dict[str, object]) -> None:
 
 
 AttentionInterface.register(NAME, attention)
-# Without it, rows that come without a tree would lose their padding and their window.
+# Without a mask function, rows without a tree would lose their padding mask and their sliding window.
 AttentionMaskInterface.register(NAME, sdpa_mask)

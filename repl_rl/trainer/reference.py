@@ -1,4 +1,4 @@
-"""The policy that training began with, to which the KL term holds the one that is trained."""
+"""Reference model of the KL penalty: a frozen copy of the policy at the start of training."""
 
 import copy
 
@@ -8,9 +8,9 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 
 
 def frozen(model: PreTrainedModel, accelerator: Accelerator) -> PreTrainedModel:
-    """A copy of `model` as it is, with all that was done to it, which nothing changes any more.
+    """Return a frozen copy of `model`, with all changes that were made to it.
 
-    It is where the policy will be: on its device, in its number format, sharded if that is.
+    The copy is prepared as the policy is: on its device, in its number format, and sharded if the policy is sharded.
     """
     made = copy.deepcopy(model).eval()
     made.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What cannot be trained, known before an engine starts and before anything is written."""
+"""Validation of a training run before an engine starts and before anything is written."""
 
 import math
 from collections.abc import Callable
@@ -20,18 +20,19 @@ from repl_rl.world import World
 
 
 def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "local") -> None:
-    """Refuse a run that could not be trained.
+    """Check that a run can be trained.
 
     Args:
-        world: the policy and what it acts in.
+        world: policy, tasks, engine, sandbox and limits of the rollouts.
         config: settings of the update.
-        tasks: how many there are to draw from.
-        fleet: where rollouts are played.
+        tasks: number of tasks to draw from.
+        fleet: place of the rollouts, `local` or `ray`.
 
     Raises:
         ConfigError: there are too few tasks; sampler, prompt and policy do not fit each other; a setting of the update
-            cannot be had, or not on this machine; or as `refuse_model`.
+            is not available, in general or on this machine; or `refuse_model` raises it.
     """
+    # Cheap checks come first: the last ones load the tokenizer, and the names and shapes of the weights.
     if tasks < config.prompts_per_step:
         remedy = f"a step takes {config.prompts_per_step} different ones; give more tasks, or lower it"
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
@@ -49,8 +50,10 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "lo
 
 
 def _refuse_apart(world: World, config: TrainerConfig) -> None:
-    """Refuse rollouts ahead of the update where sampler and trainer cannot be at work at the same time, and what is for
-    such rollouts alone where there are none."""
+    """Check that sampler and trainer can work at the same time if rollouts are async.
+
+    Without async rollouts, check that no setting is given that only they use.
+    """
     engine = ENGINES.chosen(world.engine)
     if world.kv_on_sync == "keep" and not config.ahead:
         remedy = "without trainer.ahead no rollout is under way when weights change; give that too, or leave this out"
@@ -65,7 +68,7 @@ def _refuse_apart(world: World, config: TrainerConfig) -> None:
 
 
 def _refuse_idle(world: World, fleet: str) -> None:
-    """Refuse GPUs of a node that its engine would leave idle. What an engine of the user's takes is not known."""
+    """Check that the engine leaves no GPU of a worker idle; the needs of user-defined engines are unknown."""
     engine, chosen = ENGINES.chosen(world.engine), chosen_fleet(fleet)
     if chosen is not None and chosen.gpus > 1 and isinstance(engine, Vllm | Transformers):
         remedy = f"the engine {engine.kind} samples on one GPU, and the others of a node would be idle; leave it at 1"
@@ -75,30 +78,32 @@ def _refuse_idle(world: World, fleet: str) -> None:
 def refuse_model(
     folder: Path, engine: EngineKind, config: TrainerConfig, forbidden_ids: Callable[[], frozenset[int]]
 ) -> None:
-    """Refuse a model that cannot be trained so, from its configuration and the names and shapes of its weights.
+    """Check that a model can be trained, from its configuration and the names and shapes of its weights.
 
-    Each weight sync is run dry: what the trainer would write is what the checkpoint has, so every engine that has
-    loaded the one can load the other. Takes less than a second.
+    This includes a dry run of the weight sync. The trainer would write the same names and shapes that the checkpoint
+    has, so an engine that has loaded the checkpoint can load a sync. It takes less than a second.
 
     Args:
-        folder: the model.
-        engine: what will sample.
+        folder: folder of the model.
+        engine: the engine that samples.
         config: settings of the update.
-        forbidden_ids: ids that the sampler never gives; only asked for where forbidding one could fail.
+        forbidden_ids: returns the ids that are never sampled; called only if forbidding one could fail.
 
     Raises:
-        ConfigError: transformers does not know it, its weights are not whole or would be saved differently, its logits
-            are not understood, it draws at random in training, the engine does not take new ones, an id cannot be
-            forbidden, or there is no room for its weights on their way.
+        ConfigError: transformers does not know the model; its weights are incomplete or would be saved differently. Or
+            its logits are not supported, it routes at random in training, the engine takes no new weights, an id
+            cannot be forbidden, or a weight sync has no room for the weights.
     """
     found = outline(folder)
     refuse_random(found.model.config)
     engine.check_sync(folder)
     if config.fast:
         Logits.of(found.model.config)
+    # A model that cannot forbid an id is fine if no id is forbidden.
     try:
         refuse_unforbiddable(found.model)
     except ConfigError:
         if forbidden_ids():
             raise
+    # Async rollouts alternate between two folders of weights.
     room_for(config.loaded_dtype.itemsize * sum(map(math.prod, found.trained.values())) * (2 if config.ahead else 1))

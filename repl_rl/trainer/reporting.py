@@ -1,4 +1,4 @@
-"""What is told of each step: to the caller, and to the sinks."""
+"""Report of each step to the caller and to the trackers."""
 
 import json
 import time
@@ -19,7 +19,7 @@ from repl_rl.trainer.step import line_credits
 
 
 class Reporter(TrainerCallback):
-    """Turns TRL's log of a step into a `StepRecord` and hands it on; its figures join the log, for the sinks."""
+    """Callback that makes a `StepRecord` of TRL's log per step, and adds its metrics to the log for the trackers."""
 
     def __init__(
         self, trainer: ReplGRPOTrainer, on_step: OnStep, sinks: Sinks, evaluator: Evaluator | None = None
@@ -34,7 +34,7 @@ class Reporter(TrainerCallback):
         self._series = Series()
 
     def _named(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Figures by the names of rewards and errors, and those that the sampler counts."""
+        """Return metrics per name of a reward or an error, and the metrics of the rollout source."""
         source = self.trainer.source
         return {
             **self._series.figures("outcome", outcome_parts(trajectories)),
@@ -44,19 +44,20 @@ class Reporter(TrainerCallback):
         }
 
     def memory(self) -> str:
-        """What its figures are compared with, and the names that they have, as JSON."""
+        """Return the first mean line length and the names of metric series so far, as JSON."""
         return json.dumps({"first_line_tokens": self._first_line_tokens, "series": self._series.memory()})
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave."""
+        """Restore the state that `memory` returned."""
         told = json.loads(memory)
-        if not isinstance(told, dict):  # a state of before names were kept
+        # Older checkpoints hold the line length alone.
+        if not isinstance(told, dict):
             told = {"first_line_tokens": told, "series": Series().memory()}
         self._first_line_tokens = told["first_line_tokens"]
         self._series.remember(told["series"])
 
     def _drift(self, line_tokens: float) -> float:
-        """Growth of the mean line since the first step that had lines, as a share of it."""
+        """Return the relative growth of the mean line length since the first step that had lines."""
         self._first_line_tokens = self._first_line_tokens or line_tokens
         return line_tokens / self._first_line_tokens - 1 if self._first_line_tokens else 0.0
 
@@ -76,11 +77,12 @@ class Reporter(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: object,
     ) -> None:
+        # TRL's summary at the end of training has no loss.
         if logs is None or "loss" not in logs:
             return
         clocks = self._clocks()
         wall_s, rollout_s, sync_s = (now - then for now, then in zip(clocks, self._mark, strict=True))
-        # Each process has its part of the step; the record tells of the whole.
+        # Each process has a part of the step; the record covers all of it.
         trajectories: list[Trajectory] = gather_object(list(self.trainer.step_state.trajectories))
         credit: list[tuple[LineCredit, ...]] = gather_object(line_credits(self.trainer.step_state, self.trainer.scored))
         metrics = {
@@ -105,26 +107,26 @@ class Reporter(TrainerCallback):
             self.on_step(record, trajectories)
             self.sinks.send_table(record, trajectories, state.global_step)
         logs.update({f"{PREFIX}{name}": value for name, value in metrics.items()})
-        # What the caller does with the record is not the next step's time, nor is an evaluation; the weights that the
-        # latter was given are, since the next step does not give them again.
+        # The clock of the next step starts after the caller's work and the evaluation. The weight sync of an evaluation
+        # counts for the next step, which does not repeat it.
         now_s, _, synced_s = self._clocks()
         self._mark = now_s - (synced_s - clocks[2]), *clocks[1:]
         self._busy_s = self._sampled_s()
 
     def _sampled_s(self) -> float:
-        """How long rollouts that run ahead were under way."""
+        """Return the seconds in which async rollouts ran so far, or 0 without them."""
         source = self.trainer.source
         return source.busy_s if self.trainer.ahead and isinstance(source, AheadSource) else 0.0
 
     def _idle(self, wall_s: float, waited_s: float) -> dict[str, float]:
-        """Shares of the step in which the trainer waited, and in which nothing was sampled, where both can be."""
+        """Return the idle shares of trainer and sampler in the step; empty without async rollouts."""
         if not self.trainer.ahead:
             return {}
         sampled = (self._sampled_s() - self._busy_s) / wall_s
         return {"trainer_idle": waited_s / wall_s, "sampler_idle": min(max(1 - sampled, 0.0), 1.0)}
 
     def _told(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """What is told of a step's rollouts, those of all processes."""
+        """Return the metrics of a step's rollouts over all processes."""
         described = describe(trajectories)
         return {
             **self.trainer.scored.gap.metrics(),

@@ -1,4 +1,4 @@
-"""Training from Python: a world and the settings of the update in, a run folder with a trained policy out."""
+"""Training from Python: from a `World` and settings of the update to a run folder with a trained policy."""
 
 import logging
 from collections.abc import Sequence
@@ -41,31 +41,33 @@ def train(
     saving: Saving | None = _SAVING,
     fleet: str = "local",
 ) -> Path:
-    """Train the world's policy on its training tasks: `repl-rl train` without its evaluations.
+    """Train the world's policy on its training tasks, as `repl-rl train` does, but without its evaluations.
 
-    `repl-rl view` and `replay` read the folder. Started in several processes by `accelerate launch`, each plays its
-    share of the rollouts, and the first one writes.
+    `repl-rl view` and `replay` read the run folder. In several processes, started by `accelerate launch`, each process
+    runs its share of the rollouts, and the first one writes.
 
     Args:
-        world: the policy and what it acts in.
-        config: settings of the update; None: the defaults.
-        out: new folder of the run: config.toml, metrics.jsonl, summary.json, trajectories/, checkpoints/, report.html.
-        train_tasks: tasks to draw from, >= 1.
-        on_step: called after each step, in the first process, with its record and trajectories.
-        evaluation: made every so many steps, in the first process; the best policy is `out/checkpoints/best`.
-        resume: go on with the run in `out` where its newest state is, exactly; begin where there is none. Its settings
-            must be the same, but that steps may grow.
-        saving: how often the run's state is saved, and how many are kept; None: never.
-        fleet: where rollouts are played: `local`, this process, or `ray`; see docs/scaling.md.
+        world: policy, tasks, engine, sandbox and limits of the rollouts.
+        config: settings of the update; None means the defaults.
+        out: new run folder: config.toml, metrics.jsonl, summary.json, trajectories/, checkpoints/, report.html.
+        train_tasks: number of tasks to draw from, >= 1.
+        on_step: called in the first process after each step, with its record and trajectories.
+        evaluation: evaluation that runs at its interval in the first process; the best policy is
+            `out/checkpoints/best`.
+        resume: resume the run in `out` exactly, from its newest state, or from the beginning if it has no state. Its
+            settings must be the same, except that steps may grow.
+        saving: checkpoint schedule; None disables checkpoints of the run's state.
+        fleet: place of the rollouts: `local` means this process, `ray` means workers; see docs/scaling.md.
 
     Returns:
         The folder of the trained policy, `out/checkpoints/final`.
 
     Raises:
-        ConfigError: something does not fit (see also `validate_gpu_memory`), or `out` exists and `resume` is
-            False, or it is a run with other settings; nothing has been written then.
-        WeightSyncError: the sampler's log probabilities are not the trainer's.
+        ConfigError: settings do not fit each other or this machine (see also `validate_gpu_memory`), or `out` exists
+            and `resume` is False, or `out` is a run with other settings; nothing has been written yet.
+        WeightSyncError: the log probabilities of the sampler and of the trainer differ.
     """
+    # Validate everything before anything is written.
     chosen, main = config or TrainerConfig(), rank() == 0
     tasks = world.drawn(Split.TRAIN, train_tasks)
     refuse_run(world, chosen, len(tasks), fleet)
@@ -75,6 +77,7 @@ def train(
     folder = RunFolder(out, overwrite=False, resume=resume, main=main)
     if resume and folder.begun and main:
         check_same_settings(out, settings)
+    # A finished run needs no engine.
     if resume and folder.begun and folder.finished(chosen.steps):
         return folder.checkpoints / "final"
     told = _Told(folder, on_step)
@@ -84,6 +87,7 @@ def train(
     ):
         keep_notes(source, out)
         renderer = world.renderer()
+        # Readers of the run folder show tokens without the tokenizer.
         if main:
             folder.name_tokens([renderer.decode((i,)) for i in range(len(renderer.tokenizer))])
         final = fit(
@@ -107,7 +111,7 @@ def train(
 
 @dataclass
 class _Told:
-    """What a training says, step by step and at its end, and where it is written."""
+    """Log of a training run in its folder: steps, fallbacks, and the summary at the end."""
 
     folder: RunFolder
     on_step: OnStep | None

@@ -1,4 +1,4 @@
-"""FSDP, as accelerate is asked for it: had, or refused; and weights that are in parts, made whole and put back."""
+"""FSDP through accelerate: validation of its settings, and conversion between whole and sharded weights."""
 
 import os
 from collections.abc import Mapping
@@ -13,22 +13,25 @@ from repl_rl.errors import ConfigError
 
 
 def asked() -> bool:
-    """Whoever started this process wants FSDP."""
+    """Return True if this process was launched with FSDP."""
     return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def load_whole() -> None:
-    """Have every process load the whole model, before one does: what is done to it before it is sharded, such as a copy
-    for the KL term, would else be done to weights that only the first process has."""
+    """Make every process load the whole model; call this before a model is loaded.
+
+    Otherwise only the first process would have weights when the model is changed or copied before it is sharded, for
+    example for the KL penalty.
+    """
     if asked():
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
 
 
 def refuse_unsharded(processes: int, lora_rank: int) -> None:
-    """Refuse a run under FSDP that cannot be had.
+    """Check that an FSDP run is supported.
 
     Raises:
-        ConfigError: FSDP is asked for, of another version than 2, in one process, or with adapters.
+        ConfigError: FSDP is requested in another version than 2, in one process, or with adapters.
     """
     if not asked():
         return
@@ -46,10 +49,11 @@ def refuse_unsharded(processes: int, lora_rank: int) -> None:
 
 
 def shard(accelerator: Accelerator) -> None:
-    """Have models sharded where that is asked for: on a CPU accelerate takes DDP without a word."""
+    """Make accelerate shard models if FSDP is requested; on a CPU it would use DDP without a warning."""
     if not asked():
         return
     state = accelerator.state
+    # On a CPU the type is changed by hand, in both states of accelerate.
     if state.distributed_type == DistributedType.MULTI_CPU:
         state.fsdp_plugin = FullyShardedDataParallelPlugin()
         if state.mixed_precision != "no":
@@ -57,14 +61,15 @@ def shard(accelerator: Accelerator) -> None:
         state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     if getattr(state, "fsdp_plugin", None) is not None:
-        state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")  # else transformers saves no model that others load
+        # With sharded state dicts, transformers would not save a model that can be loaded elsewhere.
+        state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
 
 
 def check_sharded(model: torch.nn.Module) -> None:
-    """Hold the trainer to what was asked for.
+    """Check that the model is sharded if FSDP is requested.
 
     Raises:
-        ConfigError: FSDP was, and weights are not in parts.
+        ConfigError: FSDP is requested, and weights are not sharded.
     """
     if asked() and not all(isinstance(weight, DTensor) for weight in model.parameters()):
         remedy = "accelerate has not sharded the weights; leave FSDP out, or start several processes"
@@ -72,20 +77,22 @@ def check_sharded(model: torch.nn.Module) -> None:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with all its parts; all processes call this together."""
+    """Return `tensor` gathered from all its shards; all processes call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def parted(saved: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`saved`, which every process has whole, in parts as `like` is."""
+    """Return `saved`, which every process has whole, sharded as `like` is."""
     if not isinstance(like, DTensor) or saved.shape != like.shape:
         return saved
     here = saved.to(device=like.device, dtype=like.dtype)
+    # Without a source rank nothing is broadcast: each process takes its shard of its own copy.
     return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def parted_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, object]) -> dict[str, object]:
-    """The whole state of an optimizer, in parts as its weights are."""
+    """Return the whole state of an optimizer, sharded as its weights are."""
+    # Moments are numbered in the order of the weights in the parameter groups.
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state = saved["state"]
     assert isinstance(state, Mapping)

@@ -1,4 +1,4 @@
-"""One fleet for several processes that train together: the first one owns it, and all learn from what it plays."""
+"""One fleet of workers for several training processes: the first process owns it and hands out the rollouts."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +23,14 @@ Play = Callable[[Sequence[str]], Sequence[Trajectory]]
 
 
 def exchanged(task_ids: Sequence[str], play: Play) -> list[Trajectory]:
-    """A trajectory for each of `task_ids`, of those that the first process plays for all. All processes call this.
+    """Return one trajectory per entry of `task_ids`; the first process plays for all, and all call this together.
 
     Args:
-        task_ids: of this process; they may be none.
-        play: called in the first process, with those of all, process by process: a group that straddles two is whole.
+        task_ids: task ids of this process; may be empty.
+        play: called in the first process with the ids of all processes in order; groups across two processes are whole.
     """
     asked: list[Sequence[str]] = gather_object([list(task_ids)])
+    # The first process plays; each process takes its part of all trajectories.
     me = PartialState()
     everything = play([id for part in asked for id in part]) if me.is_main_process else None
     (played,) = broadcast_object_list([everything])
@@ -38,7 +39,7 @@ def exchanged(task_ids: Sequence[str], play: Play) -> list[Trajectory]:
 
 
 class LeadingFleet(NodeFleet):
-    """The fleet in the process that owns it. Only `collect` is called together with the others."""
+    """Fleet in the process that owns it; only `collect` is called together with the other processes."""
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
         """See `Fleet.collect`."""
@@ -46,15 +47,15 @@ class LeadingFleet(NodeFleet):
 
 
 class FollowingFleet:
-    """Context manager: the same fleet in another process, which starts nothing. It satisfies `Fleet`."""
+    """Context manager: the same fleet in another process, which starts no worker. It satisfies `Fleet`."""
 
     figures = Figures()
-    """None: the first process tells of all."""
+    """Empty figures, because the first process reports for all."""
 
     def __init__(self, forbidden_ids: frozenset[int], tasks: Mapping[str, Task]) -> None:
         self.tasks = tasks
         self.facts = Facts(_ELSEWHERE, None, _ELSEWHERE, None, forbidden_ids)
-        """Of what is open in this process, which is nothing."""
+        """Facts without engine and sandbox, because this process opens neither."""
 
     def __enter__(self) -> "FollowingFleet":
         return self
@@ -76,22 +77,23 @@ class FollowingFleet:
     def sample(
         self, tasks: Sequence[Task], temperature: float = 1.0, alter: Alter | None = None
     ) -> Sequence[Trajectory]:
-        """Raises InvariantError: the first process alone evaluates."""
+        """Raise InvariantError, because only the first process evaluates."""
         raise InvariantError("only the first process samples beside training")
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """None: see `figures`."""
+        """Return no metrics; see `figures`."""
         return {}
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
-        """The first process gives them to every node before it plays."""
+        """Do nothing, because the first process sends the weights to every worker before it plays."""
 
     def memory(self) -> str:
-        """As of a fleet that has played nothing: whoever goes on in other processes can read it."""
+        """Return the state of a fleet that has played nothing, as JSON."""
+        # A run that resumes with other processes can restore any fleet from it.
         return json.dumps({"lengths": Lengths().memory(), "broken": asdict(Broken())})
 
     def remember(self, memory: str) -> None:
-        """Nothing: see `memory`."""
+        """Do nothing; see `memory`."""
 
 
 def _never(task_ids: Sequence[str]) -> Sequence[Trajectory]:

@@ -1,6 +1,7 @@
-"""Whether a run's rollouts share their prefixes in the update: only while that is seen to change nothing.
+"""Prefix sharing in the update, used only as long as checks find that it changes nothing.
 
-A model is tried when training begins, and on the rollouts of its first step: see `likeness`.
+A model is checked when training begins, on the rollouts of its first step, and when rollouts get much longer: see
+`likeness`.
 """
 
 import json
@@ -19,31 +20,31 @@ from repl_rl.trainer.paths import NAME, common
 from repl_rl.trainer.scoring import Laid, Scores, Tally, most, trees
 
 _LAYERS = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers in which a token knows of earlier ones by attention alone."""
+"""Kinds of layers in which a token depends on earlier tokens by attention alone."""
 _AROUND = 128
-"""Tokens before and after rows part, of which gradients are compared in a step."""
+"""Tokens before and after the branch point of rows whose gradients are compared in a step."""
 _SEVERAL = 3
-"""Rows whose gradients are compared in a step."""
+"""Number of rows whose gradients are compared in a step."""
 Score = Callable[[Tensor, int, Tally | None], Scores]
-"""Scores some rows of a step: their numbers, tokens in a pass, and whether they share."""
+"""Function that scores rows of a step, by their numbers, tokens per pass, and a tally if they share prefixes."""
 
 
 class Sharing:
-    """The decision, for one run."""
+    """Decision of one run on prefix sharing, with its checks."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        """`tell` is given a line where prefixes are not shared because a model does not fit."""
+        """The warning callback receives a line if prefixes are not shared because a model does not fit."""
         self.tally = Tally()
-        """Of the first scoring of the step at hand."""
+        """Token counts of the first scoring of the current step."""
         self.off = False
-        """True: from now on each row is scored whole."""
+        """True if each row is scored whole from now on."""
         self._tell = tell
         self._told = ""
         self._checked = 0
         self._bare: PreTrainedModel | None = None
 
     def install(self, model: PreTrainedModel) -> None:
-        """Give `model` attention over paths, for good, if it can have it: before it is copied, wrapped or sharded."""
+        """Set tree attention in `model`, if it fits; call this before the model is copied, wrapped or sharded."""
         why = unfit(model)
         if why is None:
             model.set_attn_implementation(NAME)
@@ -52,13 +53,13 @@ class Sharing:
 
     @torch.no_grad()
     def probe(self, model: PreTrainedModel, autocast: Autocast) -> None:
-        """Try `model`, which can be called for scores, on a small tree: log probabilities and gradients."""
+        """Check log probabilities and gradients of `model`, after `scoring.install`, on a small tree."""
         self._bare = model
         if self.off:
             return
         rows = _example(model)
         scored = [torch.arange(len(row)) > 0 for row in rows]
-        # In float32 first, where its weights are that: rounding in a lower format would hide a mistake.
+        # Weights in float32 are checked in float32 first: rounding in a lower format would hide a mistake.
         exact = [nullcontext] if model.dtype is not lowered(model, autocast) else []
         for how in (*exact, autocast):
             if not self.off:
@@ -68,15 +69,16 @@ class Sharing:
     def verify(
         self, score: Score, batch: tuple[Tensor, Tensor, Tensor], learning: Tensor, tokens: int, autocast: Autocast
     ) -> None:
-        """Try this step's longest tree, if its rows are longer than any that were tried, twice as long from then on.
+        """Check this step's longest tree, if it is the first one or more than twice as long as all checked ones.
 
-        All processes call this together; what one of them finds holds for all.
+        All processes call this together; a failed check of one process turns sharing off in all.
 
         Args:
             score: scores rows of the step.
-            batch: its ids, attention and scored tokens, as `score_rows` takes them.
-            learning: (B,) bool, the rows that the loss depends on, which are scored apart from the others.
-            tokens: in a pass, about.
+            batch: ids, attention and scored tokens of the step, as `score_rows` takes them.
+            learning: (B,) bool, the rows that the loss depends on; they are scored separately from the others.
+            tokens: approximate number of tokens per pass.
+            autocast: gives the number format of a forward pass.
         """
         self.tally = Tally()
         model = self._bare
@@ -85,13 +87,15 @@ class Sharing:
         longer = not self.off and int(laid.lengths.max()) > 2 * self._checked
         sets = (learning, ~learning) if longer else ()
         length, members = max((_longest(laid, rows.nonzero()[:, 0], tokens) for rows in sets), default=(0, []))
+        # If one process checks, all do, because scoring is collective.
         if not most(int(length > 2 * self._checked), laid.ids.device):
             return
         rows = torch.tensor(members, dtype=torch.long, device=laid.ids.device)
-        # Two rows in a pass at least, or there is nothing to take the tolerance from.
+        # At least two rows per pass: the tolerance is their distance from one row per pass.
         single, several = score(rows, 1, None), score(rows, max(tokens, 2 * length), None)
         shared = score(rows, tokens, Tally())
         found = [nats(single.logprobs, shared.logprobs, several.logprobs, floors(model, autocast)[0])]
+        # Gradients are compared only if this process has all weights.
         if members and not any(isinstance(weight, DTensor) for weight in model.parameters()):
             found += self._compared(model, *_around(laid, rows[:_SEVERAL]), autocast)
         self._checked = max(self._checked, length)
@@ -100,17 +104,17 @@ class Sharing:
             self._end(model, "another process found that it does not fit")
 
     def metrics(self, accelerator: Accelerator) -> dict[str, float]:
-        """Names as in `metrics.jsonl`, over all processes, which call this together."""
+        """Return metrics under their names in `metrics.jsonl`, over all processes, which call this together."""
         counts = torch.tensor([[self.tally.rows, self.tally.trees, self.tally.shared]], device=accelerator.device)
         rows, in_trees, shared = accelerator.gather(counts).sum(dim=0).tolist()
         return {"token_ratio": rows / in_trees if in_trees else 1.0, "shared_tokens": shared / max(rows, 1)}
 
     def memory(self) -> str:
-        """What was found so far, as JSON."""
+        """Return the results of all checks so far, as JSON."""
         return json.dumps({"told": self._told, "checked": self._checked})
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave."""
+        """Restore the state that `memory` returned."""
         found = json.loads(memory)
         self._checked = found["checked"]
         if found["told"] and not self.off:
@@ -139,7 +143,7 @@ class Sharing:
 
 
 def unfit(model: PreTrainedModel) -> str | None:
-    """What of a model is known not to go with trees; None: nothing."""
+    """Return a reason that a model does not fit trees, or None if no reason is known."""
     text = model.config.get_text_config()
     strange = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYERS)
     if strange:
@@ -157,7 +161,7 @@ def unfit(model: PreTrainedModel) -> str | None:
 
 
 def _example(model: PreTrainedModel) -> list[list[int]]:
-    """Three rows that part twice, of tokens that the policy may sample."""
+    """Return three rows with two branch points, of tokens that the policy may sample."""
     head = model.get_output_embeddings()
     bias = getattr(head, "bias", None)
     count = model.config.get_text_config().vocab_size
@@ -168,13 +172,13 @@ def _example(model: PreTrainedModel) -> list[list[int]]:
 
 
 def _longest(laid: Laid, rows: Tensor, tokens: int) -> tuple[int, list[int]]:
-    """Tokens of the longest row of a tree, and the rows of that tree; 0 and none where there is no tree."""
+    """Return the length of the longest row in any tree, and the rows of that tree; without trees, 0 and no rows."""
     found, _ = trees(laid, rows, tokens, Tally())
     return max(((max(map(len, tree.where)), members) for tree, members in found), default=(0, []))
 
 
 def _around(laid: Laid, rows: Tensor) -> tuple[list[list[int]], list[Tensor]]:
-    """What rows have before and after they part, with its scored tokens."""
+    """Return the ids of rows around their branch point, and the scored tokens among them."""
     texts, firsts = laid.texts(rows), laid.first[rows].tolist()
     parting = min((common(one, other) for one, other in pairwise(texts)), default=len(texts[0]))
     begin = max(0, parting - _AROUND)
@@ -182,6 +186,7 @@ def _around(laid: Laid, rows: Tensor) -> tuple[list[list[int]], list[Tensor]]:
     marks = []
     for row, first, text in zip(rows.tolist(), firsts, cut, strict=True):
         mine = laid.sampled[row, first + begin : first + begin + len(text)].cpu().clone()
-        mine[:1] = False  # nothing is left to predict it
+        # The token that predicts the first one is cut off.
+        mine[:1] = False
         marks.append(mine)
     return cut, marks

@@ -1,4 +1,4 @@
-"""Where a step's figures go besides the run folder: TRL's `report_to`, with our names and a table of rollouts."""
+"""Trackers of step metrics besides the run folder: TRL's `report_to`, with our names and a table of rollouts."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ from repl_rl.trainer.source import StepRecord
 
 SINKS = ("tensorboard", "trackio", "wandb")
 PREFIX = "repl_rl/"
-"""Before each name of `metrics.jsonl`. TRL puts `train/` before that, as before its own names."""
+"""Prefix of each name of `metrics.jsonl`; TRL puts `train/` before it, as before its own names."""
 TABLE = "train/repl_rl/rollouts"
 COLUMNS = ("step", "task", "prompt", "completion", "stop", "outcome", "reward")
 TABLE_ROWS = 16
-"""Rollouts of a step in its table: the first ones. `trajectories/` has all."""
+"""Number of rollouts in the table of a step, the first ones; `trajectories/` has all."""
 
 
 def require_sinks(names: Sequence[str], found: Callable[[str], object] = find_spec) -> None:
-    """Refuse sinks that cannot be had. `found` looks a package up; None: it is not installed.
+    """Check that trackers are available; `found` looks up a package, and returns None if it is not installed.
 
     Raises:
-        ConfigError: a sink is not known or not installed.
+        ConfigError: a tracker is not known or not installed.
     """
     for name in names:
         if name not in SINKS:
@@ -38,12 +38,13 @@ def require_sinks(names: Sequence[str], found: Callable[[str], object] = find_sp
 
 
 class Sinks(TrainerCallback):
-    """TRL's callbacks for `report_to`, out of the trainer until `join` puts them behind whoever adds to its log."""
+    """TRL's tracker callbacks for `report_to`, detached until `join` puts them behind callbacks that add metrics."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
-        """`folder` is where TensorBoard's files go, unless TENSORBOARD_LOGGING_DIR names another."""
+        """TensorBoard's files go to `folder`/tensorboard, unless TENSORBOARD_LOGGING_DIR names another folder."""
         self._trainer = trainer
         self._names: list[str] = trainer.args.report_to
+        # TRL has added its callbacks already: take them out of the trainer.
         self._callbacks = [trainer.pop_callback(kind) for kind in get_reporting_integration_callbacks(self._names)]
         self._boards = [callback for callback in self._callbacks if isinstance(callback, TensorBoardCallback)]
         for board in self._boards:
@@ -53,23 +54,23 @@ class Sinks(TrainerCallback):
             os.environ.setdefault("WANDB_RUN_GROUP", trainer.args.run_name)
 
     def join(self) -> None:
-        """Let the sinks have what is logged from now on."""
+        """Add the trackers to the trainer; they receive all logs from now on."""
         for callback in (self, *self._callbacks):
             self._trainer.add_callback(callback)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Have TensorBoard ignore points of steps that a resumed run makes again.
+        """Make TensorBoard ignore the points of steps that a resumed run repeats.
 
-        A new run writes such an event too, because TensorBoard's reader ignores the first one that it finds.
+        A new run writes such a purge event too, because TensorBoard's reader ignores the first one in its files.
         """
         for board in self._boards if state.is_world_process_zero else ():
             writer = import_module("torch.utils.tensorboard").SummaryWriter
             board.tb_writer = writer(log_dir=board.logging_dir, purge_step=state.global_step + 1)
 
     def send_table(self, record: StepRecord, trajectories: Sequence[Trajectory], policy_step: int) -> None:
-        """Send the first rollouts of a step, at the optimizer step that its figures are told at."""
+        """Send the first rollouts of a step, at the optimizer step of its metrics."""
         rows = table(record, trajectories) if self._names else []
         for board in self._boards:
             board.tb_writer.add_text(TABLE, "\n\n".join(map(_markdown, rows)), policy_step)
@@ -79,7 +80,7 @@ class Sinks(TrainerCallback):
 
 
 def table(record: StepRecord, trajectories: Sequence[Trajectory]) -> list[list[str | float | None]]:
-    """Rows of `COLUMNS`. `reward` is the sum of the line rewards; None: nothing was learned from it."""
+    """Return rows of `COLUMNS`; `reward` is the sum of line rewards, or None for a rollout that is not trained on."""
     credit = record.credit or ((),) * len(trajectories)
     pairs = list(zip(trajectories, credit, strict=True))[:TABLE_ROWS]
     return [
@@ -97,12 +98,13 @@ def table(record: StepRecord, trajectories: Sequence[Trajectory]) -> list[list[s
 
 
 def _log_table(name: str, rows: list[list[str | float | None]], step: int) -> None:
-    sink = import_module(name)  # trackio and wandb have these names in common
+    # trackio and wandb share the names `log` and `Table`.
+    sink = import_module(name)
     sink.log({TABLE: sink.Table(columns=list(COLUMNS), data=rows), "train/global_step": step})
 
 
 def _markdown(row: Sequence[str | float | None]) -> str:
-    """A row for TensorBoard: texts are indented, so that nothing in them is markup."""
+    """Format a row for TensorBoard; texts are indented, so that nothing in them is markup."""
     facts = dict(zip(COLUMNS, row, strict=True))
     head = ", ".join(f"{name} {facts[name]}" for name in ("stop", "outcome", "reward"))
     text = f"{facts['task']}: {head}\n{facts['prompt']}{facts['completion']}"

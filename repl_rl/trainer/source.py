@@ -1,4 +1,4 @@
-"""Where rollouts come from, and what is told of a step that was made of them."""
+"""Interfaces of rollout sources, and the record of a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,102 +11,106 @@ from repl_rl.record.trajectory import Trajectory
 
 
 class RolloutSource(Protocol):
-    """Plays rollouts with its own copy of the policy."""
+    """Source of rollouts, which samples from its copy of the policy."""
 
     @property
     def forbidden_ids(self) -> frozenset[int]:
-        """Ids that it never samples; the trainer gives them probability 0 as well. Empty: it samples any."""
+        """Ids that are never sampled; the trainer gives them probability 0 too. Empty if all ids may be sampled."""
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        """One finished trajectory for each entry of `task_ids`, in that order; an id repeated is a group.
+        """Return one finished trajectory per entry of `task_ids`, in that order; a repeated id is a group.
 
-        Among several processes every one calls this at the same time, and may ask for none.
+        All processes of a training call this at the same time, and a process may request none.
 
         `policy_step` is the number of optimizer steps behind the policy to sample from; each trajectory carries it.
         """
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Replace the policy by the checkpoint in `folder`, which stays as it is until the next call: an engine that
-        dies is opened again with it."""
+        """Replace the policy by the checkpoint in `folder`.
+
+        The folder stays unchanged until the next call, because a restarted engine loads it again.
+        """
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """A source that has figures of its own about a step's rollouts, such as a sampler's."""
+    """Source with additional metrics of a step's rollouts, such as those of a sampler."""
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Name to value, for `metrics.jsonl` and the sinks."""
+        """Return values by name, for `metrics.jsonl` and the trackers."""
 
 
 @runtime_checkable
 class Tasked(Protocol):
-    """A source that knows its tasks, for reward functions that ask for them."""
+    """Source that provides its tasks, for reward functions that take a task."""
 
     @property
     def tasks(self) -> Mapping[str, object]:
-        """By id."""
+        """Tasks by id."""
 
 
 @runtime_checkable
 class AheadSource(RolloutSource, Protocol):
-    """One that plays rollouts of later steps while the policy is updated: what `ahead` needs.
+    """Source of async rollouts: it plays later steps while the policy is updated, as `ahead` requires.
 
-    `load_weights` is then called while rollouts are under way: calls of the engine end first, and each line names the
-    weights that wrote it.
+    `load_weights` is then called while rollouts run. Calls of the engine end first, and each line records the weights
+    that sampled it.
     """
 
     def begin(self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory]) -> None:
-        """Begin the rollouts that `collect` is asked for at `policy_step`, and return at once. `finished` are those
-        that a run which is gone on with has played, by their number."""
+        """Start the rollouts that `collect` returns at `policy_step`, without waiting for them.
+
+        `finished` holds the rollouts that a resumed run has already finished, by their number in the step.
+        """
 
     def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
-        """Those of a step to come that have ended well, by their number in it."""
+        """Return the rollouts of a later step that have ended without a failure, by their number in it."""
 
     def probe(self, task_id: str) -> Sequence[Trajectory]:
-        """A line that the policy of now writes on a task, for nobody to learn from: one of each engine (>= 1)."""
+        """Return a line on a task from the current weights, one per engine (>= 1); no line is trained on."""
 
     @property
     def busy_s(self) -> float:
-        """How long rollouts that were begun were under way, wall clock."""
+        """Wall clock seconds in which async rollouts were in flight."""
 
 
 @runtime_checkable
 class WindowedSource(AheadSource, Protocol):
-    """One that tells which groups of later steps have ended: what `groups = "window"` needs."""
+    """Source that reports which groups of later steps have ended, as `groups = "window"` requires."""
 
     def first(self, groups: Sequence[tuple[int, Sequence[int]]]) -> int:
-        """Wait until one of these groups has ended, and return the number of the first one that has.
+        """Wait until one of these groups has ended, and return the index of the first of them that has ended.
 
-        A group is the policy step that it was begun for, and the numbers of its rollouts in that step. It has ended,
-        too, where something failed under all rollouts of that step: `collect` then raises it.
+        A group is a pair: the policy step that it was started for, and the numbers of its rollouts in that step. An
+        error that ends all rollouts of a step ends its groups too; `collect` then raises it.
         """
 
     def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
-        """Those of a step to come whose groups have ended, as `collect` will give them, by their number in it."""
+        """Return the rollouts of a later step whose groups have ended, as `collect` returns them, by their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one step did, with all its updates. For people and files: nothing in training reads it."""
+    """Record of one step with all its updates, for people and files; training never reads it."""
 
     step: int
-    """Steps done, counted from 1."""
+    """Number of steps done, counted from 1."""
     metrics: dict[str, float]
-    """Names as in `metrics.jsonl`; seconds end in `_s`, log probability gaps are nats."""
+    """Metrics by their names in `metrics.jsonl`; names of seconds end in `_s`, log probability gaps are nats."""
     credit: tuple[tuple[LineCredit, ...], ...] = ()
-    """What each line was worth, an entry a trajectory; empty for one that nothing is learned from."""
+    """Credit of each line, one entry per trajectory; empty for a trajectory that is not trained on."""
 
 
 OnStep = Callable[[StepRecord, Sequence[Trajectory]], None]
-"""Called after each step, on the main process, with its record and the trajectories of all processes."""
+"""Callback after each step, on the main process, with the record and the trajectories of all processes."""
 
 
 def check_rollouts(trajectories: Sequence[Trajectory], task_ids: Sequence[str], step: int) -> None:
-    """Hold a rollout source to its contract.
+    """Check the trajectories that a rollout source has returned.
 
     Raises:
-        InvariantError: other tasks than asked for.
-        WeightSyncError: a rollout of another policy step.
+        InvariantError: their tasks are not the requested ones.
+        WeightSyncError: a trajectory has another policy step.
     """
     got = [t.task_id for t in trajectories]
     if got != list(task_ids):

@@ -1,4 +1,4 @@
-"""States of a run on disk: all that decides what comes next, at the end of a step."""
+"""Training states on disk: everything that a run needs to resume exactly at the end of a step."""
 
 import json
 import logging
@@ -26,51 +26,54 @@ from repl_rl.trainer.sharded import parted, whole
 log = logging.getLogger(__name__)
 
 SAID, STEPS, TENSORS = "state.json", "trainer_state.json", "tensors.pt"
-"""What a state's folder holds: what repl_rl says, what transformers counts (it reads a file of this name), and weights,
-optimizer, schedule and random generators."""
+"""Files of a state: metadata of repl_rl, trainer state of transformers (which reads this name), and tensors.
+
+The tensors are weights, optimizer, learning rate schedule and random generators.
+"""
 Tensors = Mapping[str, object]
-"""What `torch.save` takes: tensors, numbers and texts, in dictionaries, lists and tuples."""
+"""Values that `torch.save` accepts: tensors, numbers and texts, in dictionaries, lists and tuples."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """Something that carries more than the policy's weights from one step to the next."""
+    """Part of a run with state that a checkpoint must hold, besides the policy's weights."""
 
     def memory(self) -> str:
-        """All of that, as JSON."""
+        """Return the state as JSON."""
 
     def remember(self, memory: str) -> None:
-        """Take up where `memory` was asked for, maybe in another process."""
+        """Restore a state that `memory` returned, possibly in another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The end of a step: everything but weights and optimizer, copied, so that it outlives the next step."""
+    """Snapshot at the end of a step, without weights and optimizer; a copy that the next step does not change."""
 
     step: int
-    """Steps behind it, >= 0."""
+    """Number of steps done, >= 0."""
     said: Mapping[str, Json]
-    """For `state.json`."""
+    """Metadata for `state.json`."""
     counted: TrainerState
-    """Of transformers."""
+    """Trainer state of transformers."""
     schedule: object
     randoms: list[Tensors]
-    """The random generators of each process."""
+    """States of the random generators, one entry per process."""
     order: torch.Tensor
-    """Of the generator that orders the tasks, where the epoch begins in which the next step is."""
+    """State of the task sampler's generator, at the start of the epoch of the next step."""
 
     def write(self, folder: Path, learned: Tensors) -> None:
-        """Write it with `learned`, weights and optimizer, as `folder/NNNNNN`.
+        """Write the snapshot, with weights and optimizer in `learned`, as `folder/NNNNNN`.
 
         Raises:
-            ConfigError: that cannot be written.
+            ConfigError: the state cannot be written.
         """
 
         telling = partial(writing, "folder", folder, "the run's state", ", then --resume")
 
         def fill(made: Path) -> None:
             own = {"schedule": self.schedule, "randoms": self.randoms, "order": self.order}
-            with telling():  # before what is torn is removed: the cause of torch's error is looked for there
+            # Errors of torch are explained here, because the search for their cause needs the unfinished folder.
+            with telling():
                 torch.save({**learned, **own}, made / TENSORS)
             (made / SAID).write_text(json.dumps(self.said) + "\n", encoding="utf-8")
             (made / STEPS).write_text(json.dumps(asdict(self.counted)) + "\n", encoding="utf-8")
@@ -81,65 +84,70 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One that was found whole."""
+    """State on disk, with complete files."""
 
     folder: Path
     said: Mapping[str, str]
-    """What the run said of itself, by who said it: JSON."""
+    """Metadata of the run as JSON texts, by origin: `parts` and `run`."""
     step: int
     policy_step: int
     processes: int
 
     def tensors(self) -> dict[str, object]:
-        """Weights, optimizer, schedule and random generators, on the CPU."""
+        """Load weights, optimizer, learning rate schedule and random generators to the CPU."""
         found: dict[str, object] = torch.load(self.folder / TENSORS, map_location="cpu", weights_only=True)
         return found
 
 
 def newest(folder: Path, tell: Callable[[str], None] = log.warning) -> State | None:
-    """The newest whole state in `folder`; None: there is none. `tell` is given a line about each that is damaged."""
+    """Return the newest complete state in `folder`, or None. The warning callback receives a line per damaged state."""
     found = newest_whole(states_in(folder), tell)
     return None if found is None else _read(found)
 
 
 @contextmanager
 def taken(folder: RunFolder, settings: str, resume: bool, main: bool = True) -> Iterator[State | None]:
-    """Have a run's folder for this process, new or cut back to its newest whole state; and that state, None where the
-    run begins. Processes that train together have the main one's folder; the others only read.
+    """Open a run's folder for this process, and yield its newest complete state, or None if the run begins.
+
+    The folder is new, or it is cut back to the step of that state. Only the main process of a training locks and
+    changes the folder; the others read it.
 
     Raises:
-        ConfigError: another process is at work on it, or it holds what may not be replaced or resumed.
+        ConfigError: another process has locked the folder, or its content may not be replaced or resumed.
     """
     if not main:
         yield newest(folder.states) if resume and folder.begun else None
         return
-    with folder.held():  # before anything in it is removed, or believed
+    # Lock the folder before anything in it is read or removed.
+    with folder.held():
         going_on = resume and folder.begun
         if not going_on:
             folder.create(settings)
         else:
             check_same_settings(folder.path, settings)
         state = newest(folder.states) if going_on else None
-        if going_on:  # without a state it was stopped before it saved the first
+        # Without a state, the run was stopped before its first one was saved, and starts at step 0.
+        if going_on:
             folder.reopen(settings, state.step if state else 0, state.policy_step if state else 0)
         yield state
 
 
 def states_in(folder: Path) -> list[Path]:
-    """The folders of states, oldest first."""
+    """Return the folders of states, oldest first."""
     return sorted(place for place in folder.glob("[0-9]" * 6) if place.is_dir())
 
 
 def memories(folder: Path, part: str) -> Iterator[str]:
-    """What a part of the main process remembers in each state that can be read, oldest first, as JSON."""
+    """Yield the saved state of a part of the main process from each readable state, oldest first, as JSON."""
     for place in states_in(folder):
-        with suppress(OSError, ValueError, KeyError):  # it is being removed, or damaged
+        # A state may be damaged, or another thread may be removing it.
+        with suppress(OSError, ValueError, KeyError):
             said = json.loads((place / SAID).read_text(encoding="utf-8"))["said"]
             yield json.loads(said["parts"])[part][0]
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Leave the newest `keep` states."""
+    """Remove all but the newest `keep` states."""
     keep_newest(states_in(folder), keep)
 
 
@@ -154,7 +162,8 @@ def _read(place: Path) -> State:
 
 
 def generators() -> Tensors:
-    """The random generators of this process, copied."""
+    """Return a copy of the states of this process's random generators."""
+    # `torch.load` with `weights_only` accepts no array of numpy, so its keys become a tensor.
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -165,7 +174,7 @@ def generators() -> Tensors:
 
 
 def restore_generators(saved: Tensors) -> None:
-    """Put the random generators of this process where `generators` found them."""
+    """Restore the random generators of this process to the states that `generators` returned."""
     python, cpu, devices, numbers = (saved[name] for name in ("python", "torch", "devices", "numpy"))
     assert isinstance(python, tuple)
     assert isinstance(numbers, tuple)
@@ -179,8 +188,11 @@ def restore_generators(saved: Tensors) -> None:
 
 
 def copied(value: object, keep: bool = True) -> object:
-    """`value` with every tensor in it copied to the CPU's memory, whole; where some are in parts, all processes call
-    this together. Without `keep`, which spares memory where another process keeps them, none is."""
+    """Return `value` with each tensor in it copied to CPU memory, gathered from its shards.
+
+    With sharded tensors, all processes call this together. Without `keep`, tensors become None, which saves memory if
+    another process keeps them.
+    """
     if isinstance(value, torch.Tensor):
         made = whole(value.detach())
         return made.to("cpu", copy=True) if keep else None
@@ -192,9 +204,10 @@ def copied(value: object, keep: bool = True) -> object:
 
 
 def learned_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The weights that training changes, by name, and the buffers that a checkpoint would have: not copied."""
+    """Return the weights that training changes, and the buffers that a checkpoint would hold, by name; not copied."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     frozen = {name for name, _ in model.named_parameters(remove_duplicate=False)} - weights.keys()
+    # `state_dict` leaves out buffers that are not persistent.
     kept = model.state_dict()
     buffers = {name: kept[name] for name, _ in model.named_buffers() if name in kept and name not in frozen}
     return weights | buffers
@@ -202,10 +215,10 @@ def learned_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def relearn(model: PreTrainedModel, saved: object) -> None:
-    """Give `model` the weights of `learned_of`.
+    """Load weights that `learned_of` returned into `model`.
 
     Raises:
-        ConfigError: it has others.
+        ConfigError: the model trains other weights.
     """
     assert isinstance(saved, dict)
     own = learned_of(model)
@@ -216,8 +229,11 @@ def relearn(model: PreTrainedModel, saved: object) -> None:
 
 
 def different(mine: object, saved: object, name: str = "") -> str:
-    """Where `mine` is not `saved`, bit for bit, in names with dots between; "": nowhere. `saved` is on the CPU; one
-    tensor at a time is copied there. Where some are in parts, all processes call this together."""
+    """Return the dotted name of the first bitwise difference between `mine` and `saved`, or "" if they are equal.
+
+    `saved` is on the CPU; one tensor of `mine` at a time is copied there. With sharded tensors, all processes call this
+    together.
+    """
     if isinstance(mine, torch.Tensor) and isinstance(saved, torch.Tensor):
         here = whole(mine.detach()).cpu()
         same = here.dtype == saved.dtype and here.shape == saved.shape
@@ -233,5 +249,5 @@ def different(mine: object, saved: object, name: str = "") -> str:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A NaN is not equal to itself, its bits are."""
+    """Return the bytes of a tensor, because a NaN is not equal to itself, but its bytes are."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""What the trainer holds of the step at hand."""
+"""Data of the current step: rollouts, their credit, and their log probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,42 +13,42 @@ from repl_rl.trainer.correction import Gap
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """The rollouts of a step on this process, and what they earned."""
+    """Rollouts of a step on this process, with their advantages and credit."""
 
     trajectories: tuple[Trajectory, ...]
-    """As they were played."""
+    """Trajectories as they were played."""
     learned: tuple[Trajectory, ...]
-    """The same, as training sees them: see `StopPolicy`."""
+    """The same trajectories after the `StopPolicy`, as training uses them."""
     rows: tuple[Trajectory, ...]
-    """Those of the update, B of them: `learned`, then what was sampled for host functions and is trained, then idle
-    ones that fill it up."""
+    """Rows of the update, B of them: `learned`, then trained children and alternatives, then idle rows as padding."""
     advantages: Tensor
-    """Of each token, float32, shape (B, T)."""
+    """Advantage of each token, float32, (B, T)."""
     credit: tuple[tuple[Sequence[float], Sequence[float]], ...]
-    """Rewards and advantages of the lines of each rollout."""
+    """Rewards and advantages of the lines, one pair per rollout."""
     metrics: dict[str, float]
-    """How line rewards stand to outcomes, and lengths to both, over all processes."""
+    """Metrics of reward shaping, lengths, groups and curriculum, over all processes."""
     named: dict[str, float]
-    """Mean sum of a rollout's line rewards, by who gave them, over all processes."""
+    """Mean sum of a rollout's line rewards per name of a reward, over all processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the trainer's policy makes of these rollouts, and how far that is from the sampler's."""
+    """Log probabilities of these rollouts under the trainer's policy, and their mismatch with the sampler's."""
 
     gap: Gap
     logprobs: Tensor
-    """Of each token, nats, float32 on the CPU, shape (B, T)."""
+    """Log probability of each token, nats, float32 on the CPU, (B, T)."""
     metrics: dict[str, float]
-    """Metrics of shared prefixes and of the age of lines, by name; empty without either."""
+    """Metrics of prefix sharing and staleness, by name; empty without either."""
 
 
 def line_credits(state: StepState, scored: Scored) -> list[tuple[LineCredit, ...]]:
-    """What each line of this process's rollouts was worth in the step."""
+    """Return the credit of each line of this process's rollouts in the step."""
+    # The first rows of the update are the rollouts themselves.
     rows = zip(state.learned, state.credit, scored.logprobs[: len(state.learned)].tolist(), strict=True)
     return [line_credit(t, *credit, logprobs[: len(t.completion_ids)]) for t, credit, logprobs in rows]
 
 
 def outcome(trajectory: Sequence[Trajectory], **_: object) -> list[float | None]:
-    """TRL's reward function: the outcome of each rollout; None leaves it out of every baseline."""
+    """Return the outcome of each rollout, as TRL's reward function; None leaves a rollout out of every baseline."""
     return [t.outcome if t.trainable else None for t in trajectory]

@@ -1,4 +1,4 @@
-"""Steps of which groups are left to learn from: what they play, which is taken next, and what is kept with the run."""
+"""In-flight steps of async rollouts: their groups, the group to take next, and their state in a checkpoint."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,54 +13,56 @@ from repl_rl.trainer.source import AheadSource, WindowedSource, check_rollouts
 
 
 class StepShape(NamedTuple):
-    """What every step of a run is made of."""
+    """Sizes that all steps of a run have in common."""
 
     groups: int
     size: int
-    """Rollouts of a group."""
+    """Number of rollouts per group."""
     optimizer_steps: int
 
     def rollouts(self, group: int) -> range:
-        """Numbers of a group's rollouts in its step. Groups are counted over all steps of the run."""
+        """Return the numbers of a group's rollouts in its step; groups are numbered over all steps of the run."""
         first = group % self.groups * self.size
         return range(first, first + self.size)
 
 
 class _Saved(NamedTuple):
-    """A step, as a run that is gone on with had it under way."""
+    """In-flight step from the checkpoint of a resumed run."""
 
     tasks: list[str]
     finished: Mapping[int, Trajectory]
     learned: Sequence[int]
-    """Groups that have been learned from, by their number in the step."""
+    """Groups that were trained on, by their number in the step."""
 
 
 class UnderWay:
-    """The groups of steps that have begun, until they are taken."""
+    """Groups of all steps that have started, until they are taken."""
 
     def __init__(self, source: AheadSource, shape: StepShape, window: Window, saved: Mapping[int, _Saved]) -> None:
-        """`saved` are those steps to come that had begun in a run that is gone on with: see `opened`."""
+        """`saved` holds the later steps that were in flight when a resumed run was saved; see `opened`."""
         self._source, self._shape, self._window, self._saved = source, shape, window, dict(saved)
         self._begun: dict[int, list[str]] = {}
-        """The tasks of each step, a rollout each."""
+        """Task ids per step, one per rollout."""
 
     @classmethod
     def opened(cls, source: AheadSource, shape: StepShape, width: int, memory: str, now: int) -> Self:
-        """As a run had them before step `now`: steps before it of which groups are left begin again at once.
+        """Restore the in-flight steps of a run at step `now`; earlier steps with groups left start again at once.
 
         Args:
-            source: what plays.
-            shape: of each step.
-            width: of the window of groups that may be taken; above 1, `source` is a `WindowedSource`.
-            memory: as `UnderWay.memory` gave it, or `{}`.
-            now: the step that is learned from next.
+            source: source that plays the rollouts.
+            shape: sizes of each step.
+            width: width of the window of groups that may be taken; above 1, `source` is a `WindowedSource`.
+            memory: value that `UnderWay.memory` returned, or `{}`.
+            now: the step that is trained on next.
         """
         saved: dict[int, _Saved] = {}
         for step, told in json.loads(memory).items():
             finished = {int(n): from_record(record).trajectory for n, record in told["finished"].items()}
-            learned = told.get("learned", ())  # states of before there were windows have none
+            # Checkpoints from before windows existed lack this field.
+            learned = told.get("learned", ())
             saved[int(step)] = _Saved(told["tasks"], finished, learned)
         first = min([now, *saved])
+        # A step before `now` that was not saved has no group left.
         taken = [
             step * shape.groups + group
             for step in range(first, max([now, *saved]) + 1)
@@ -73,7 +75,7 @@ class UnderWay:
         return under_way
 
     def begin(self, step: int, tasks: Callable[[], Sequence[str]]) -> None:
-        """A step begins: with what a run that is gone on with had of it, or anew with `tasks`, a rollout each."""
+        """Start a step with its state from the resumed run, or else with `tasks`, one per rollout."""
         self._go_on(step, self._saved.pop(step) if step in self._saved else _Saved(list(tasks()), {}, ()))
 
     def _go_on(self, step: int, saved: _Saved) -> None:
@@ -82,9 +84,9 @@ class UnderWay:
             self._source.begin(saved.tasks, self._policy_step(step), saved.finished)
 
     def take(self, now: int) -> list[Trajectory]:
-        """The rollouts of as many groups as a step takes, of which none is left then; in the order of their beginning.
+        """Take as many groups as a step has, and return their rollouts in the order in which the groups started.
 
-        Of step `now` and those before it nothing is kept but what is left: no step after it takes their tasks again.
+        Steps up to `now` are then dropped, unless they have groups left: no later step takes their tasks again.
         """
         taken = sorted(self._taken() for _ in range(self._shape.groups))
         by_step = groupby(taken, lambda group: group // self._shape.groups)
@@ -96,17 +98,17 @@ class UnderWay:
         return step * self._shape.optimizer_steps
 
     def _left(self, step: int) -> Sequence[int]:
-        """Groups of it that are not taken."""
+        """Return the groups of a step that are not taken."""
         return self._window.left(step * self._shape.groups, self._shape.groups)
 
     @property
     def _windowed(self) -> WindowedSource:
-        """Who can tell which groups have ended; asked where there is a window."""
+        """Source that reports which groups have ended; used only with a window of more than one group."""
         assert isinstance(self._source, WindowedSource)
         return self._source
 
     def _taken(self) -> int:
-        """The next group: the oldest, or with a window the first that has ended, which is waited for."""
+        """Take the next group: the oldest one, or with a window the first one that ends."""
         open_ = self._window.open((max(self._begun) + 1) * self._shape.groups)
         number = 0
         if self._window.width > 1:
@@ -116,11 +118,12 @@ class UnderWay:
         return open_[number]
 
     def _rollouts(self, step: int, groups: Sequence[int]) -> list[Trajectory]:
-        """Those of groups that `step` began with, which have been taken."""
+        """Return the rollouts of groups of `step` that have been taken."""
         tasks, policy_step = self._begun[step], self._policy_step(step)
         numbers = [number for group in groups for number in self._shape.rollouts(group)]
         ended = self._windowed.ended(policy_step) if self._left(step) else {}
-        if not all(number in ended for number in numbers):  # none is left, or something failed under all of them
+        # No group of the step is left, or an error ended all its rollouts: `collect` returns them, or raises the error.
+        if not all(number in ended for number in numbers):
             whole = self._source.collect(tasks, policy_step)
             check_rollouts(whole, tasks, policy_step)
             ended = dict(enumerate(whole))
@@ -129,13 +132,14 @@ class UnderWay:
         return played
 
     def memory(self) -> str:
-        """As JSON: the steps that have begun, their rollouts that have ended, and which groups were taken."""
+        """Return the in-flight steps, their finished rollouts and their taken groups, as JSON."""
         return json.dumps({step: self._told(step, tasks) for step, tasks in self._begun.items()})
 
     def _told(self, step: int, tasks: Sequence[str]) -> Mapping[str, object]:
         left = self._left(step)
         finished = self._source.finished(self._policy_step(step)) if left else {}
-        # Of a workspace a record has the name alone: a child's is not found by its task.
+        # A record holds only the name of a workspace, and a child's workspace cannot be found by its task. So rollouts
+        # with such children run again.
         kept = {n: t for n, t in finished.items() if all(child.workspace is None for child in t.children)}
         learned = [n for n in range(self._shape.groups) if step * self._shape.groups + n not in left]
         return {"tasks": tasks, "finished": {n: to_record(Credited(t)) for n, t in kept.items()}, "learned": learned}

@@ -1,4 +1,4 @@
-"""The trainer's weights on their way to the rollout source."""
+"""Weight sync: the trainer writes its weights to a folder, and the rollout source loads them."""
 
 import os
 import shutil
@@ -24,41 +24,43 @@ from repl_rl.trainer.source import RolloutSource
 
 _PREFIX = "repl_rl-weights-"
 WEIGHTS = "model.safetensors"
-"""The file in their folder."""
+"""Name of the file in a folder of weights."""
 _HEADER = 16 << 20
-"""Room for the names in a file of weights, bytes."""
+"""Additional room for the names in a file of weights, bytes."""
 SHARED = Path("/dev/shm")
 
 Tell = Callable[[str], None]
-"""Given a line about something that is done in a slower way than usual."""
+"""Callback for one line of text about a fallback to a slower method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """Another way for the weights, where the first one fills up while the run goes on."""
+    """Fallback folder of the weights, in case the first one fills up during the run."""
 
     opened: Callable[[], Path]
-    """Makes its folder."""
+    """Function that creates the folder."""
     tell: Tell
 
 
 class Sync:
-    """Stands where TRL expects its vLLM: TRL calls `sync_weights` whenever it would refresh its own engine."""
+    """Weight sync in place of TRL's vLLM client: TRL calls `sync_weights` whenever it would update its own engine."""
 
     def __init__(self, trainer: GRPOTrainer, source: RolloutSource, folder: Path, by_turns: bool = False) -> None:
-        """`by_turns`: through two folders in `folder`, by turns. While an engine samples, one that died is opened again
-        with the weights that it had, whatever is being written."""
+        """With `by_turns`, syncs alternate between two folders in `folder`.
+
+        Async rollouts need this: a crashed engine can restart with its last weights while new ones are written.
+        """
         self.trainer = trainer
         self.source = source
         self.folder = folder
         self._by_turns, self._turn = by_turns, 0
         self.spare: Spare | None = None
-        """Taken once; None: there is no other way, or it is taken."""
+        """Fallback folder, used once; None if it is used or does not exist."""
         self.elapsed_s = 0.0
-        """Wall clock of all syncs so far."""
+        """Wall clock seconds of all syncs so far."""
 
     def sync_weights(self) -> None:
-        """Hand the current weights to the rollout source; on every process, from the main process's folder."""
+        """Give the current weights to the rollout source; all processes load them from the main process's folder."""
         start = time.perf_counter()
         accelerator = self.trainer.accelerator
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
@@ -66,8 +68,9 @@ class Sync:
         if accelerator.is_main_process:
             self._save(accelerator.unwrap_model(self.trainer.model_wrapped), state)
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # what the update has left in PyTorch's hands is no room for a vLLM that wakes
-        # Also the barrier that keeps the others from reading before it is written.
+            # Release cached memory of the update, so that a vLLM that wakes up has room.
+            torch.cuda.empty_cache()
+        # The broadcast is also a barrier: no process reads the folder before it is written.
         (folder,) = broadcast_object_list([str(self._place)])
         self.source.load_weights(Path(folder), self.trainer.state.global_step)
         self.elapsed_s += time.perf_counter() - start
@@ -83,7 +86,8 @@ class Sync:
         except EngineError as error:
             if self.spare is None:
                 raise
-            (self._place / WEIGHTS).unlink(missing_ok=True)  # what was torn takes room from others
+            # The unfinished file would take room from other programs.
+            (self._place / WEIGHTS).unlink(missing_ok=True)
             spare, self.spare = self.spare, None
             self.folder = spare.opened()
             spare.tell(f"weights take {self.folder.parent} on their way to the engine from now on: {error}")
@@ -92,20 +96,20 @@ class Sync:
 
 
 def size_of(model: PreTrainedModel) -> int:
-    """Bytes of the weights of `model`."""
+    """Return the bytes of all weights and buffers of `model`."""
     return sum(int(weight.nbytes) for weights in (model.parameters(), model.buffers()) for weight in weights)
 
 
 def room_for(size: int, places: Sequence[Path] | None = None, free: Callable[[Path], int] | None = None) -> Path:
-    """The first of `places` that takes `size` bytes: memory, where the system offers that, or else temporary files.
+    """Return the first of `places` with room for `size` bytes: memory if the system offers it, or temporary files.
 
     Args:
-        size: of the weights, bytes.
-        places: folders, best first; None: /dev/shm and the temporary folder.
-        free: bytes left in one of them; None: what the system says.
+        size: bytes of the weights.
+        places: folders, best first; None means /dev/shm and the temporary folder.
+        free: returns the free bytes of a folder; None means those that the system reports.
 
     Raises:
-        ConfigError: none of them does.
+        ConfigError: no folder has room.
     """
     left = free or _left
     usable = [place for place in places or (SHARED, Path(tempfile.gettempdir())) if os.access(place, os.W_OK)]
@@ -123,13 +127,13 @@ def _left(place: Path) -> int:
 
 @contextmanager
 def weights_folder(size: int, tell: Tell | None = None, room: Callable[[int], Path] = room_for) -> Iterator[Path]:
-    """A private folder for `size` bytes of weights on their way to the engine, in memory where there is room for them.
+    """Yield a private folder for weight syncs of `size` bytes, in memory if that has room.
 
-    It is removed at the end; what a killed process left behind is removed at the next start. `tell` is given a line
-    if memory is there and too small. `room` finds the place.
+    The folder is removed at the end; folders of killed processes are removed at the next start. The warning callback
+    receives a line if memory exists but is too small. `room` finds the place.
 
     Raises:
-        ConfigError: there is no room anywhere.
+        ConfigError: no folder has room.
     """
     root = room(size)
     if root != SHARED and os.access(SHARED, os.W_OK) and tell is not None:
@@ -140,8 +144,10 @@ def weights_folder(size: int, tell: Tell | None = None, room: Callable[[int], Pa
 
 @contextmanager
 def spare_folder(weights: Path, tell: Tell) -> Iterator[Spare | None]:
-    """A way through temporary files for weights whose folder is in memory; None: `weights` is not. What it made is
-    removed at the end."""
+    """Yield a fallback through temporary files if `weights` is in memory, or else None.
+
+    A folder that the fallback has created is removed at the end.
+    """
     if SHARED not in weights.parents:
         yield None
         return
@@ -150,12 +156,12 @@ def spare_folder(weights: Path, tell: Tell) -> Iterator[Spare | None]:
 
 
 def save_weights(model: PreTrainedModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write `state`, the weights of `model`, to `folder/model.safetensors` as its checkpoint names them.
+    """Write `state`, the weights of `model`, to `folder/model.safetensors` under the names of its checkpoint.
 
-    Tied weights are written once, adapters as part of what they adapt.
+    Tied weights are written once, and adapters are merged into their layers.
 
     Raises:
-        EngineError: they could not be written.
+        EngineError: the weights cannot be written.
     """
     bare = model.get_base_model() if is_peft_model(model) else model
     weights = {name: w.detach().contiguous() for name, w in as_stored(bare, merged(dict(state), model)).items()}

@@ -1,4 +1,4 @@
-"""What runs inside a sandbox: a fork server, one small supervisor and one Jupyter kernel a console.
+"""Programs that run inside a sandbox: a fork server, and per console one small supervisor and one Jupyter kernel.
 
-It imports nothing of `repl_rl`. Its kernel is an ordinary one too: `python -m repl_kernel -f CONNECTION_FILE`.
+They import nothing of `repl_rl`. The kernel is an ordinary one, too: `python -m repl_kernel -f CONNECTION_FILE`.
 """

@@ -1,6 +1,6 @@
-"""The console as an ordinary Jupyter kernel: `python -m repl_kernel -f CONNECTION_FILE [--sealed]`.
+"""Console as an ordinary Jupyter kernel: `python -m repl_kernel -f CONNECTION_FILE [--sealed]`.
 
-`--sealed`: give up every capability and most system calls first, for a kernel that is started inside a sandbox.
+With `--sealed` it first gives up every capability and most system calls, for a kernel that starts inside a sandbox.
 """
 
 import argparse
@@ -42,12 +42,13 @@ def _echo(socket: Socket) -> None:
     """Send every heartbeat back, also while a line computes."""
     try:
         zmq.proxy(socket, socket)
-    except zmq.ZMQError:  # the kernel ends
+    except zmq.ZMQError:
+        # The kernel ends.
         return
 
 
 def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> JupyterKernel:
-    """The kernel of a connection file, listening."""
+    """Create the kernel of a connection file, listening."""
     with open(arguments.file) as file:
         connection = json.load(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,9 +57,11 @@ def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> J
     kernel = JupyterKernel()
     key = connection["key"].encode()
     context: zmq.Context[Socket] = zmq.Context()
+    # The control thread has its own context, which it ends without the other sockets.
     beside: zmq.Context[Socket] = zmq.Context()
     iopub = beside.socket(zmq.XPUB)
-    iopub.xpub_manual = True  # a client hears nothing before its welcome
+    # A client receives nothing before its welcome.
+    iopub.xpub_manual = True
     _bind(iopub, connection, "iopub_port")
     control = _bind(beside.socket(zmq.ROUTER), connection, "control_port")
     shell = _bind(context.socket(zmq.ROUTER), connection, "shell_port")

@@ -1,4 +1,4 @@
-"""How a forked process becomes an isolated console: user, namespaces, mounts, privileges, limits, then its kernel."""
+"""Start of a console in a forked process: user, namespaces, mounts, privileges and limits, then its kernel."""
 
 import os
 import random
@@ -21,27 +21,27 @@ from repl_kernel.keeper import READY, Place
 from repl_kernel.kernel import ReplKernel
 
 CONSOLE_UID = 1000
-"""Of a console, as it sees itself."""
+"""User id of a console, as it sees itself."""
 _NAMESPACES = system.CLONE_NEWNS | system.CLONE_NEWIPC | system.CLONE_NEWUTS | system.CLONE_NEWCGROUP
 _MIB = 1 << 20
 _OUTPUT_SLACK_BYTES = 4 * _MIB
 _OUR_PROCESSES = 3
-"""The supervisor and two threads of the kernel's socket library."""
+"""Processes and threads that are not the program's: the supervisor and two threads of the kernel's socket library."""
 _SENDING_MS = 1000
 _TCP_BUFFER_BYTES = "4096 65536 131072"
-"""Least, first and largest size of the buffer of a TCP socket."""
+"""Minimum, initial and maximum buffer size of a TCP socket."""
 _FILTER = seccomp.program()
-"""Made once, by the fork server: a console may not be able to read the list."""
+"""seccomp filter of a console. The fork server makes it once, because a console may not be able to read the list."""
 _STATION_FILTER = seccomp.program(allowed=("unshare", "mount"))
-"""Of a process in which a workspace was made: its children still have to leave its namespaces. They add `_FILTER`."""
+"""seccomp filter of a workspace process, whose children must still leave its namespaces. They add `_FILTER`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the host asks for."""
+    """Request of the host."""
 
     uid: int
-    """Outside user id of the console; 0: the fork server's own."""
+    """User id of the console outside. 0 means that of the fork server."""
     cpu_s: float
     memory_mb: int
     output_bytes: int
@@ -50,16 +50,16 @@ class Request:
     disk_mb: int
     inodes: int
     prepares: bool = False
-    """It is no console that is asked for, but a process in which a workspace is made, to fork consoles from."""
+    """True to request a workspace process, which makes a workspace and forks consoles, instead of a console."""
 
 
 def fork_first() -> int:
-    """As `os.fork`; the child is process 1 of a new process namespace. The fork server must be root.
+    """Fork as `os.fork` does, with the child as the first process of a new namespace. The fork server must be root.
 
-    One fork less than to unshare in a child and to fork again, which is a fifth of what a birth costs.
+    This needs one fork less than unshare in a child and a second fork, which is a fifth of the cost of a start.
 
     Raises:
-        OSError: no further namespace can be had; nothing was forked.
+        OSError: no further namespace is available; nothing was forked.
     """
     pid = -1
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -68,7 +68,8 @@ def fork_first() -> int:
         try:
             pid = os.fork()
         finally:
-            if pid:  # not in the child: it is where it belongs
+            if pid:
+                # Only the parent returns to its own namespace.
                 system.enter(own, system.CLONE_NEWPID)
     finally:
         os.close(own)
@@ -76,24 +77,26 @@ def fork_first() -> int:
 
 
 def isolate(request: Request, kept: Sequence[str]) -> Place:
-    """Leave every namespace of the fork server. Returns in process 1 of the new ones.
+    """Leave every namespace of the fork server. Return in process 1 of the new namespaces.
 
-    `kept`: what of the folders that the console gets for itself must be seen in them all the same.
+    `kept`: paths in the console's private folders that must stay visible.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     output_bytes = _OUTPUT_SLACK_BYTES + 4 * request.output_bytes
     sizes = mounts.Sizes(request.uid, request.disk_mb, request.inodes, output_bytes)
     if request.uid:
-        # As root: mounts first, because a user namespace may not mount a /proc where bubblewrap has covered parts.
+        # As root, mount first: a user namespace may not mount a /proc of which bubblewrap has covered parts.
         system.unshare(_NAMESPACES)
         mounts.mount_own(sizes, kept)
         proc = mounts.open_proc(sealed=not request.prepares)
         os.setgroups([])
         os.setresgid(request.uid, request.uid, request.uid)
         os.setresuid(request.uid, request.uid, request.uid)
-        system.set_dumpable(True)  # else the files in /proc/self belong to root
+        # Otherwise the files in /proc/self belong to root.
+        system.set_dumpable(True)
         _enter_user_namespace(system.CLONE_NEWNET, proc)
     else:
+        # Without root, only a user namespace allows the mounts. Fork afterwards to enter the new process namespace.
         outside = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         _enter_user_namespace(_NAMESPACES | system.CLONE_NEWPID | system.CLONE_NEWNET, outside)
         os.close(outside)
@@ -108,7 +111,7 @@ def isolate(request: Request, kept: Sequence[str]) -> Place:
 
 
 def _enter_user_namespace(others: int, proc: int) -> None:
-    """Move into a new user namespace, and into `others`, which belong to it. `proc`: a /proc that can be written to."""
+    """Move into a new user namespace, and into its namespaces `others`. `proc`: descriptor of a writable /proc."""
     uid, gid = os.getuid(), os.getgid()
     system.unshare(system.CLONE_NEWUSER | others)
     maps = {"setgroups": "deny", "uid_map": f"{CONSOLE_UID} {uid} 1", "gid_map": f"{CONSOLE_UID} {gid} 1"}
@@ -117,7 +120,7 @@ def _enter_user_namespace(others: int, proc: int) -> None:
 
 
 def _bound_sockets(proc: int) -> None:
-    """Make the buffers of the console's sockets small: the memory of TCP is limited for the whole machine only."""
+    """Limit the buffers of the console's sockets, because the memory of TCP has only a limit for the whole machine."""
     for name in ("tcp_rmem", "tcp_wmem"):
         _write(proc, f"sys/net/ipv4/{name}", _TCP_BUFFER_BYTES)
 
@@ -129,9 +132,9 @@ def _write(proc: int, name: str, text: str) -> None:
 
 
 def renounce(station: bool = False, *, keep_network: bool = False) -> None:
-    """No capability, no way to gain one, and only the system calls of a computation; a `station` may fork consoles.
+    """Give up all capabilities, all ways to gain one, and all system calls that a computation does not need.
 
-    `keep_network`: as for `system.drop_capabilities`.
+    `station`: the process may still fork consoles. `keep_network`: as in `system.drop_capabilities`.
     """
     system.drop_capabilities(keep_network=keep_network)
     system.no_new_privileges()
@@ -139,9 +142,9 @@ def renounce(station: bool = False, *, keep_network: bool = False) -> None:
 
 
 def raise_loopback(place: Place) -> None:
-    """Bring up the loopback interface, then give up the right to; in the supervisor, while its console is being born.
+    """Bring up the loopback interface, then give up the right to. The supervisor does this while its console starts.
 
-    The kernel may take milliseconds on a busy machine, which a console would otherwise wait for.
+    The Linux kernel may take milliseconds on a busy machine, and the console would otherwise wait for them.
     """
     system.raise_loopback()
     system.drop_the_last()
@@ -156,10 +159,11 @@ def _await_loopback(place: Place) -> None:
 
 
 def expose() -> Place:
-    """A folder of the machine itself: for the `unsafe` sandbox."""
+    """Return a folder of the machine itself, for the `unsafe` sandbox."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     system.adopt_orphans()
-    os.setpgid(0, 0)  # whoever ends the group of a station must not end the supervisors of its consoles
+    # A signal to the process group of a workspace process must not end the supervisors of its consoles.
+    os.setpgid(0, 0)
     folder = tempfile.mkdtemp(prefix="repl-rl-")
     scratch = os.path.join(folder, "scratch")
     os.mkdir(scratch, 0o700)
@@ -167,7 +171,7 @@ def expose() -> Place:
 
 
 def open_capture(request: Request, place: Place, isolated: bool) -> Capture:
-    """The file that takes what the console prints."""
+    """Open the file that receives the console's output."""
     if isolated:
         return Capture(place.folder, request.output_bytes)
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else place.folder
@@ -185,14 +189,14 @@ def become_console(
     isolated: bool,
     prepared: workspace.Prepared | None,
 ) -> None:
-    """Make `kernel` the kernel of this process, tell the host, and set the limits.
+    """Make `kernel` the kernel of this process, report that to the host, and set the limits.
 
-    `key`: the console's HMAC key, which the host sends to this process only: what the fork server knew, later consoles
-    could read in their own memory.
+    `key`: the console's HMAC key. The host sends it to this process only, because every later console could read in its
+    own memory what the fork server knows.
 
-    SIGINT stays ignored, as in the fork server, until `kernel` serves: the host may ask for it from READY on.
+    SIGINT stays ignored, as in the fork server, until `kernel` serves: the host may send it from READY on.
 
-    `prepared`: what this process was forked with; None: its console starts empty.
+    `prepared`: workspace that this process was forked with; None means that its console starts empty.
     """
     _settle(capture, place)
     if prepared is not None:
@@ -200,14 +204,17 @@ def become_console(
         os.close(prepared.scratch)
     if prepared is not None and prepared.random_state is not None:
         random.setstate(prepared.random_state)
-    elif "numpy.random" in sys.modules:  # `random` seeds itself after a fork; numpy does when it is first asked for
+    elif "numpy.random" in sys.modules:
+        # `random` seeds itself after a fork, but numpy only at its import.
         sys.modules["numpy.random"].seed()
     _start(kernel, key, capture, place, prepared.console if prepared else Console())
+    # READY also means that the loopback interface is up.
     _await_loopback(place)
     connection.send(READY)
     connection.close()
     for kind, pair in _limits(request, isolated).items():
         _, hard = resource.getrlimit(kind)
+        # A process cannot raise a hard limit.
         ceiling = pair[1] if hard == resource.RLIM_INFINITY else min(pair[1], hard)
         resource.setrlimit(kind, (min(pair[0], ceiling), ceiling))
 
@@ -215,10 +222,10 @@ def become_console(
 def become_station(
     request: Request, capture: Capture, place: Place, isolated: bool, content: bytes
 ) -> workspace.Prepared:
-    """Make a workspace in this process, within the limits of a console, and leave nothing that its children share.
+    """Make a workspace in this process, within the limits of a console, and keep nothing that its children would share.
 
     Raises:
-        Refused: it cannot be made.
+        Refused: the workspace cannot be made.
     """
     _await_loopback(place)
     outside = os.environ.get("TMPDIR", "/tmp")
@@ -226,10 +233,12 @@ def become_station(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with _limited(_limits(request, isolated)):
         prepared = workspace.make(content)
-    if isolated:  # nobody counts what a workspace has left running here, and no console would see it
+    if isolated:
+        # Processes that the workspace left running would not be counted, and no console would see them.
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-    os.environ["TMPDIR"] = outside  # where consoles without namespaces get their folders: not in this one's
+    # Consoles without namespaces must not make their folders in this process's folder.
+    os.environ["TMPDIR"] = outside
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     capture.leave()
@@ -237,13 +246,14 @@ def become_station(
 
 
 def _settle(capture: Capture, place: Place) -> None:
-    """Begin as a process that runs a user's code: a group of its own, no input, its own folder and output."""
+    """Begin as a process that runs user code, with its own process group, folder and output, and without input."""
     os.setsid()
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.chdir(place.scratch)
-    os.environ.pop("HOSTNAME", None)  # set by container engines
+    # Container engines set HOSTNAME.
+    os.environ.pop("HOSTNAME", None)
     os.environ["HOME"] = os.environ["TMPDIR"] = place.scratch
     tempfile.tempdir = None
     capture.install()
@@ -260,11 +270,13 @@ def _start(kernel: ReplKernel, key: bytes, capture: Capture, place: Place, repl:
 
 
 def _limits(request: Request, isolated: bool) -> dict[int, tuple[int, int]]:
-    """What this process may use, soft and hard, on top of what the kernel itself already uses."""
+    """Return the soft and hard limits of this process, on top of the resources that the kernel itself already uses."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
+    # RLIMIT_AS counts the kernel's own address space, too.
     space = used + request.memory_mb * _MIB
     cpu_s = ceil(request.cpu_s)
+    # RLIMIT_NOFILE limits the highest number of a descriptor, not their count.
     highest = max(map(int, os.listdir("/proc/self/fd")))
     limits = {
         resource.RLIMIT_AS: (space, space),
@@ -273,7 +285,8 @@ def _limits(request: Request, isolated: bool) -> dict[int, tuple[int, int]]:
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_MSGQUEUE: (0, 0),
     }
-    if isolated:  # counted a user namespace; outside of one it would count the user's other processes
+    if isolated:
+        # The limit counts per user namespace. Outside of one, it would count the user's other processes.
         limits[resource.RLIMIT_NPROC] = (request.processes + _OUR_PROCESSES,) * 2
     else:
         limits[resource.RLIMIT_FSIZE] = (_file_bytes(request),) * 2
@@ -281,13 +294,13 @@ def _limits(request: Request, isolated: bool) -> dict[int, tuple[int, int]]:
 
 
 def _file_bytes(request: Request) -> int:
-    """The size of a file where no mount bounds it."""
+    """Return the maximum size of a file if no mount limits it."""
     return max(request.disk_mb * _MIB, _OUTPUT_SLACK_BYTES + 4 * request.output_bytes)
 
 
 @contextmanager
 def _limited(limits: dict[int, tuple[int, int]]) -> Iterator[None]:
-    """Keep limits for a while. Only soft ones are set: a hard one would hold for every console that is forked later."""
+    """Set limits within the context. Only soft limits are set, because hard ones would hold for all later consoles."""
     before = {kind: resource.getrlimit(kind) for kind in limits}
     for kind, (soft, _) in limits.items():
         _, hard = before[kind]

@@ -1,7 +1,7 @@
-"""File descriptors 1 and 2 of a console, as one file: whatever writes to them, in order, is read back after each line.
+"""Capture of a console's file descriptors 1 and 2 in one file, in order. It is read after each line.
 
-The file lives in memory and is written in append mode. The reading end is shared with the supervisor, which so finds
-what a console printed before it died.
+The file is in memory and is written in append mode. The supervisor shares the reading end, so it finds the output of a
+console that died.
 """
 
 import io
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from repl_kernel import system
 
 _KEEP_BYTES = 262_144
-"""Consumed storage is given back in steps of this many bytes."""
+"""Size of the steps in which read storage is freed."""
 
 
 def _whole_characters(data: bytes, *, at_start: bool) -> bytes:
-    """`data` without the part of a UTF-8 character that a cut left at one of its ends."""
+    """Return `data` without the part of a UTF-8 character that a cut left at one of its ends."""
     if at_start:
         start = 0
         while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
@@ -33,23 +33,24 @@ def _whole_characters(data: bytes, *, at_start: bool) -> bytes:
 
 @dataclass(frozen=True)
 class Printed:
-    """What was printed since the last look."""
+    """Output since the last read."""
 
     text: str
-    """At most the limit, in UTF-8 bytes: head, marker, tail when there was more."""
+    """Output up to the limit, in UTF-8 bytes. Longer output consists of head, marker and tail."""
     cut: bool
-    """True when the middle was replaced by the marker."""
+    """True if the marker replaced the middle."""
 
 
 class Capture:
-    """The file behind a console's stdout and stderr."""
+    """File behind a console's stdout and stderr."""
 
     def __init__(self, folder: str, limit: int, most: int | None = None) -> None:
-        """
+        """Create the file.
+
         Args:
-            folder: where to make the file.
-            limit: bytes shown a line.
-            most: bytes that it can grow to; None: what a mount of its own has room for, less what is punched out.
+            folder: folder for the file.
+            limit: maximum bytes shown per line.
+            most: maximum size of the file, bytes; None means the room of a separate mount, without the punched holes.
         """
         path = os.path.join(folder, "output")
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -61,13 +62,13 @@ class Capture:
         self._punched = 0
 
     def install(self) -> None:
-        """Make this file the standard output and error of the process, and `sys.stdout` and `sys.stderr` its layers."""
+        """Make this file the standard output and error of the process, and replace `sys.stdout` and `sys.stderr`."""
         self.attach()
         for number, name in ((1, "stdout"), (2, "stderr")):
             old = getattr(sys, f"__{name}__")
             raw = io.FileIO(number, "wb", closefd=False)
             raw.name = f"<{name}>"
-            # Nothing may wait in a buffer: stdout and stderr keep their order, and a forked child prints nothing twice.
+            # Do not buffer, so that stdout and stderr keep their order and a forked child prints nothing twice.
             layer = io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, write_through=True)
             setattr(layer, "mode", "w")  # noqa: B010 - as the interpreter does; typed as read-only
             setattr(sys, name, layer)
@@ -79,7 +80,7 @@ class Capture:
         os.dup2(self._write_fd, 2)
 
     def leave(self) -> None:
-        """Let this process's output go nowhere, and let go of the file: nothing that is forked later can reach it."""
+        """Discard the output of this process and close the file, so that no process forked later can reach it."""
         null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(null, 1)
         os.dup2(null, 2)
@@ -87,17 +88,19 @@ class Capture:
             os.close(descriptor)
 
     def take(self) -> Printed:
-        """What was printed since the last call."""
+        """Return the output since the last call."""
         end = os.fstat(self._write_fd).st_size
         size = end - self._position
         if size == 0:
             return Printed("", False)
-        if size < 0:  # the program truncated its own output
+        if size < 0:
+            # The program truncated its own output.
             self._position = self._punched = os.lseek(self._read_fd, end, os.SEEK_SET)
             return Printed("", False)
         printed = self._read(end)
         self._position = os.lseek(self._read_fd, end, os.SEEK_SET)
-        if self._full is not None and end > self._full:  # a hole leaves it as long as it is
+        if self._full is not None and end > self._full:
+            # A hole does not shorten the file, so truncate it.
             os.ftruncate(self._write_fd, 0)
             self._position = self._punched = os.lseek(self._read_fd, 0, os.SEEK_SET)
         elif end - self._punched > _KEEP_BYTES:
@@ -106,12 +109,12 @@ class Capture:
         return printed
 
     def rest(self) -> Printed:
-        """As `take`, for the supervisor: continues where the console's own reading stopped."""
+        """As `take`, for the supervisor: continue at the position up to which the console has read."""
         self._position = os.lseek(self._read_fd, 0, os.SEEK_CUR)
         return self.take()
 
     def make_room(self) -> None:
-        """Free the middle of what this line printed, so that a traceback can still be written."""
+        """Free the middle of this line's output, so that a traceback can still be written."""
         end = os.fstat(self._write_fd).st_size
         head = self._position + self._limit
         if end - head > self._limit:
@@ -120,7 +123,8 @@ class Capture:
     def _punch(self, start: int, end: int) -> None:
         try:
             system.punch(self._write_fd, start, end)
-        except OSError:  # a file system without holes keeps the storage until the console ends
+        except OSError:
+            # A file system without holes keeps the storage until the console ends.
             return
 
     def _read(self, end: int) -> Printed:
@@ -128,6 +132,7 @@ class Capture:
         if size <= self._limit:
             return Printed(os.pread(self._read_fd, size, self._position).decode("utf-8", "replace"), False)
         marker = f"\n[... {size - self._limit} bytes of output not shown ...]\n".encode()
+        # Head, marker and tail share the limit.
         head_size = (self._limit - len(marker)) // 2
         head = os.pread(self._read_fd, head_size, self._position)
         tail = os.pread(self._read_fd, head_size, end - head_size)

@@ -1,4 +1,4 @@
-"""A whole cell of an ordinary Jupyter client, run by the console's own rules: each expression statement echoes."""
+"""Execution of a whole cell of an ordinary Jupyter client. As in the console, each expression statement echoes."""
 
 import __future__
 
@@ -21,18 +21,18 @@ _FILE = "<stdin>"
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a cell ended early: what the messages `error` and `execute_reply` say of it."""
+    """Early end of a cell, with the content of the messages `error` and `execute_reply`."""
 
     ename: str
     evalue: str
     traceback: list[str]
-    """Its lines."""
+    """Lines of the traceback."""
     asked_to_leave: bool = False
-    """`exit()` or `quit()` was called; this is no error."""
+    """True if `exit()` or `quit()` was called, which is no error."""
 
 
 class CellConsole(Console):
-    """The console, also for cells of many statements. While a cell runs, an error is kept instead of printed."""
+    """Console that also runs cells of many statements. While a cell runs, an error is stored instead of printed."""
 
     own_files = (os.path.dirname(__file__) + os.sep, os.path.dirname(ipykernel.__file__) + os.sep)
     _kept: list[str] | None = None
@@ -44,9 +44,10 @@ class CellConsole(Console):
             self._kept.append(data)
 
     def run_cell(self, source: str, show: Callable[[object], None]) -> Failure | None:
-        """Run all statements, none if one of them is no Python. `show`: gets the value of a last expression.
+        """Run all statements, or none if one of them is not valid Python. `show` receives the value of a last
+        expression.
 
-        Whatever else echoes is printed.
+        All other echoed values are printed.
         """
         self._kept = []
         self.outcome = "ok"
@@ -54,7 +55,8 @@ class CellConsole(Console):
             self._run_statements(self._statements(source), show)
         except SystemExit as error:
             return Failure("SystemExit", _text(error), _last_line(error), _from_the_exit_builtin(error))
-        except BaseException as error:  # a user's own hook failed, or an interrupt came between two statements
+        except BaseException as error:
+            # A user's own hook failed, or an interrupt came between two statements.
             return Failure(type(error).__name__, _text(error), _last_line(error))
         finally:
             kept, self._kept = self._kept, None
@@ -64,9 +66,10 @@ class CellConsole(Console):
         return Failure(type(value).__name__, _text(value), "".join(kept).rstrip("\n").split("\n"))
 
     def _statements(self, source: str) -> list[tuple[CodeType, bool]]:
-        """Compiled statements, each with whether it is a last expression; empty after a syntax error."""
+        """Return compiled statements, each with True if it is a last expression. After a syntax error, return none."""
         compiler = self.compile.compiler
-        one = cast("Callable[[ast.Interactive, str, str], CodeType]", compiler)  # it hands a tree on to `compile`
+        # It passes the tree to `compile`.
+        one = cast("Callable[[ast.Interactive, str, str], CodeType]", compiler)
         try:
             flags = ast.PyCF_ONLY_AST | (compiler.flags & _FEATURES)
             tree = compile(source, _FILE, "exec", flags, True)
@@ -80,7 +83,8 @@ class CellConsole(Console):
     def _run_statements(self, statements: list[tuple[CodeType, bool]], show: Callable[[object], None]) -> None:
         for code, is_value in statements:
             echo = sys.displayhook
-            shown = is_value and echo is sys.__displayhook__  # a hook of the program's own stays in charge
+            # A hook that the program itself has set stays active.
+            shown = is_value and echo is sys.__displayhook__
             if shown:
                 sys.displayhook = show
             try:
@@ -104,7 +108,7 @@ def _last_line(error: BaseException) -> list[str]:
 
 
 def _from_the_exit_builtin(error: SystemExit) -> bool:
-    """Whether `exit()` or `quit()` raised it: a wish to leave, where `sys.exit()` ends a program."""
+    """Return True if `exit()` or `quit()` raised it. These ask to leave, while `sys.exit()` ends a program."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

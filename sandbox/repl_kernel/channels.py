@@ -1,8 +1,8 @@
-"""What goes on beside the program: its output is published while it runs, and control requests are answered.
+"""Channels of a Jupyter client: output is published while the program runs, and control requests are answered.
 
-One thread owns the sockets iopub and control and the reading ends of two pipes. Whoever publishes hands his frames to
-that thread and waits until it has sent them, after whatever had been printed before. So everything arrives in order,
-and an interrupt, which hits the main thread, never tears a message.
+One thread owns the sockets iopub and control and the reading ends of two pipes. Other threads pass their frames to it,
+and wait until it has sent them after all earlier output. So all messages arrive in order. An interrupt hits only the
+main thread, and never splits a message.
 """
 
 import codecs
@@ -19,24 +19,25 @@ from jupyter_client.session import Session
 
 Socket = zmq.Socket[bytes]
 CONTROL_THREAD = "Control"
-"""The base class of the kernel knows the thread by this name: replies then go to the parent on that channel."""
+"""Name of the thread, by which the kernel's base class selects the control request as parent of its replies."""
 _PIPE_BYTES = 1 << 20
 _GATHER_S = 0.01
-"""How long output may wait for more, so that a loop that prints does not send a message a word."""
+"""Time for output to wait for more, seconds, so that a loop that prints does not send one message per word."""
 _LINGER_MS = 1000
 _READER_S = 1.0
-"""How long a first reader is waited for; ZeroMQ connects again after 0.2 s at most."""
+"""Maximum time to wait for a first reader, seconds. ZeroMQ reconnects after 0.2 s at most."""
 
 
 class _Pipe:
-    """One standard stream of the process."""
+    """Standard stream of the process."""
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self._number = number
         self.fd, self._write_fd = os.pipe()
         os.set_blocking(self.fd, False)
-        with contextlib.suppress(OSError):  # the machine's limit for pipes is lower
+        with contextlib.suppress(OSError):
+            # The machine's limit for pipes is lower.
             fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
@@ -44,17 +45,17 @@ class _Pipe:
         os.dup2(self._write_fd, self._number)
 
     def read(self) -> str:
-        """All that is in it now."""
+        """Return all text that is in the pipe now."""
         with contextlib.suppress(BlockingIOError):
             return self._decode(os.read(self.fd, _PIPE_BYTES))
         return ""
 
 
 class Channels:
-    """The thread. To a `Session` it is the socket iopub."""
+    """Thread of the channels. A `Session` uses it as its socket iopub."""
 
     def __init__(self, session: Session, context: "zmq.Context[Socket]", control: Socket, iopub: Socket) -> None:
-        """`context`: of these two sockets alone."""
+        """`context`: ZeroMQ context of these two sockets only."""
         self._session, self._context, self.control, self._iopub = session, context, control, iopub
         self._pipes = (_Pipe("stdout", 1), _Pipe("stderr", 2))
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -64,20 +65,21 @@ class Channels:
         self._read = threading.Event()
         self.on_control: Callable[[list[bytes]], None] = lambda frames: None
         self.parent: dict[str, object] = {}
-        """The request that output belongs to."""
+        """Request that output belongs to."""
         self.silent = False
-        """Output is thrown away."""
+        """True while output is discarded."""
         self._thread = threading.Thread(target=self._run, daemon=True, name=CONTROL_THREAD)
 
     def start(self) -> None:
-        """Begin to answer control requests."""
+        """Start to answer control requests."""
         self._thread.start()
 
     def wait_for_reader(self) -> None:
-        """Until somebody has subscribed, though not for long, and only once.
+        """Wait until a client has subscribed, for a limited time and only once.
 
-        A client whose connections came before the kernel listened opens each of them again at a moment of its own, so
-        that its first requests may come before it hears what they publish, and it would wait for that for ever.
+        A client may connect before the kernel listens. Then each of its connections reopens at a different moment, and
+        its first requests may arrive before its subscription. Without this wait it would miss their messages, and wait
+        for ever.
         """
         self._read.wait(_READER_S)
         self._read.set()
@@ -88,8 +90,9 @@ class Channels:
             pipe.attach()
 
     def send_multipart(self, frames: list[object], **_: object) -> None:
-        """Publish a message after all that has been printed; returns when it has been sent."""
-        if os.getpid() != self._pid:  # a child that a cell forked: it has memory of the thread, but not the thread
+        """Publish a message after all earlier output. Return when it has been sent."""
+        if os.getpid() != self._pid:
+            # A child that a cell forked has a copy of this object, but not the thread.
             return
         if threading.current_thread() is self._thread:
             self._iopub.send_multipart(frames)
@@ -100,21 +103,21 @@ class Channels:
         sent.wait()
 
     def flush(self) -> None:
-        """Publish all that has been printed."""
+        """Publish all earlier output."""
         self.send_multipart([])
 
     def attribute(self, parent: dict[str, object], *, silent: bool) -> None:
-        """From now on, what is printed belongs to `parent`; what was printed before does not."""
+        """Make later output belong to `parent`. Earlier output does not."""
         self.flush()
         self.parent, self.silent = parent, silent
 
     def end(self) -> None:
-        """End the process, once what has been published is on its way."""
+        """End the process, once all published messages are on their way."""
         self._ended = True
         os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        """End the process with the thread: a kernel that says nothing more would keep its client waiting."""
+        """Serve, and end the process with the thread, because a silent kernel would keep its client waiting."""
         try:
             self._serve()
         finally:
@@ -126,6 +129,7 @@ class Channels:
             poller.register(source, zmq.POLLIN)
         while not self._ended:
             ready = dict(poller.poll())
+            # Only output is ready: wait for more, unless a message must be sent.
             if not ready.keys() - {pipe.fd for pipe in self._pipes}:
                 select.select([self._wake], [], [], _GATHER_S)
             self._publish()
@@ -137,14 +141,15 @@ class Channels:
         self._context.term()
 
     def _publish(self) -> None:
-        """What has been printed, then the messages that were handed over before it was read.
+        """Publish the output, then the messages that were passed on before it was read.
 
-        Whoever has subscribed by now hears them: a client may ask for the next cell before its welcome.
+        Clients that have subscribed by now receive them, because a client may request the next cell before its welcome.
         """
         while self._iopub.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             self._welcome(self._iopub.recv())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
+        # Take the messages before the output is read, since they must not overtake earlier output.
         messages = []
         with contextlib.suppress(Empty):
             while True:
@@ -161,7 +166,7 @@ class Channels:
             sent.set()
 
     def _welcome(self, subscription: bytes) -> None:
-        """Let a client in, and tell it that it misses nothing from now on; or let it go."""
+        """Add a client, and send it a message from which on it misses nothing; or remove a client."""
         topic = subscription[1:]
         self._iopub.setsockopt(zmq.SUBSCRIBE if subscription[:1] == b"\x01" else zmq.UNSUBSCRIBE, topic)
         if subscription[:1] == b"\x01":

@@ -1,4 +1,4 @@
-"""`code.InteractiveConsole` over a clean `__main__`, told apart only by what it remembers of each line."""
+"""`code.InteractiveConsole` over a clean `__main__`. The only difference is that it records the result of each line."""
 
 import builtins
 import code
@@ -16,7 +16,7 @@ MAX_ANSWER_CHARS = 65_536
 
 
 def fresh_main() -> types.ModuleType:
-    """A new module `__main__`, as a started interpreter has it, put in place of the running script's."""
+    """Return a new module `__main__`, as in a started interpreter. It replaces that of the running script."""
     module = types.ModuleType("__main__")
     begun: dict[str, object] = {"__annotations__": {}} if sys.version_info < (3, 14) else {}
     module.__dict__.update(__loader__=BuiltinImporter, **begun, __builtins__=builtins)
@@ -25,10 +25,10 @@ def fresh_main() -> types.ModuleType:
 
 
 class Console(code.InteractiveConsole):
-    """The reference console. `outcome` says how the last cell went; `answer` is the first final answer, once given."""
+    """Reference console. `outcome` is the result of the last cell, and `answer` is the first final answer."""
 
     own_files: tuple[str, ...] = (os.path.dirname(__file__) + os.sep,)
-    """What the paths of files begin with whose frames no traceback shows."""
+    """Prefixes of the paths of files whose frames no traceback shows."""
 
     def __init__(self, before_traceback: Callable[[], None] = lambda: None) -> None:
         """`before_traceback` is called before an exception is printed."""
@@ -38,11 +38,13 @@ class Console(code.InteractiveConsole):
         self.before_traceback = before_traceback
 
     def showsyntaxerror(self, filename: str | None = None, **source: str) -> None:
-        """`source`: the cell, which Python 3.13 and later pass by that name to find the line that an error lacks."""
+        """Print a syntax error. Python 3.13 and later pass the cell as `source`, to find a line that the error
+        lacks."""
         self.outcome = "syntax_error"
         error = sys.exc_info()[1]
         if isinstance(error, SyntaxError) and error.lineno is None:
-            source = {}  # Python 3.13.0 fails where the error names no line either, as with a null byte
+            # Python 3.13.0 fails if the error has no line number, as for a null byte.
+            source = {}
         super().showsyntaxerror(filename, **source)
 
     def showtraceback(self) -> None:
@@ -61,7 +63,7 @@ class Console(code.InteractiveConsole):
             self.write("".join(traceback.format_exception_only(error)))
 
     def offer_submit(self) -> None:
-        """Put `submit_final_answer` among the builtins, where `dir()` does not show it."""
+        """Add `submit_final_answer` to the builtins, where `dir()` does not show it."""
         console = self
 
         def submit_final_answer(answer: object, *more: object) -> None:
@@ -81,7 +83,7 @@ class Console(code.InteractiveConsole):
 
 
 def _forget_frames(error: BaseException | None, own_files: tuple[str, ...]) -> None:
-    """Unlink frames of ours, such as that of `submit_final_answer`: a traceback shows the program's own only."""
+    """Unlink frames of this package from a traceback, such as that of `submit_final_answer`."""
     entry = error.__traceback__ if error is not None else None
     while entry is not None:
         following = entry.tb_next
@@ -92,29 +94,30 @@ def _forget_frames(error: BaseException | None, own_files: tuple[str, ...]) -> N
 
 
 class _NoThreadOfTheProgram:
-    """The message of Python 3.12 and later that a fork is risky beside threads, where all threads are the kernel's own.
+    """Filter of the warning that a fork is risky with threads (Python 3.12 and later), if all threads are the kernel's.
 
-    Those of its socket library count too: without this filter each `os.fork()` of a program prints the warning.
+    Threads of its socket library count, too. Without this filter each `os.fork()` of a program prints the warning.
     """
 
     def __init__(self, own_threads: Collection[str]) -> None:
         self._own = {threading.main_thread().name, *own_threads}
 
     def match(self, message: str) -> bool:
-        """As the method of a compiled pattern: `warnings` asks for no more of it."""
+        """Return True for the fork warning if only the kernel's threads run. `warnings` calls no other method."""
         return "is multi-threaded" in message and all(each.name in self._own for each in threading.enumerate())
 
 
 def clean_interpreter(filters: Sequence[object], own_threads: Collection[str] = ()) -> None:
-    """Undo what the imports of a kernel leave in the interpreter.
+    """Undo the changes that the imports of a kernel make to the interpreter.
 
     Args:
-        filters: `warnings.filters` before them.
+        filters: `warnings.filters` before the imports.
         own_threads: names of the kernel's threads that run Python.
     """
     now = warnings.filters
     assert isinstance(now, list)
-    warnings.resetwarnings()  # it also voids what is cached about the filters, under another name on each Python
+    # This also clears the cache of the filters, whose name differs between versions of Python.
+    warnings.resetwarnings()
     now[:] = filters
     if sys.version_info >= (3, 12):
         now.insert(0, ("ignore", _NoThreadOfTheProgram(own_threads), DeprecationWarning, None, 0))

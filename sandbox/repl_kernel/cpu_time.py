@@ -1,13 +1,13 @@
 """CPU time of all processes of one console together, read by its supervisor, which is process 1 of their namespace.
 
-Two figures are kept. One adds up what the system says of processes that live and of those that were waited for; it is
-exact for ordinary programs. Of a process whose parent ignores SIGCHLD the system keeps nothing once it has ended. The
-other figure samples: what is seen for the first time counts as if it had run since the look before, at its own rate.
-Short processes are seen as seldom as they are short, so this is right on average, and the figures agree.
+Two figures are kept. One adds up the times that the system reports for live processes and for those that were waited
+for; it is exact for ordinary programs. Of a process whose parent ignores SIGCHLD, the system keeps nothing once it has
+ended. The other figure samples: a process that is new to a look counts as if it ran since the previous look, at its own
+rate. Short processes are seen as rarely as they are short, so this is right on average, and the figures agree.
 
 A console that has started no process is bounded by its own limit (RLIMIT_CPU). As long as the number of the youngest
-process of the namespace stays the same, a look reads only that number: what a whole look touches, a third of a MiB of
-memory that the consoles share, becomes the supervisor's own.
+process of the namespace stays the same, a look reads only that number. A whole look touches a third of a MiB of memory
+that the consoles share, which then becomes the supervisor's own.
 """
 
 import os
@@ -16,17 +16,17 @@ import time
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MOST_S = 0.5
-"""At most so much is counted of a process that is seen for the first time, per core that it uses."""
+"""Maximum time that is counted for a process that is new to a look, seconds, per core that it uses."""
 _TRUST = 0.8
-"""Of the sampled figure, which scatters."""
+"""Weight of the sampled figure, which scatters."""
 _WHOLE_EVERY = 10
-"""Every such look is a whole one: numbers come round again."""
+"""Period of whole looks, in looks. They are needed because process numbers are reused."""
 _LAST_PID = "/proc/loadavg"
-"""Its last word is the number of the youngest process or thread of the namespace."""
+"""File whose last word is the number of the youngest process or thread of the namespace."""
 
 
 class CpuTime:
-    """Looks at a console's processes from time to time."""
+    """CPU time of a console's processes, measured from time to time."""
 
     def __init__(self) -> None:
         self._looked_s = time.monotonic()
@@ -35,7 +35,7 @@ class CpuTime:
         self._youngest = 0
         self._looks = 0
         self.others = 0
-        """Processes beside the supervisor and the console, at the last look."""
+        """Processes other than the supervisor and the console, at the last look."""
 
     def exceeds(self, limit_s: float) -> bool:
         """Return True if the console and its other processes used more than `limit_s` seconds of CPU.
@@ -43,18 +43,19 @@ class CpuTime:
         A console without other processes is not measured: RLIMIT_CPU bounds it.
 
         Raises:
-            OSError: the console has taken from this process what it needs to look.
+            OSError: the console has taken away a resource that this process needs to look.
         """
         before, self._youngest = self._youngest, _youngest_process()
         self._looks += 1
         if before == 0:
-            alone = sum(map(str.isdecimal, os.listdir("/proc"))) <= 2  # the supervisor and the console
+            # At most two processes are the supervisor and the console.
+            alone = sum(map(str.isdecimal, os.listdir("/proc"))) <= 2
         else:
             alone = self.others == 0 and self._youngest == before and self._looks % _WHOLE_EVERY != 0
         return not alone and self.look() > limit_s
 
     def look(self) -> float:
-        """Seconds of CPU used so far.
+        """Return the CPU time used so far, seconds.
 
         Raises:
             OSError: as in `exceeds`.
@@ -71,7 +72,8 @@ class CpuTime:
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     fields = file.read().rpartition(b")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):  # it has ended
+            except (FileNotFoundError, ProcessLookupError):
+                # The process has ended.
                 continue
             own_s, children_s = (sum(map(int, fields[at : at + 2])) / _TICKS for at in (11, 13))
             key = (name.encode(), fields[19])
@@ -81,7 +83,8 @@ class CpuTime:
                 self._sampled_s += own_s - self._known[key]
             else:
                 age_s = max(up_s - int(fields[19]) / _TICKS, 1 / _TICKS)
-                used_s = own_s or (0.5 / _TICKS if fields[0] == b"R" else 0.0)  # the system rounds down
+                # The system rounds down, so a running process may show 0.
+                used_s = own_s or (0.5 / _TICKS if fields[0] == b"R" else 0.0)
                 self._sampled_s += used_s if age_s > since_s else since_s * used_s / age_s
         self._known = known
         self.others = len(known) - 1

@@ -1,11 +1,11 @@
-"""What has been run in this kernel, for `history_request`. It is kept in memory and ends with the kernel."""
+"""History of the cells that ran in this kernel, for `history_request`. It is in memory and ends with the kernel."""
 
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 SESSION = 1
-"""The only session there is; clients may also call it 0, "this one"."""
+"""Number of the only session. Clients may also use 0, which means "this one"."""
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,10 @@ class Entry:
     """One cell."""
 
     line: int
-    """Its execution count."""
+    """Execution count."""
     source: str
     output: str | None
-    """Its result as text; None: it had none."""
+    """Result as text. None means no result."""
 
 
 class History:
@@ -26,21 +26,22 @@ class History:
         self._entries: list[Entry] = []
 
     def add(self, entry: Entry) -> None:
-        """Remember one more cell."""
+        """Add a cell."""
         self._entries.append(entry)
 
     def tail(self, n: int | None) -> list[Entry]:
-        """The last `n` cells; all without."""
+        """Return the last `n` cells, or all if `n` is None."""
         return _last(self._entries, n)
 
     def between(self, session: int, start: int, stop: int | None) -> list[Entry]:
-        """Cells of a session from the count `start` up to, but not with, `stop`."""
+        """Return the cells of a session from the count `start` up to `stop`, without `stop`."""
         if session not in (0, SESSION):
             return []
         return [entry for entry in self._entries if start <= entry.line and (stop is None or entry.line < stop)]
 
     def search(self, pattern: str, n: int | None, *, unique: bool) -> list[Entry]:
-        """The last `n` cells whose source matches a glob pattern; `unique`: each source once, where it ran last."""
+        """Return the last `n` cells whose source matches a glob pattern. `unique`: each source once, at its last
+        run."""
         found: Iterable[Entry] = [e for e in self._entries if fnmatch.fnmatchcase(e.source, pattern)]
         if unique:
             found = sorted({entry.source: entry for entry in found}.values(), key=lambda entry: entry.line)

@@ -1,8 +1,8 @@
-"""Functions of the host, called from lines: each waits until the host's answer has come.
+"""Functions of the host that lines can call. Each call waits until the host's answer has come.
 
-Calls travel over the socket on which lines come, which nobody reads while a line runs. Whoever waits for an answer
-drives it, one thread at a time, for all: it sends what the others ask and hands out what arrives. An interrupt, which
-hits the main thread, waits until no message is half sent.
+Calls use the socket on which lines arrive, which is not read otherwise while a line runs. One waiting thread at a time
+drives the socket for all: it sends their calls and distributes the replies. An interrupt hits the main thread, and
+waits until no message is half sent.
 """
 
 import builtins
@@ -21,7 +21,7 @@ from repl_kernel.wire import LineRequest, Offer, Signer, host_call, read_host_re
 
 Socket = zmq.Socket[bytes]
 _LOOK_S = 0.01
-"""How soon a thread that waits beside the driving one notices that nobody drives any more."""
+"""Interval at which a waiting thread checks for the end of the driving one, seconds."""
 
 
 class HostError(Exception):
@@ -32,7 +32,7 @@ HostError.__module__ = "builtins"
 
 
 class _Slot:
-    """One call that waits for its answer."""
+    """Call that waits for its answer."""
 
     def __init__(self) -> None:
         self.reply: bytes | None = None
@@ -40,7 +40,7 @@ class _Slot:
 
 
 class HostChannel:
-    """This console's way to the functions of the host."""
+    """Connection of this console to the functions of the host."""
 
     def __init__(self, shell: Socket, signer: Signer, offer: Offer) -> None:
         self._shell, self._signer, self._offer = shell, signer, offer
@@ -56,20 +56,21 @@ class HostChannel:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Put the functions and `HostError` among the builtins, where `dir()` does not show them."""
+        """Add the functions and `HostError` to the builtins, where `dir()` does not show them."""
         vars(builtins)["HostError"] = HostError
         for name, about in self._offer.functions.items():
             setattr(builtins, name, self._function(name, about))
 
     def open(self, line: LineRequest) -> None:
-        """Calls belong to `line` from now on."""
+        """Make later calls belong to `line`."""
         self._line = line
 
     def close(self) -> None:
-        """The line is over: the socket is the kernel's again, and whoever still waits is told so."""
+        """End the line: the kernel owns the socket again, and calls that still wait fail."""
         with _Whole(self._wake):
             self._line = None
             os.eventfd_write(self._wake, 1)
+            # Wait until no thread drives the socket, then drop unsent calls.
             with self._turn, suppress(Empty):
                 for slot in list(self._slots.values()):
                     slot.settled.set()
@@ -96,7 +97,8 @@ class HostChannel:
         try:
             self._outbox.put(host_call(line, number, content, self._signer))
             os.eventfd_write(self._wake, 1)
-            while slot.reply is None and self._line is line:  # again, after an interrupt that the program ignores
+            while slot.reply is None and self._line is line:
+                # Wait again after an interrupt that the program ignores.
                 with _Whole(self._wake) as struck:
                     self._wait(slot, line, struck)
         finally:
@@ -106,6 +108,7 @@ class HostChannel:
     def _content(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
         most = self._offer.argument_bytes
         long = [len(value) for value in (*args, *kwargs.values()) if isinstance(value, str) and len(value) > most]
+        # Long strings are refused before they are encoded, which would take time and memory.
         if not long:
             try:
                 text = json.dumps({"name": name, "args": args, "kwargs": kwargs}, allow_nan=False)
@@ -118,6 +121,7 @@ class HostChannel:
 
     def _wait(self, slot: _Slot, line: LineRequest, struck: list[int]) -> None:
         while not slot.settled.is_set() and self._line is line and not struck:
+            # Another thread drives the socket; look again soon, because it may stop.
             if not self._turn.acquire(blocking=False):
                 slot.settled.wait(_LOOK_S)
                 continue
@@ -128,7 +132,7 @@ class HostChannel:
                 self._turn.release()
 
     def _drive(self, line: LineRequest) -> None:
-        """Send what waits to be sent, then take what has arrived, at least one thing."""
+        """Send all pending messages, then receive what has arrived, at least one message or wake-up."""
         with suppress(Empty):
             while True:
                 self._shell.send_multipart(self._outbox.get_nowait())
@@ -145,9 +149,9 @@ class HostChannel:
 
 
 class _Whole:
-    """A block at whose end alone an interrupt arrives; its value is a list that notes them. In the main thread only.
+    """Block that delays interrupts of the main thread until its end. Its value is a list of the delayed signals.
 
-    No generator: of what a traceback shows, only frames of this file are left out.
+    It is no generator, because a traceback leaves out only frames of this package.
     """
 
     def __init__(self, wake: int) -> None:
@@ -172,10 +176,10 @@ class _Whole:
 
 
 def _value(name: str, reply: bytes | None) -> object:
-    """What the host answered.
+    """Return the value of the host's answer.
 
     Raises:
-        HostError: it refused, the function failed, or the line ended before.
+        HostError: the host refused the call, the function failed, or the line ended first.
     """
     if reply is None:
         raise HostError(f"the line ended before {name}() was answered")

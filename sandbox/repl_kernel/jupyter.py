@@ -1,8 +1,8 @@
-"""The kernel for ordinary Jupyter clients: the whole messaging protocol on top of the loop of `kernel`.
+"""Kernel for ordinary Jupyter clients: the whole messaging protocol on top of the loop of `kernel`.
 
-The mode goes with the request. After an ordinary one, stdout and stderr are two streams, published as they are written,
-and SIGINT means the cell that runs. A line of a rollout puts the process back as the trainer's consoles are: one file
-for both, read once after the line.
+Each request sets the mode. After an ordinary one, stdout and stderr are two streams, published as they are written, and
+SIGINT interrupts the running cell. A line of a rollout restores the mode of the trainer's consoles: one file for both
+streams, read once after the line.
 """
 
 import builtins
@@ -28,12 +28,12 @@ from repl_kernel.kernel import ReplKernel
 from repl_kernel.wire import LineRequest
 
 _UNDER_WAY_MS = 20
-"""How long a failed cell waits for requests that its client sent along with it."""
+"""Time for a failed cell to wait for requests that its client sent along with it, milliseconds."""
 Message = dict[str, dict[str, object]]
 
 
 def _drive(step: object) -> None:
-    """Run a handler of the base class to its end. They are coroutines that never wait for anything here."""
+    """Run a handler of the base class to its end. The handlers are coroutines that never wait here."""
     if not isinstance(step, Coroutine):
         return
     try:
@@ -44,11 +44,11 @@ def _drive(step: object) -> None:
 
 
 def _ignore(*_: object) -> None:
-    """SIGINT between cells. Not SIG_IGN, which the processes of a program would inherit."""
+    """Ignore SIGINT between cells. The processes of a program would inherit SIG_IGN."""
 
 
 class JupyterKernel(ReplKernel):
-    """One console that a Jupyter client talks to."""
+    """Console for a Jupyter client."""
 
     implementation = "repl_kernel"
     implementation_version = "1"
@@ -65,7 +65,7 @@ class JupyterKernel(ReplKernel):
 
     @property
     def kernel_info(self) -> dict[str, object]:
-        """What `kernel_info_reply` says. The base class would import a debugger to find out whether there is one."""
+        """Content of `kernel_info_reply`. The base class would import a debugger to find out whether one exists."""
         return {
             "protocol_version": kernel_protocol_version,
             "implementation": self.implementation,
@@ -87,6 +87,7 @@ class JupyterKernel(ReplKernel):
         self._pages: list[str] = []
         self._doomed: list[list[bytes]] = []
         self._result: str | None = None
+        # Lines of rollouts use these functions.
         self._usual = (builtins.input, getpass.getpass, pydoc.pager)
         self.shell_handlers["comm_open"] = self._refuse_comm
         Displays(self._publish).install()
@@ -98,6 +99,7 @@ class JupyterKernel(ReplKernel):
 
     def _next_request(self, poller: zmq.Poller) -> LineRequest | None:
         request = super()._next_request(poller)
+        # A line comes after ordinary requests: restore the mode of the trainer's consoles.
         if request is not None and self._cells:
             self._cells = False
             self._channels.flush()
@@ -107,6 +109,7 @@ class JupyterKernel(ReplKernel):
         return request
 
     def _route(self, frames: list[bytes]) -> None:
+        # An ordinary request comes after lines: switch to the mode of a Jupyter client.
         if not self._cells:
             self._cells = True
             self._sigint = signal.signal(signal.SIGINT, _ignore)
@@ -124,15 +127,15 @@ class JupyterKernel(ReplKernel):
         _drive(self.dispatch_shell([zmq.Frame(frame) for frame in frames]))
 
     def pre_handler_hook(self) -> None:
-        """The base class would let SIGINT through while a message is handled."""
+        """Do nothing. The base class would let SIGINT through while a message is handled."""
 
     def post_handler_hook(self) -> None:
         """See `pre_handler_hook`."""
 
     def _doom(self, stream: Socket) -> None:
-        """Take what waits behind a cell that failed. Its execution requests will be answered by `aborted`.
+        """Take the messages that wait behind a failed cell. Execution requests among them are answered with `aborted`.
 
-        Done before the client can know of the failure, so that nothing is taken that it sends because of it.
+        This happens before the client can know of the failure, so that no request is taken that it sends because of it.
         """
         while stream.poll(_UNDER_WAY_MS):
             self._doomed.append(stream.recv_multipart())
@@ -140,7 +143,7 @@ class JupyterKernel(ReplKernel):
     # Cells.
 
     async def execute_request(self, stream: Socket, ident: list[bytes], parent: Message) -> None:
-        """Run a cell, publish what it shows, reply."""
+        """Run a cell, publish its output, and reply."""
         content = parent["content"]
         silent = bool(content.get("silent", False))
         remember = bool(content.get("store_history", True)) and not silent
@@ -151,7 +154,8 @@ class JupyterKernel(ReplKernel):
         if not silent:
             self._publish_execute_input(content["code"], parent, self.execution_count)
         failure = self._run(str(content["code"]))
-        if os.getpid() != self._pid:  # a child that the cell forked
+        if os.getpid() != self._pid:
+            # This is a child that the cell forked.
             os._exit(0)
         reply = self._reply(failure, content.get("user_expressions") or {})
         self._channels.attribute(parent, silent=False)
@@ -165,7 +169,7 @@ class JupyterKernel(ReplKernel):
         self.session.send(stream, "execute_reply", reply, parent, ident=ident)
 
     def _run(self, code: str) -> Failure | None:
-        """A whole cell, open to SIGINT while it runs."""
+        """Run a whole cell, which SIGINT can interrupt."""
         return self._interruptible(lambda: self._console.run_cell(code, self._show))
 
     def _interruptible(self, run: Callable[[], Failure | None]) -> Failure | None:
@@ -175,7 +179,8 @@ class JupyterKernel(ReplKernel):
                 return run()
             finally:
                 self._sigint = signal.signal(signal.SIGINT, _ignore)
-        except KeyboardInterrupt:  # it came just before or after the program's own statements
+        except KeyboardInterrupt:
+            # The interrupt came just before or after the program's own statements.
             signal.signal(signal.SIGINT, _ignore)
             return Failure("KeyboardInterrupt", "", ["KeyboardInterrupt"])
 
@@ -191,6 +196,7 @@ class JupyterKernel(ReplKernel):
         text = "\n".join(self._pages)
         payload: list[object] = [{"source": "page", "data": {"text/plain": text}, "start": 0}] if self._pages else []
         if failure is not None:
+            # Ask the client to end the session, as `exit()` does.
             payload.append({"source": "ask_exit", "keepkernel": False})
         asked = expressions if isinstance(expressions, dict) else {}
         values = {name: self._evaluate(code) for name, code in asked.items()}
@@ -202,7 +208,7 @@ class JupyterKernel(ReplKernel):
         }
 
     def _evaluate(self, code: str) -> dict[str, object]:
-        """The value of one of a request's `user_expressions`."""
+        """Evaluate an entry of a request's `user_expressions`."""
         values: list[object] = []
         failure = self._interruptible(lambda: self._console.run_cell(code, values.append))
         if failure is None and not values:
@@ -218,11 +224,12 @@ class JupyterKernel(ReplKernel):
         return {"status": "ok", "data": data, "metadata": metadata}
 
     def _show(self, value: object) -> None:
-        """`sys.displayhook` of a cell's last expression."""
+        """Publish the value of a cell's last expression, as its `sys.displayhook`."""
         if value is None:
             return
         vars(builtins)["_"] = None
-        plain = repr(value)  # an error in it is the cell's error, as in the console
+        # An exception of `repr` is an error of the cell, as in the console.
+        plain = repr(value)
         data, metadata = bundle(value, exclude=("text/plain",))
         self._result = plain
         content = {"execution_count": self.execution_count, "data": {"text/plain": plain} | data, "metadata": metadata}
@@ -233,15 +240,15 @@ class JupyterKernel(ReplKernel):
         if not self._channels.silent:
             self.send_response(self.iopub_socket, kind, content, ident=self._topic(kind))
 
-    # What a program may ask of the client.
+    # Requests of a program to the client.
 
     def raw_input(self, prompt: object = "", /) -> str:
-        """`input()` of a cell."""
+        """Ask the client for a line, as `input()` of a cell."""
         self._channels.flush()
         return str(super().raw_input(prompt))
 
     def _page(self, text: str, title: str = "") -> None:
-        """`pydoc.pager` of a cell: a client with a person before it has a pager."""
+        """Show text, as `pydoc.pager` of a cell. A client that a person uses has its own pager."""
         if self._allow_stdin:
             self._pages.append(pydoc.plain(text))
         else:
@@ -250,11 +257,11 @@ class JupyterKernel(ReplKernel):
     # Other requests.
 
     async def do_is_complete(self, code: str) -> dict[str, str]:
-        """What the console would say to `code`."""
+        """Return the response of the console to `code`."""
         return lookup.completeness(code)
 
     async def do_complete(self, code: str, cursor_pos: int | None) -> dict[str, object]:
-        """Names that the one before the cursor may become."""
+        """Return the names that complete the one before the cursor."""
         end = len(code) if cursor_pos is None else cursor_pos
         matches, start = lookup.completions(code, end, self._console.locals)
         return {"status": "ok", "matches": matches, "cursor_start": start, "cursor_end": end, "metadata": {}}
@@ -262,7 +269,7 @@ class JupyterKernel(ReplKernel):
     async def do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: object = ()
     ) -> dict[str, object]:
-        """What the name at the cursor is."""
+        """Return a description of the name at the cursor."""
         text = lookup.description(code, cursor_pos, detail_level, self._console.locals)
         return {"status": "ok", "found": text is not None, "data": {"text/plain": text} if text else {}, "metadata": {}}
 
@@ -278,7 +285,7 @@ class JupyterKernel(ReplKernel):
         pattern: str | None = None,
         unique: bool = False,
     ) -> dict[str, object]:
-        """Cells that have been run. `raw` makes no difference: nothing is translated."""
+        """Return cells that ran. `raw` makes no difference, because input is never transformed."""
         if hist_access_type == "range":
             found = self._history.between(session or SESSION, start or 0, stop)
         elif hist_access_type == "search":
@@ -289,12 +296,12 @@ class JupyterKernel(ReplKernel):
         return {"status": "ok", "history": rows}
 
     async def _refuse_comm(self, stream: Socket, ident: list[bytes], parent: Message) -> None:
-        """No target is known here, and the protocol wants it said."""
+        """Close a comm: this kernel has no targets, and the protocol requires an answer."""
         content = {"comm_id": parent["content"].get("comm_id"), "data": {}}
         self.send_response(self.iopub_socket, "comm_close", content, ident=self._topic("comm_close"))
 
     async def shutdown_request(self, stream: Socket, ident: list[bytes], parent: Message) -> None:
-        """Say so to all, then end, whatever runs."""
+        """Reply to all clients, then end the process, even if a cell runs."""
         content = {"status": "ok", "restart": parent["content"].get("restart", False)}
         self.session.send(stream, "shutdown_reply", content, parent, ident=ident)
         self.session.send(self.iopub_socket, "shutdown_reply", content, parent, ident=self._topic("shutdown"))

@@ -1,8 +1,8 @@
-"""The supervisor of one console: process 1 of its namespaces.
+"""Supervisor of one console: process 1 of its namespaces.
 
-It holds one end of a socket whose other end the host holds. The host asks it to interrupt or to kill; it tells the
-host how the console died and what it had still printed; when the host goes away, it ends, and everything in its
-namespaces with it.
+It holds one end of a socket, and the host holds the other. The host sends orders to interrupt or to kill. The
+supervisor reports how the console died, and its last output. If the host is gone, the supervisor ends, and everything
+in its namespaces with it.
 """
 
 import contextlib
@@ -19,32 +19,33 @@ from repl_kernel.capture import Capture, Printed
 from repl_kernel.cpu_time import CpuTime
 
 INTERRUPT, KILL = b"I", b"K"
-"""What the host may ask."""
+"""Orders of the host."""
 BORN, READY, STRUCK, TEXT, DIED = b"B", b"R", b"S", b"T", b"D"
-"""What the host is told: first byte of each packet."""
+"""Reports to the host: the first byte of each packet."""
 
 _PACKET_BYTES = 32_768
 _REMOVED_WITHIN_S = 2.0
 _SOONEST_S, _LATEST_S = 0.25, 1.0
-"""Between two looks at the CPU time: while the console has other processes, and while it has none."""
+"""Seconds between two looks at the CPU time: while the console has other processes, and while it has none."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a console lives."""
+    """Folders of a console."""
 
     folder: str
-    """Its socket and its output file."""
+    """Folder of its socket and its output file."""
     scratch: str
     """Its working directory."""
     temporary: bool
-    """The folder is a real one and must be removed at the end."""
+    """True if the folder is in the machine's file system and must be removed at the end."""
     loopback: int = -1
-    """Descriptor of an event: the console's loopback interface is up. -1: it has the machine's."""
+    """Descriptor of an event that is set when the console's loopback interface is up. -1 means the machine's
+    interface."""
 
 
 def announce(host: socket.socket, place: Place) -> None:
-    """Give the host a handle on this process, and one on the folder in which the console will listen."""
+    """Send the host a handle on this process, and one on the folder in which the console will listen."""
     pidfd = os.pidfd_open(os.getpid())
     folder = os.open(place.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     socket.send_fds(host, [BORN], [pidfd, folder])
@@ -53,14 +54,14 @@ def announce(host: socket.socket, place: Place) -> None:
 
 
 class Keeper:
-    """Watches one console until it is gone."""
+    """Watcher of one console until its end."""
 
     def __init__(
         self, host: socket.socket, console: int, capture: Capture, place: Place, *, owns_all: bool, cpu_s: float | None
     ) -> None:
-        """`owns_all`: this is process 1 of a namespace, so "everybody" means this console's processes only.
+        """`owns_all`: this is the first process of a namespace, so a signal to all processes reaches only its console.
 
-        `cpu_s`: CPU time that its processes may use together; None: nobody counts it.
+        `cpu_s`: CPU time that its processes may use together; None disables the limit.
         """
         self._host = host
         self._console = console
@@ -72,10 +73,12 @@ class Keeper:
         self._cpu = CpuTime()
 
     def watch(self) -> None:
-        """Return when the console is dead or the host is gone; nothing of the console lives then."""
-        for number in (signal.SIGINT, signal.SIGTERM):  # of whoever ends everybody; its host's end is its own
+        """Return when the console is dead or the host is gone. No process of the console lives then."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Such a signal goes to a whole process group. The supervisor ends when its host does.
             signal.signal(number, signal.SIG_IGN)
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # The end of a child wakes the poll through this pipe.
         signal.set_wakeup_fd(writer)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poller = select.poll()
@@ -90,7 +93,7 @@ class Keeper:
                     self._status = signal.SIGXCPU
                     break
                 pause_s = _SOONEST_S if self._cpu.others else min(2 * pause_s, _LATEST_S)
-                # A random time: a program that knew it could hide its processes from the look.
+                # The time is random, because a program that knew it could hide its processes from the look.
                 look_s = time.monotonic() + pause_s * (0.75 + os.getrandom(1)[0] / 510)
             wait_ms = None if self._cpu_s is None else max(0.0, look_s - time.monotonic()) * 1000
             for fd, _ in poller.poll(wait_ms):
@@ -104,10 +107,11 @@ class Keeper:
         self._report(self._status)
 
     def _is_over(self, cpu_s: float) -> bool:
-        """Whether the processes of the console have used more CPU time than they may."""
+        """Return True if the processes of the console have used more CPU time than allowed."""
         try:
             return self._cpu.exceeds(cpu_s)
-        except OSError:  # the console has lowered the limits of this process
+        except OSError:
+            # The console has lowered the limits of this process.
             return True
 
     def _reap(self) -> None:
@@ -122,7 +126,7 @@ class Keeper:
                 self._status = status
 
     def _obey(self) -> bool:
-        """Do what the host asks; False when it is gone."""
+        """Execute an order of the host. Return False if the host is gone."""
         try:
             order = self._host.recv(16)
         except OSError:
@@ -141,7 +145,7 @@ class Keeper:
             return
 
     def _end(self) -> None:
-        """Kill everybody."""
+        """Kill all processes of the console."""
         if self._owns_all:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
@@ -161,7 +165,8 @@ class Keeper:
     def _last_words(self) -> Printed:
         try:
             return self._capture.rest()
-        except OSError:  # the program closed or moved what it shares with this process
+        except OSError:
+            # The program closed or moved a file that it shares with this process.
             return Printed("", False)
 
     def _tell(self, packet: bytes) -> None:
@@ -169,7 +174,8 @@ class Keeper:
             self._host.settimeout(_REMOVED_WITHIN_S)
             self._host.send(packet)
             self._host.settimeout(None)
-        except OSError:  # the host is gone; the next poll notices
+        except OSError:
+            # The host is gone; the next poll notices.
             return
 
 

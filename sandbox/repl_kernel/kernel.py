@@ -1,7 +1,7 @@
-"""The kernel: `ipykernel.kernelbase.Kernel` with its own sockets and its own loop.
+"""Kernel: `ipykernel.kernelbase.Kernel` with its own sockets and its own loop.
 
-A line of a rollout takes the fast path: one request, one reply that carries the output. That is all that a console of
-the sandbox answers; `jupyter.JupyterKernel` serves the rest of the Jupyter protocol on the same loop.
+A line of a rollout takes the fast path: one request, and one reply that contains the output. A console of the sandbox
+answers nothing else. `jupyter.JupyterKernel` serves the rest of the Jupyter protocol on the same loop.
 """
 
 import logging
@@ -23,14 +23,14 @@ _log = logging.Logger("repl_kernel", logging.CRITICAL)
 
 
 class ReplKernel(Kernel):
-    """One console."""
+    """Kernel of one console."""
 
     # The base class expects ZMQStream objects, which need an event loop; these are plain sockets.
     shell_stream = traitlets.Any()
     control_stream = traitlets.Any()
 
     def __init__(self) -> None:
-        """A kernel without a console: what can be made once, before a fork. `start_console` gives it the rest."""
+        """Create the parts of a kernel that can be made once, before a fork. `start_console` adds the others."""
         super().__init__(log=_log, session=Session(key=b"", username="kernel"))
 
     def start_console(self, key: bytes, console: Console, capture: Capture, shell: Socket) -> None:
@@ -48,13 +48,16 @@ class ReplKernel(Kernel):
         console, shell, pid = self._console, self.shell_stream, self._pid
         poller = zmq.Poller()
         poller.register(shell, zmq.POLLIN)
+        # Local names, because a program may change these modules and builtins.
         getpid, leave, interrupt = os.getpid, os._exit, KeyboardInterrupt
         kill, sigkill = os.kill, signal.SIGKILL
         heeds = False
         while True:
             request = None
             try:
-                if not heeds:  # no earlier: before this `try` the interrupt of a line that waits would end the console
+                if not heeds:
+                    # Allow SIGINT inside of this `try` only: before it, the interrupt of a waiting line would end the
+                    # console.
                     heeds = True
                     signal.signal(signal.SIGINT, signal.default_int_handler)
                 request = self._next_request(poller)
@@ -68,26 +71,30 @@ class ReplKernel(Kernel):
                     more = console.push(request.code)
                 except SystemExit:
                     console.outcome = "exited"
-                except interrupt:  # outside of the user's own frames, as the reference console prints it
+                except interrupt:
+                    # The interrupt came outside of the user's own frames. The reference console prints this text.
                     console.write("\nKeyboardInterrupt\n")
                     console.resetbuffer()
                     console.outcome = "exception"
-                if getpid() != pid:  # a child that the line forked; it must not go on as a second kernel
+                if getpid() != pid:
+                    # A child that the line forked must not become a second kernel.
                     leave(0)
             except interrupt:
                 pass
-            except BaseException as error:  # a user's own hook failed, or the compiler ran out of stack
+            except BaseException as error:
+                # A user's own hook failed, or the compiler ran out of stack.
                 if getpid() != pid:
                     leave(1)
                 console.say_only(error)
             if request is not None:
                 try:
                     self._answer(request, more)
-                except Exception:  # the program broke what a reply needs: closed descriptors, emptied builtins
+                except Exception:
+                    # The program broke something that a reply needs: it closed descriptors, or emptied the builtins.
                     kill(pid, sigkill)
 
     def _next_request(self, poller: zmq.Poller) -> LineRequest | None:
-        """The next line to run; None after any other message has been handled."""
+        """Return the next line to run, or None after any other message has been handled."""
         for socket, _ in poller.poll():
             frames = socket.recv_multipart()
             request = read_line_request(frames, self._signer)
@@ -104,7 +111,7 @@ class ReplKernel(Kernel):
             self._host.open(request)
 
     def _answer(self, request: LineRequest, more: bool) -> None:
-        """Send the one reply of a line; a late interrupt must not swallow it."""
+        """Send the one reply of a line. A late interrupt must not suppress it."""
         while True:
             try:
                 if self._host is not None:
@@ -128,4 +135,4 @@ class ReplKernel(Kernel):
         return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "repl": repl}
 
     def _route(self, frames: list[bytes]) -> None:
-        """An ordinary message: a console of the sandbox has no channel on which it could be answered in full."""
+        """Ignore an ordinary message, because a console of the sandbox has no channel for a complete answer."""

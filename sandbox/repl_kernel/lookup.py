@@ -1,4 +1,4 @@
-"""Questions about code that is not run: is it complete, how does a name go on, what is it?"""
+"""Queries about code that is not run: is it complete, which names complete it, what does a name refer to?"""
 
 import ast
 import builtins
@@ -18,17 +18,20 @@ _MISSING = object()
 
 
 def completeness(code: str) -> dict[str, str]:
-    """What the console would say to `code`, typed line by line: run it, ask for more, or refuse it."""
+    """Return the response of the console to `code`, typed line by line: run it, ask for more, or refuse it."""
     *lines, last = code.split("\n")
-    lines.append(last if last.strip() else "")  # a blank line closes a block, whatever it is indented by
+    # A blank line closes a block, even if it is indented.
+    lines.append(last if last.strip() else "")
     source, mode = "\n".join(lines), "exec"
     try:
         body = ast.parse(source).body
         if not body:
             return {"status": "complete"}
+        # Only the last statement can be incomplete; check it as the console does.
         first = min(node.lineno for node in (body[-1], *getattr(body[-1], "decorator_list", ())))
         source, mode = "\n".join(lines[first - 1 :]), "single"
-    except (SyntaxError, ValueError, OverflowError):  # no Python, or not yet
+    except (SyntaxError, ValueError, OverflowError):
+        # The code is not valid Python, or incomplete.
         pass
     try:
         if codeop.compile_command(source, "<stdin>", mode):
@@ -42,7 +45,7 @@ def completeness(code: str) -> dict[str, str]:
 
 
 def resolve(name: str, namespace: Mapping[str, object]) -> object:
-    """The object that a dotted name stands for. Raises `LookupError` if there is none."""
+    """Return the object of a dotted name. Raise `LookupError` if it does not exist."""
     first, *attributes = name.split(".")
     found = namespace.get(first, _MISSING)
     if found is _MISSING:
@@ -58,12 +61,14 @@ def resolve(name: str, namespace: Mapping[str, object]) -> object:
 
 
 def completions(code: str, cursor: int, namespace: Mapping[str, object]) -> tuple[list[str], int]:
-    """Names that the one before the cursor may become, and where it starts."""
+    """Return the names that complete the one before the cursor, and the position where it starts."""
     before = code[:cursor]
     match = _AT_END.search(before)
-    assert match is not None  # the pattern matches nothing at all, too
+    # The pattern also matches an empty string.
+    assert match is not None
     owner, prefix = match["owner"], match["prefix"]
-    if owner is None and before[: match.start()].endswith("."):  # an attribute of something that is no name
+    if owner is None and before[: match.start()].endswith("."):
+        # This is an attribute of an expression that is no name.
         return [], cursor
     if owner is not None:
         names = _attributes(owner, namespace)
@@ -79,12 +84,13 @@ def completions(code: str, cursor: int, namespace: Mapping[str, object]) -> tupl
 def _attributes(owner: str, namespace: Mapping[str, object]) -> set[str]:
     try:
         return {name for name in dir(resolve(owner, namespace)) if isinstance(name, str)}
-    except Exception:  # a program's own `__dir__`
+    except Exception:
+        # The program's own `__dir__` raised an exception.
         return set()
 
 
 def description(code: str, cursor: int, detail: int, namespace: Mapping[str, object]) -> str | None:
-    """What the name at the cursor is; `detail` 1: with its source. None if it is no known name."""
+    """Return a description of the name at the cursor, or None if it is unknown. `detail` 1 includes its source."""
     for name in _names_at(code, cursor):
         try:
             return _describe(name, resolve(name, namespace), detail)
@@ -94,12 +100,13 @@ def description(code: str, cursor: int, detail: int, namespace: Mapping[str, obj
 
 
 def _names_at(code: str, cursor: int) -> list[str]:
-    """The dotted name that the cursor touches, then the one whose call it stands in."""
+    """Return the dotted name that the cursor touches, then the name of the call that contains the cursor."""
     names = []
     for match in re.finditer(_DOTTED, code):
         if match.start() <= cursor <= match.end():
             rest = code[cursor : match.end()].partition(".")[0]
             names.append(code[match.start() : cursor] + rest)
+    # Search backwards for an open parenthesis and the name before it.
     depth = 0
     for position in range(min(cursor, len(code)) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(code[position], 0)
@@ -114,14 +121,16 @@ def _describe(name: str, value: object, detail: int) -> str:
     if callable(value):
         try:
             parts["Signature"] = f"{name}{inspect.signature(value)}"
-        except (ValueError, TypeError):  # built in, without one
+        except (ValueError, TypeError):
+            # A builtin without a signature.
             parts["Signature"] = ""
     elif not inspect.ismodule(value):
         parts["Value"] = _short(value)
     if detail > 0:
         parts["Source"] = "<not available>"
         if callable(value) or inspect.ismodule(value):
-            with suppress(OSError, TypeError):  # typed into the console, or no Python
+            with suppress(OSError, TypeError):
+                # It was typed into the console, or is not written in Python.
                 parts["Source"] = inspect.getsource(value)
     return "\n".join(f"{title}:{chr(10) if chr(10) in text else ' '}{text}" for title, text in parts.items() if text)
 

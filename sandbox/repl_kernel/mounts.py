@@ -1,4 +1,4 @@
-"""The file systems of one console: scratch space that starts empty, and nothing of its siblings'."""
+"""File systems of one console: scratch space that starts empty, and nothing of its siblings."""
 
 import errno
 import os
@@ -9,30 +9,32 @@ from dataclasses import dataclass
 from repl_kernel import system
 
 FOLDER = "/run/console"
-"""A console's socket and its output file."""
+"""Folder of a console's socket and its output file."""
 _SCRATCH, _SHARED = "/tmp", "/dev/shm"
 _LOCKED = system.MS_NOSUID | system.MS_NODEV
 _TERMINALS = 16
-"""Most pseudo terminals of a console: the machine has 4,096 for all."""
+"""Maximum pseudo terminals of a console. The machine has 4,096 for all."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large they are, and whose."""
+    """Sizes and owner of the file systems."""
 
     uid: int
-    """Of the console, as the fork server sees it; 0: the fork server's own."""
+    """User id of the console, as the fork server sees it. 0 means that of the fork server."""
     disk_mb: int
     inodes: int
     output_bytes: int
 
 
 def mount_own(sizes: Sizes, kept: Sequence[str]) -> None:
-    """Cover what the fork server has there. `kept`: paths in it that are shown again, read-only.
+    """Cover the folders of the fork server. `kept`: paths in them that are shown again, read-only.
 
-    /proc can be written to until `open_proc` seals it.
+    /proc is writable until `open_proc` seals it.
     """
+    # Open the kept paths before they are covered.
     held = [(path, os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) for path in kept]
+    # Later mounts must not reach the namespace of the fork server.
     system.mount("", "/", "", system.MS_REC | system.MS_PRIVATE)
     owner = f",uid={sizes.uid},gid={sizes.uid}" if sizes.uid else ""
     disk = f"size={sizes.disk_mb}m,nr_inodes={sizes.inodes},mode=0700{owner}"
@@ -48,7 +50,7 @@ def mount_own(sizes: Sizes, kept: Sequence[str]) -> None:
 
 
 def _mount_terminals() -> None:
-    """Pseudo terminals that no sibling sees, and that are counted; none at all where the kernel makes no instance."""
+    """Mount pseudo terminals, limited in number, that no sibling sees. If the kernel cannot, mount an empty folder."""
     flags = system.MS_NOSUID | system.MS_NOEXEC
     try:
         system.mount("devpts", "/dev/pts", "devpts", flags, f"newinstance,ptmxmode=0666,mode=0620,max={_TERMINALS}")
@@ -59,9 +61,9 @@ def _mount_terminals() -> None:
 
 
 def open_proc(*, sealed: bool) -> int:
-    """A descriptor of /proc that can be written to, for this process's own settings.
+    """Return a descriptor of a writable /proc, for this process's own settings.
 
-    `sealed`: at its path /proc is read-only from now on, so that no later code changes its `oom_score_adj`.
+    `sealed`: the path /proc becomes read-only, so that no later code changes its `oom_score_adj`.
     """
     descriptor = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     if sealed:
@@ -72,7 +74,7 @@ def open_proc(*, sealed: bool) -> int:
 
 
 def scratch(kept: Sequence[str]) -> str:
-    """The console's working folder, which is empty: /tmp, or one in it where that must show something else too."""
+    """Return the console's empty working folder: /tmp, or a folder in it if /tmp must show other paths, too."""
     if not any(path.startswith(f"{_SCRATCH}/") for path in kept):
         return _SCRATCH
     folder = f"{_SCRATCH}/console"
@@ -83,11 +85,12 @@ def scratch(kept: Sequence[str]) -> str:
 
 
 def _show_again(path: str, descriptor: int, uid: int) -> None:
-    """What `descriptor` refers to, at `path`, which has just been covered."""
+    """Show the target of `descriptor` at `path`, which has just been covered."""
     source = f"/proc/self/fd/{descriptor}"
     try:
         target = os.readlink("", dir_fd=descriptor)
-    except OSError:  # no link
+    except OSError:
+        # Not a link.
         target = ""
     with _as_user(uid):
         if target:
@@ -101,8 +104,9 @@ def _show_again(path: str, descriptor: int, uid: int) -> None:
     system.mount(source, f"/proc/self/fd/{there}", "", system.MS_BIND | system.MS_REC)
     os.close(there)
     with _as_user(uid):
-        there = os.open(path, os.O_PATH | os.O_CLOEXEC)  # of what is mounted now
-    # What is mounted below is read-only already; the folders on the way to it are the fork server's.
+        # Open the mounted file, not the one that it covers.
+        there = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    # Mounts further below are read-only already, but the folders on the way belong to the fork server.
     read_only = system.MS_REMOUNT | system.MS_BIND | system.MS_RDONLY | _LOCKED
     system.mount("", f"/proc/self/fd/{there}", "", read_only)
     os.close(there)
@@ -110,7 +114,7 @@ def _show_again(path: str, descriptor: int, uid: int) -> None:
 
 @contextmanager
 def _as_user(uid: int) -> Iterator[None]:
-    """Make files as the console's user: the fork server has no right to write into what is another's."""
+    """Make files as the console's user, because the fork server has no right to write into another user's folder."""
     if uid:
         os.seteuid(uid)
     try:

@@ -1,8 +1,8 @@
-"""A console on somebody else's Jupyter server: `relay.py OPTIONS FOLDER`, started by a cell in a kernel there.
+"""Relay of a console on an external Jupyter server: `relay.py OPTIONS FOLDER`, started by a cell in a kernel there.
 
-It is to one console what the host is to those on its own machine: it has it forked, gives it lines, interrupts or kills
-it at a line's deadline. What is asked of it comes as lines of JSON on its standard input, through the kernel, and each
-gets one line back. `?` begins a line that asks back: a call of one of the host's functions.
+It takes the role of the host for one console: it requests its fork, sends it lines, and interrupts or kills it at a
+line's deadline. Requests arrive as lines of JSON on its standard input, through the kernel, and each gets one line as
+reply. A line that begins with `?` asks back: it is a call of one of the host's functions.
 """
 
 import base64
@@ -39,16 +39,16 @@ _PACKET_BYTES = 65_536
 _READY_S = 30.0
 _NEWS_S = 2.0
 _CALLS_A_LINE = 16_384
-"""As on the host: what a line calls beyond is not answered, and it ends by its deadline."""
+"""Maximum calls per line, as on the host. Further calls get no answer, and the line times out."""
 _TOO_LATE = b'{"error": "the time of the line is over"}'
 
 
 class Fault(Exception):
-    """No console can be had here, or none any more."""
+    """Error for a console that cannot be started, or that is gone."""
 
 
 class Supervised:
-    """A process that was forked, seen through the socket of its supervisor."""
+    """Forked process, seen through the socket of its supervisor."""
 
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -58,10 +58,10 @@ class Supervised:
         self._words = bytearray()
 
     def wait(self, deadline: float) -> None:
-        """Until it is ready or dead.
+        """Wait until it is ready or dead.
 
         Raises:
-            Fault: neither, in time.
+            Fault: it is neither, in time.
         """
         while not self.ready and self.death is None:
             if not _readable([self.ours], deadline):
@@ -70,11 +70,12 @@ class Supervised:
 
     def order(self, what: bytes) -> None:
         """Interrupt or kill it."""
-        with suppress(OSError):  # it is gone: its death is about to be heard
+        with suppress(OSError):
+            # It is gone; its death is about to be read.
             self.ours.send(what)
 
     def hear(self) -> None:
-        """One packet of its supervisor."""
+        """Read one packet of its supervisor."""
         try:
             packet, descriptors, _, _ = socket.recv_fds(self.ours, _PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         except OSError:
@@ -91,7 +92,7 @@ class Supervised:
             self.death = {"death": news["code"], "text": self._words.decode("utf-8", "replace"), "cut": news["cut"]}
 
     def destroy(self) -> None:
-        """End its supervisor, and so whatever it supervises."""
+        """End its supervisor, and so all processes that it supervises."""
         self.ours.close()
         for descriptor in (self.process, self.folder):
             if descriptor >= 0:
@@ -99,12 +100,14 @@ class Supervised:
 
 
 class Relay:
-    """Serves what is asked on standard input."""
+    """Server of the requests on standard input."""
 
     def __init__(self, fork_server: socket.socket, log: int, ask_back: Callable[[bytes], bytes]) -> None:
-        """`log`: a file with what the fork server says before it ends; `ask_back`: has a call answered."""
+        """`log`: file with the last messages of the fork server; `ask_back`: function that returns the answer to a
+        call."""
         self._fork_server, self._log, self._ask_back = fork_server, log, ask_back
-        self._alive = bool(fork_server.recv(_PACKET_BYTES))  # its greeting
+        # Wait for the greeting of the fork server.
+        self._alive = bool(fork_server.recv(_PACKET_BYTES))
         self._channel: socket.socket | None = None
         self._made: list[Supervised] = []
         self._console: Supervised | None = None
@@ -112,7 +115,8 @@ class Relay:
         self._signer = Signer(self._key.encode())
 
     def begin(self, asked: Asked) -> Said:
-        """Start the console; `content`: with a workspace, which is refused where it cannot be made."""
+        """Start the console. With `content`, it begins with a workspace, which is refused if it cannot be made."""
+        # End the previous console and workspace.
         for made in self._made:
             made.destroy()
         self._made.clear()
@@ -122,6 +126,7 @@ class Relay:
             refused = self._prepare(limits, zlib.decompress(base64.b64decode(str(asked["content"]))))
             if refused:
                 return {"refused": refused}
+        # Fork from the workspace process, or else from the fork server.
         source = self._channel or self._fork_server
         console = self._fork(source, {**limits, "prepares": False}, [], self._key.encode())
         console.wait(time.monotonic() + _READY_S)
@@ -136,6 +141,7 @@ class Relay:
             raise Fault(self._last_words())
         made = Supervised()
         self._made.append(made)
+        # The key travels on the console's own socket, which the fork server does not read.
         if key:
             made.ours.send(key)
         with made.theirs:
@@ -147,19 +153,21 @@ class Relay:
         return words.decode("utf-8", "replace").strip() or "it said nothing"
 
     def _prepare(self, limits: Said, content: bytes) -> Said | None:
-        """Have a workspace made, from which the console is forked. What is wrong with it; None: it was made."""
+        """Make a workspace, from which the console is forked. Return its problem, or None if it was made."""
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = self._channel
         with tempfile.TemporaryFile() as file, other:
             file.write(content)
             file.seek(0)
             made = self._fork(self._fork_server, {**limits, "prepares": True}, [other.fileno(), file.fileno()])
+        # Wait for the reply; past the limit, interrupt the lines of the workspace.
         limit_s, grace_s = float(str(limits["cpu_s"])), 0.5
         if not _readable([channel], time.monotonic() + limit_s):
             made.order(keeper.INTERRUPT)
             if not _readable([channel], time.monotonic() + grace_s):
                 slow = f"it takes more than {limit_s:g} s"
                 return {"place": "its end", "value": "deaf to interrupts", "problem": slow}
+        # An empty packet means that the process ended.
         packet = channel.recv(_PACKET_BYTES)
         if packet:
             said: Said = json.loads(packet)
@@ -177,21 +185,23 @@ class Relay:
     def _connect(self, console: Supervised) -> None:
         self._shell = zmq.Context.instance().socket(zmq.DEALER)
         self._shell.linger = 0
-        self._shell.reconnect_ivl = -1  # what listens there next is another console
+        # Another console may listen at this address next.
+        self._shell.reconnect_ivl = -1
         self._shell.connect(f"ipc:///proc/self/fd/{console.folder}/shell")
 
     def line(self, asked: Asked) -> Said:
-        """Run a line; its reply, or how the console died of it."""
+        """Run a line. Return its reply, or how the console died."""
         assert self._console is not None
         header = json.dumps({"msg_id": secrets.token_hex(16), "msg_type": "execute_request"}).encode()
         offer = asked["offer"]
         content = {"code": asked["code"], **({"host": json.loads(str(offer))} if offer is not None else {})}
         if not self._send([header, b"{}", LINE_METADATA, json.dumps(content).encode()]):
-            self._console.order(keeper.KILL)  # it let go of the connection: nothing of it can be heard any more
+            # The console closed its connection, so no reply can come any more.
+            self._console.order(keeper.KILL)
         return self._await(self._console, header, float(str(asked["timeout_s"])), float(str(asked["grace_s"])))
 
     def _send(self, body: list[bytes]) -> bool:
-        """Send a message; False: nobody takes it."""
+        """Send a message. Return False if the console does not accept it."""
         with suppress(zmq.Again):
             self._shell.send_multipart([DELIMITER, self._signer.sign(body), *body], zmq.DONTWAIT)
             return True
@@ -199,6 +209,7 @@ class Relay:
 
     def _await(self, console: Supervised, header: bytes, timeout_s: float, grace_s: float) -> Said:
         deadline, calls = time.monotonic() + timeout_s, 0
+        # At the deadline, first interrupt the line, then kill the console, then its supervisor.
         steps = [(keeper.INTERRUPT, grace_s), (keeper.KILL, _NEWS_S)]
         interrupted = False
         while True:
@@ -220,14 +231,15 @@ class Relay:
                 return {"reply": json.loads(frames[5])["repl"], "interrupted": interrupted}
 
     def _next(self, console: Supervised, deadline: float) -> list[bytes] | None:
-        """The next message of the console about its line; None: it died, or the time is over."""
+        """Return the next message of the console about its line. None means that it died, or that the time is over."""
         poller = zmq.Poller()
         poller.register(self._shell, zmq.POLLIN)
         poller.register(console.ours, zmq.POLLIN)
         poller.register(0, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
-            if 0 in ready:  # nothing is asked while a line runs: the kernel is gone
+            if 0 in ready:
+                # No request comes while a line runs, so the kernel is gone.
                 os._exit(0)
             while self._shell.poll(0):
                 frames = self._shell.recv_multipart()
@@ -235,13 +247,14 @@ class Relay:
                     return frames
             if console.ours.fileno() in ready:
                 console.hear()
+            # A last message may arrive just after the notice of a death.
             if console.death is not None and not self._shell.poll(50):
                 return None
             if not ready:
                 return None
 
     def _call(self, frames: list[bytes], *, late: bool) -> float:
-        """Have a call answered. Returns how long that took: the line's clock stands still meanwhile."""
+        """Answer a call. Return the seconds that this took, during which the line's clock is paused."""
         begun = time.monotonic()
         answer = _TOO_LATE if late else self._ask_back(frames[5])
         self._send([CALL_HEADER, frames[3], frames[4], answer])
@@ -260,13 +273,14 @@ def _answer(relay: Relay, asked: Asked) -> Said:
 
 
 def relay_for_ever(fork_server: socket.socket, log: int) -> None:
-    """Answer what is asked, until nobody asks any more."""
+    """Answer requests until the kernel is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asked, told = sys.stdin.buffer, sys.stdout.buffer
 
     def line() -> bytes:
         read = asked.readline()
-        if not read:  # the kernel is gone
+        if not read:
+            # The kernel is gone.
             os._exit(0)
         return read
 
@@ -287,13 +301,16 @@ def relay_for_ever(fork_server: socket.socket, log: int) -> None:
 
 
 if __name__ == "__main__":
-    shutil.rmtree(sys.argv[2], ignore_errors=True)  # where it was unpacked: all of it has been read
+    # Remove the unpacked package; all of it has been read.
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     words = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the process
+    # The parent is the relay, the child becomes the fork server.
     if os.fork():
         theirs.close()
         relay_for_ever(ours, words.fileno())
     ours.close()
+    # Errors of the fork server go to a file that the relay reads.
     os.dup2(words.fileno(), 2)
     words.close()
     os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)

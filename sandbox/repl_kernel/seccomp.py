@@ -1,7 +1,7 @@
-"""A seccomp filter for consoles: system calls that a computation never needs fail with EPERM.
+"""seccomp filter of consoles: system calls that a computation never needs fail with EPERM.
 
-The list lives in `denied_syscalls.json` beside this file; the Docker profile in `sandbox/seccomp.json` is made from
-the same list. Numbers are those of x86_64 and aarch64; any other machine is refused.
+The list is in `denied_syscalls.json` next to this file. The Docker profile in `sandbox/seccomp.json` is made from the
+same list. Numbers are those of x86_64 and aarch64; any other machine is refused.
 """
 
 import errno
@@ -16,7 +16,8 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _NAMESPACE_FLAGS = 0x7E020000
-_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink
+# Socket families unix, inet, inet6 and netlink.
+_FAMILIES = (1, 2, 10, 16)
 
 _LOAD, _JUMP_EQUAL, _JUMP_SET, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -28,7 +29,7 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 
 def denied() -> dict[str, dict[str, int]]:
-    """Name of each denied system call -> its number a machine (absent where the machine has no such call)."""
+    """Return the number per machine of each denied system call, by name. A machine without such a call is left out."""
     table: dict[str, dict[str, int]] = json.loads((Path(__file__).parent / "denied_syscalls.json").read_text())[
         "syscalls"
     ]
@@ -36,35 +37,39 @@ def denied() -> dict[str, dict[str, int]]:
 
 
 def program(machine: str = platform.machine(), allowed: Sequence[str] = ()) -> bytes:
-    """The BPF program for `machine`; it lets the calls `allowed` pass all the same.
+    """Return the BPF program for `machine`. The calls in `allowed` pass all the same.
 
     Raises:
-        OSError: there are no numbers for this machine.
+        OSError: the numbers of this machine are unknown.
     """
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no seccomp filter for machine {machine!r}")
     refuse = _instruction(_RETURN, _ERRNO | errno.EPERM)
     allow = _instruction(_RETURN, _ALLOW)
+    # Kill a process that uses the calls of another architecture.
     code = [
         _instruction(_LOAD, _ARCH_AT),
         _instruction(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1, 0),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _NUMBER_AT),
     ]
-    if machine == "x86_64":  # the x32 interface has its own numbers
+    if machine == "x86_64":
+        # The x32 interface has its own numbers.
         code += [_instruction(_JUMP_AT_LEAST, 0x40000000, 0, 1), refuse]
     for name, numbers in denied().items():
         if machine in numbers and name not in allowed:
             code += [_instruction(_JUMP_EQUAL, numbers[machine], 0, 1), refuse]
-    # The flags of clone3 are behind a pointer, so it does not exist; libc then falls back to clone.
+    # The flags of clone3 are behind a pointer, so report that the call does not exist. libc then falls back to clone.
     code += [_instruction(_JUMP_EQUAL, _CLONE3, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
     code += [
+        # Refuse clone with flags for new namespaces.
         _instruction(_JUMP_EQUAL, _CLONE[machine], 0, 4),
         _instruction(_LOAD, _FIRST_ARGUMENT_AT),
         _instruction(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1),
         refuse,
         allow,
     ]
+    # Allow sockets of the listed families only.
     code += [_instruction(_JUMP_EQUAL, _SOCKET[machine], 1, 0), allow, _instruction(_LOAD, _FIRST_ARGUMENT_AT)]
     for position, family in enumerate(_FAMILIES):
         code.append(_instruction(_JUMP_EQUAL, family, len(_FAMILIES) - position, 0))

@@ -1,12 +1,12 @@
-"""The fork server: it imports everything once, then forks a console for each request.
+"""Fork server: imports everything once, then forks a console per request.
 
-On its socket (SEQPACKET) each packet is a request (JSON) with a file descriptor: the console's own socket to the host.
-The console's key comes on that one, and is read after the fork: no later console finds it in its memory.
-Its options: `isolate` (namespaces a console), `preload` (modules to import).
+On its socket (SEQPACKET), each packet is a request (JSON) with a file descriptor: the console's own socket to the host.
+The console's key arrives on that socket and is read after the fork, so that no later console finds it in its memory.
+The options are `isolate` (namespaces per console) and `preload` (modules to import).
 
-A request may also ask for a station: a process, in namespaces of its own and without any privilege, in which a
-workspace is made, and which is then asked for consoles as the fork server is. Two more descriptors come with it: the
-socket on which it is asked, and the workspace.
+A request can also ask for a workspace process, in its own namespaces and without any privilege. It makes a workspace,
+and then takes requests for consoles as the fork server does. Two more descriptors come with such a request: the socket
+for its requests, and the workspace.
 """
 
 import gc
@@ -34,40 +34,40 @@ _SHOWN_CHARS = 2000
 
 @dataclass(frozen=True)
 class Options:
-    """How consoles are made."""
+    """Options of the fork server."""
 
     isolate: bool
-    """Each in namespaces of its own."""
+    """True if each console gets its own namespaces."""
     preload: list[str]
     """Modules to import before the first fork."""
     packages: Sequence[str] = ()
-    """Folders in which modules are looked for after Python's own."""
+    """Folders in which modules are searched after Python's own."""
     kept: Sequence[str] = ()
-    """What consoles see of this process's /tmp and /dev/shm, which they cover with their own."""
+    """Paths in this process's /tmp and /dev/shm that consoles see, although they cover these folders with their own."""
 
 
 def _forget_dead_children() -> None:
-    """Let the kernel reap: nobody waits for the processes that this one forks."""
+    """Let the Linux kernel reap children, because this process does not wait for them."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
 class _Station:
-    """A process that consoles are forked from: the fork server, or one in which a workspace was made."""
+    """Process that consoles are forked from: the fork server, or a workspace process."""
 
     host: socket.socket
-    """On which it is asked."""
+    """Socket of its requests."""
     prepared: workspace.Prepared | None = None
 
     def next_request(self) -> tuple[birth.Request, list[int]]:
-        """What is asked for, and the descriptors that come with it."""
+        """Return the next request, and the descriptors that come with it."""
         data, descriptors, _, _ = socket.recv_fds(self.host, _MAX_REQUEST_BYTES, 3)
         if not data:
             os._exit(0)
         return birth.Request(**json.loads(data)), descriptors
 
     def leave(self) -> list[int]:
-        """Stop being it, in a forked child. Returns what a supervisor has to let go of as well."""
+        """Release its resources in a forked child. Return the descriptors that a supervisor must close as well."""
         self.host.close()
         return [self.prepared.scratch] if self.prepared else []
 
@@ -81,10 +81,10 @@ def _leave(message: str) -> NoReturn:
 def _split(
     request: birth.Request, connection: socket.socket, options: Options, unneeded: Sequence[int]
 ) -> tuple[keeper.Place, Capture]:
-    """In a forked child: isolate it, and fork once more. Returns in the second child only; the first supervises it.
+    """Isolate a forked child, and fork again. Return in the second child only; the first one supervises it.
 
-    The supervisor is closed to tracing, and its memory and descriptors with it, before the second child exists.
-    `unneeded`: descriptors that the supervisor does not keep.
+    Before the second child exists, the supervisor is closed to tracing, with its memory and descriptors. `unneeded`:
+    descriptors that the supervisor does not keep.
     """
     place, isolate = None, options.isolate
     try:
@@ -93,14 +93,15 @@ def _split(
         capture = birth.open_capture(request, place, isolate)
         if isolate:
             birth.renounce(station=request.prepares, keep_network=True)
-        system.set_dumpable(False)  # after the fork may be too late: the console need not wait for this process
+        # After the fork it may be too late, because the console does not wait for this process.
+        system.set_dumpable(False)
         pid = os.fork()
         if pid:
             for descriptor in unneeded:
                 os.close(descriptor)
             if isolate:
                 birth.raise_loopback(place)
-            # In the namespace of a station are its consoles too, which have supervisors that count.
+            # The namespace of a workspace process also contains its consoles, whose own supervisors count their time.
             cpu_s = request.cpu_s if isolate and not request.prepares else None
             keeper.keep(connection, pid, capture, place, owns_all=isolate, cpu_s=cpu_s)
         if isolate:
@@ -108,7 +109,8 @@ def _split(
         else:
             system.die_with_parent()
         system.set_dumpable(True)
-    except OSError as error:  # the host may have changed its mind before the birth
+    except OSError as error:
+        # The host may have cancelled the request before the birth.
         if place is not None and place.temporary:
             shutil.rmtree(place.folder, ignore_errors=True)
         _leave(str(error))
@@ -118,10 +120,11 @@ def _split(
 def _become_console(
     kernel: ReplKernel, request: birth.Request, descriptors: list[int], options: Options, station: _Station
 ) -> None:
-    """In the forked child: returns in the console only."""
+    """Turn the forked child into a console. Return in the console only."""
     unneeded = station.leave()
     connection = socket.socket(fileno=descriptors[0])
-    key = connection.recv(_MAX_KEY_BYTES)  # its supervisor must not find it there
+    # Read the key before the supervisor reads orders from the same socket.
+    key = connection.recv(_MAX_KEY_BYTES)
     place, capture = _split(request, connection, options, unneeded)
     try:
         birth.become_console(kernel, request, key, connection, capture, place, options.isolate, station.prepared)
@@ -130,7 +133,7 @@ def _become_console(
 
 
 def _become_station(request: birth.Request, descriptors: list[int], options: Options, station: _Station) -> _Station:
-    """In the forked child: returns in the new station only, when its workspace is made."""
+    """Turn the forked child into a workspace process. Return in that process only, when its workspace is made."""
     station.leave()
     connection, channel = (socket.socket(fileno=descriptor) for descriptor in descriptors[:2])
     place, capture = _split(request, connection, options, descriptors[1:])
@@ -140,11 +143,13 @@ def _become_station(request: birth.Request, descriptors: list[int], options: Opt
     try:
         prepared = birth.become_station(request, capture, place, options.isolate, content)
     except workspace.Refused as refused:
+        # The reply is the problem, or an empty object.
         said = {"place": refused.place, "value": refused.value, "problem": refused.problem}
         channel.send(json.dumps({name: text[:_SHOWN_CHARS] for name, text in said.items()}).encode())
         os._exit(0)
     _forget_dead_children()
-    system.be_killed_first()  # in here the workspace could undo it
+    # Set it again, because the lines of the workspace can change it.
+    system.be_killed_first()
     gc.collect()
     gc.freeze()
     channel.send(b"{}")
@@ -152,7 +157,7 @@ def _become_station(request: birth.Request, descriptors: list[int], options: Opt
 
 
 def _connect(address: str) -> socket.socket:
-    """`address`: the number of an inherited descriptor, or the path of a socket."""
+    """Return the socket of requests. `address`: the number of an inherited descriptor, or the path of a socket."""
     if not address.startswith("/"):
         return socket.socket(fileno=int(address))
     host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -161,7 +166,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKernel:
-    """Serve requests for ever; returns once in each console, with its kernel.
+    """Serve requests for ever. Return once in each console, with its kernel.
 
     `filters`: `warnings.filters` as they were before any import.
     """
@@ -179,6 +184,7 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
     tempfile.tempdir = None
     kernel = ReplKernel()
     clean_interpreter(filters)
+    # Keep the garbage collector away from inherited objects, so that their pages stay shared after a fork.
     gc.collect()
     gc.freeze()
     host.send(json.dumps({"python": sys.version_info[:3], "pid": os.getpid()}).encode())
@@ -186,8 +192,10 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
     while True:
         request, descriptors = station.next_request()
         try:
+            # Only a fork server that is root receives a user id.
             pid = birth.fork_first() if options.isolate and request.uid else os.fork()
-        except OSError as error:  # no process or namespace to be had: the host learns of it as its connection closes
+        except OSError as error:
+            # No process or namespace is available. The host notices the closed connection.
             sys.stderr.write(f"repl_kernel: {error}\n")
             pid = -1
         if pid:

@@ -1,4 +1,4 @@
-"""The Linux calls that Python 3.11 has no function for. Each raises `OSError` when the kernel refuses."""
+"""Linux calls without a function in Python 3.11. Each raises `OSError` if the kernel refuses it."""
 
 import ctypes
 import fcntl
@@ -30,7 +30,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-# Made once, by the fork server: a console's birth is as long as what it makes for itself.
+# Made once by the fork server, because all work in a console itself delays its start.
 _THIS_PROCESS = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
 _NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 _CAP_NET_ADMIN = 12
@@ -60,7 +60,7 @@ def enter(fd: int, kind: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     _check(
         _libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), options.encode()),
         f"mount {kind or source} on {target}",
@@ -77,22 +77,23 @@ def raise_loopback() -> None:
 
 
 def be_killed_first() -> None:
-    """Where memory is out, the kernel ends this process, or one that it forks, before any other of the machine."""
+    """Make the Linux kernel end this process, or one that it forks, first if the machine is out of memory."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def overwrite_arguments(name: bytes) -> None:
-    """Make `name` all that /proc shows of this process's arguments, and of those of processes that it forks."""
+    """Replace the arguments that /proc shows of this process, and of processes that it forks, by `name`."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
+    # Fields 48 and 49 of proc(5): addresses of the arguments.
     start, end = int(fields[45]), int(fields[46])
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, name, min(len(name), end - start - 1))
 
 
 def die_with_parent() -> None:
-    """SIGKILL this process when the thread that forked it ends."""
+    """Let the Linux kernel kill this process when the thread that forked it ends."""
     _prctl(_PR_SET_PDEATHSIG, 9)
 
 
@@ -102,17 +103,17 @@ def adopt_orphans() -> None:
 
 
 def set_dumpable(flag: bool) -> None:
-    """False: other processes of this user can neither trace this one nor read its memory."""
+    """Allow or forbid other processes of this user to trace this one and to read its memory."""
     _prctl(_PR_SET_DUMPABLE, int(flag))
 
 
 def drop_capabilities(*, keep_network: bool = False) -> None:
-    """Give up every capability, for this process and for whatever it executes.
+    """Give up every capability, for this process and for all programs that it executes.
 
     `keep_network`: this process alone keeps CAP_NET_ADMIN, until `drop_the_last`.
     """
     for capability in range(_LAST_CAPABILITY + 1):
-        # Where bubblewrap left none, as for a user who is not root, a process has no right to drop any either.
+        # If bubblewrap left none, as for a user other than root, the process has no right to drop any.
         if _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
             _prctl(_PR_CAPBSET_DROP, capability)
     _prctl(_PR_CAP_AMBIENT, 4)
@@ -120,17 +121,17 @@ def drop_capabilities(*, keep_network: bool = False) -> None:
 
 
 def drop_the_last() -> None:
-    """Give up what `drop_capabilities` has kept."""
+    """Give up the capability that `drop_capabilities` has kept."""
     _check(_libc.capset(_THIS_PROCESS, _NO_CAPABILITIES), "capset")
 
 
 def no_new_privileges() -> None:
-    """No later execve can gain privileges."""
+    """Prevent every later execve from gaining privileges."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def install_filter(program: bytes) -> None:
-    """Install a seccomp BPF program (8 bytes an instruction) on this process. Needs `no_new_privileges`."""
+    """Install a seccomp BPF program (8 bytes per instruction) on this process. It requires `no_new_privileges`."""
     code = ctypes.create_string_buffer(program, len(program))
     description = _Program(len(program) // 8, ctypes.addressof(code))
     _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(description))

@@ -1,4 +1,4 @@
-"""The Jupyter wire format, as far as the fast path needs it: frames, their signature, a parsed request."""
+"""Jupyter wire format, as far as the fast path needs it: frames, their signature, and a parsed request."""
 
 import hashlib
 import hmac
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 DELIMITER = b"<IDS|MSG>"
 LINE_METADATA = b'{"repl_line":true}'
-"""Metadata of a request that asks for the fast path: one reply, nothing on iopub."""
+"""Metadata of a request for the fast path: one reply, and no message on iopub."""
 CALL_HEADER = b'{"msg_type":"repl_host_call"}'
-"""Header of a call of one of the host's functions; its parent is the request of the line, its metadata a number."""
+"""Header of a call of a host function. Its parent is the request of the line, and its metadata is a number."""
 
 
 class Signer:
-    """HMAC-SHA256 of the four JSON frames of a message."""
+    """Signer of messages: HMAC-SHA256 of their four JSON frames."""
 
     def __init__(self, key: bytes) -> None:
+        # Copying a keyed HMAC is cheaper than making one per message.
         self._empty = hmac.HMAC(key, digestmod=hashlib.sha256)
 
     def sign(self, frames: list[bytes]) -> bytes:
-        """The signature frame, in hexadecimal."""
+        """Return the signature frame, in hexadecimal."""
         mac = self._empty.copy()
         for frame in frames:
             mac.update(frame)
@@ -31,26 +32,26 @@ class Offer:
     """Functions of the host that lines may call."""
 
     functions: dict[str, str]
-    """Name -> documentation."""
+    """Documentation of each function, by name."""
     argument_bytes: int
-    """Most bytes of a call, as JSON."""
+    """Maximum size of a call as JSON, bytes."""
 
 
 @dataclass(frozen=True)
 class LineRequest:
-    """A request for the fast path."""
+    """Request for the fast path."""
 
     identities: list[bytes]
     header: bytes
     code: str
     offer: Offer | None
-    """Comes with the first line, where there are such functions."""
+    """Functions of the host, with the first line. None means none, or a later line."""
     afresh: bool = False
-    """The answer that was given is forgotten: another question was asked."""
+    """True to discard the last answer, because another question was asked."""
 
 
 def read_line_request(frames: list[bytes], signer: Signer) -> LineRequest | None:
-    """The request in `frames`; None when they are something else (an ordinary message, or not signed by the key)."""
+    """Return the request in `frames`, or None if they are an ordinary message or are not signed with the key."""
     if DELIMITER not in frames:
         return None
     at = frames.index(DELIMITER)
@@ -71,19 +72,19 @@ _REPLY_HEADER = json.dumps(
 
 
 def line_reply(request: LineRequest, content: dict[str, object], signer: Signer) -> list[bytes]:
-    """The frames of the one reply; the request's own header bytes say what it answers."""
+    """Return the frames of the one reply. The header bytes of the request identify what it answers."""
     body = [_REPLY_HEADER, request.header, b"{}", json.dumps(content).encode()]
     return [*request.identities, DELIMITER, signer.sign(body), *body]
 
 
 def host_call(line: LineRequest, number: int, content: bytes, signer: Signer) -> list[bytes]:
-    """The frames of a call that `line` makes; `number` tells it from others of the line."""
+    """Return the frames of a call that `line` makes. `number` distinguishes it from other calls of the line."""
     body = [CALL_HEADER, line.header, str(number).encode(), content]
     return [*line.identities, DELIMITER, signer.sign(body), *body]
 
 
 def read_host_reply(frames: list[bytes], line_header: bytes, signer: Signer) -> tuple[int, bytes] | None:
-    """The number and content of an answer to a call of that line; None: `frames` are something else."""
+    """Return the number and content of an answer to a call of that line, or None if `frames` are anything else."""
     if DELIMITER not in frames:
         return None
     at = frames.index(DELIMITER)

@@ -1,8 +1,8 @@
-"""A workspace: values, files, modules and lines that a console starts with. It is made once, in a process that is then
-forked for each of its consoles.
+"""Workspace: values, files, modules and lines that a console starts with.
 
-Memory is each console's own after a fork, and files are copied. Open files, shared memory, threads and processes would
-be shared or gone, so a set-up that leaves any behind is refused.
+It is made once, in a process that is then forked for each of its consoles. After a fork, each console has its own
+memory, and files are copied. Open files, shared memory, threads and processes would be shared or lost, so a workspace
+that leaves any of them is refused.
 """
 
 import base64
@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from repl_kernel.console import Console
 
 SOURCE = "<workspace>"
-"""What tracebacks call the file of a set-up's lines."""
+"""File name of a workspace's lines in tracebacks."""
 _SEEDS = re.compile(r"\bseed\s*\(")
 _DEVICES = "/dev/"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Refused(Exception):
-    """A set-up cannot be made: where it fails, what stands there, and why."""
+    """Error for a workspace that cannot be made, with the place, the value there, and the problem."""
 
     def __init__(self, place: str, value: str, problem: str) -> None:
         super().__init__(problem)
@@ -40,17 +40,17 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a set-up has made, ready to be forked."""
+    """Finished workspace, ready to be forked."""
 
     console: Console
     scratch: int
     """Descriptor of the folder with its files."""
     random_state: tuple[object, ...] | None
-    """Of `random`, where the lines seed: consoles go on from it, and from numpy's. None: each is seeded anew."""
+    """State of `random` if the lines set a seed: consoles continue from it, and from numpy's. None means new seeds."""
 
 
 def make(content: bytes) -> Prepared:
-    """Make what `content` says, in this process and its working folder.
+    """Make the workspace of `content` in this process and its working folder.
 
     Raises:
         Refused: it cannot be made.
@@ -67,13 +67,14 @@ def make(content: bytes) -> Prepared:
         source = "\n".join(said["lines"]) + "\n"
         _run(source, console.locals)
     _refuse_leftovers(opened, shared, threads)
-    state = random.getstate() if _SEEDS.search(source) else None  # kept: `random` seeds itself anew in a forked child
+    # Keep the state, because `random` seeds itself again in a forked child.
+    state = random.getstate() if _SEEDS.search(source) else None
     return Prepared(console, os.open(".", _FOLDER), state)
 
 
 @contextmanager
 def _no_bytecode() -> Iterator[None]:
-    """No `__pycache__` among the files."""
+    """Prevent `__pycache__` among the files."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
@@ -83,7 +84,8 @@ def _no_bytecode() -> Iterator[None]:
 
 @contextmanager
 def _cpu_limit_interrupts() -> Iterator[None]:
-    """The limit of CPU time, which is as long as that of wall clock, ends a line as that does: so it can be named."""
+    """Make the limit of CPU time interrupt a line, as the equal limit of wall clock does, so that an error can name
+    it."""
     before = signal.signal(signal.SIGXCPU, signal.default_int_handler)
     try:
         yield
@@ -110,6 +112,7 @@ def _import(name: str) -> None:
 def _run(source: str, namespace: dict[str, object]) -> None:
     """Run the lines as one program."""
     lines = source.splitlines(keepends=True)
+    # Let tracebacks show the lines.
     linecache.cache[SOURCE] = (len(source), None, lines, SOURCE)
     try:
         exec(compile(source, SOURCE, "exec", dont_inherit=True), namespace)
@@ -121,7 +124,7 @@ def _run(source: str, namespace: dict[str, object]) -> None:
 
 
 def _line_of(error: BaseException) -> int:
-    """The number of the line of the set-up itself in which it failed, from 1; 0: none of them."""
+    """Return the number, from 1, of the workspace's own line in which it failed. 0 means none of them."""
     entries = traceback.walk_tb(error.__traceback__)
     found = next((number for frame, number in entries if frame.f_code.co_filename == SOURCE), 0)
     return found or (error.lineno or 0 if isinstance(error, SyntaxError) else 0)
@@ -132,24 +135,25 @@ def _last_line(error: BaseException) -> str:
 
 
 def _opened() -> Mapping[int, str]:
-    """Descriptors of this process, and what they refer to."""
+    """Return the descriptors of this process, and the files that they refer to."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the one that listed them
+        except OSError:
+            # The descriptor that listed the others is closed.
             continue
     return found
 
 
 def _shared_memory() -> set[str]:
-    """Mappings that a fork would share, and into which one may write."""
+    """Return the writable mappings that a fork would share."""
     with open("/proc/self/maps") as maps:
         return {line.split()[0] for line in maps if line.split()[1].startswith("rw") and line.split()[1].endswith("s")}
 
 
 def _refuse_leftovers(opened: Mapping[int, str], shared: set[str], threads: int) -> None:
-    """Refuse what a forked console would share with its siblings, or would miss."""
+    """Reject a workspace that leaves anything that forked consoles would share with siblings, or would miss."""
     place = "what its lines leave behind"
     for number, target in _opened().items():
         if opened.get(number) != target and not target.startswith(_DEVICES):
@@ -161,11 +165,12 @@ def _refuse_leftovers(opened: Mapping[int, str], shared: set[str], threads: int)
             place, threading.enumerate()[-1].name, "this thread still runs, and no console would have it: join it"
         )
     try:
-        pid, _ = os.waitpid(-1, os.WNOHANG)
+        # Children that have ended are only reaped.
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     except ChildProcessError:
         return
-    if pid == 0:
-        raise Refused(place, "a process", "it still runs, and no console would see it: end it")
+    raise Refused(place, "a process", "it still runs, and no console would see it: end it")
 
 
 def lay_copies(scratch: int) -> None:
@@ -188,6 +193,7 @@ def _copy_folder(source: int, target: int) -> None:
         elif stat.S_ISREG(status.st_mode):
             _copy_file(name, status, source, target)
         elif stat.S_ISDIR(status.st_mode):
+            # The final mode may forbid to write into the folder, so set it last.
             os.mkdir(name, 0o700, dir_fd=target)
             below, there = os.open(name, _FOLDER, dir_fd=source), os.open(name, _FOLDER, dir_fd=target)
             _copy_folder(below, there)

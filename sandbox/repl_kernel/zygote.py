@@ -1,7 +1,7 @@
 """Start of the fork server: `zygote.py ADDRESS OPTIONS`. See `server`.
 
-The kernel of a console is served from here, so that user code runs as few frames deep as under a console that was
-started by itself: the depth at which a RecursionError comes is part of what a program prints.
+The kernel of a console is served from here, so that user code runs as few frames deep as under a console that started
+directly. The depth at which a RecursionError comes is part of a program's output.
 """
 
 import importlib

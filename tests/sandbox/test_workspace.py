@@ -100,6 +100,12 @@ def test_an_error_in_a_line_is_refused_with_its_text(kind: str) -> None:
     within(kind, body)
 
 
+ENDED = "os.fork() or os._exit(0)"
+AWAITED = "os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)"
+RUNNING = "os.fork() or os.read(os.pipe()[0], 1)"
+"""Reads what nobody writes."""
+
+
 @served_kinds
 def test_a_refusal_names_the_line_the_file_or_the_module(kind: str) -> None:
     bad = {
@@ -109,6 +115,7 @@ def test_a_refusal_names_the_line_the_file_or_the_module(kind: str) -> None:
         "line 1 is 'while True: pass'; it took too long": Workspace(lines=("while True: pass",)),
         "line 1 is 'x = bytearray(10 ** 9)'; it raises MemoryError": Workspace(lines=("x = bytearray(10 ** 9)",)),
         "it is still open, and all consoles would share it": Workspace(lines=("f = open('f', 'w')",)),
+        "it still runs, and no console would see it": Workspace(lines=("import os", ENDED, AWAITED, RUNNING)),
     }
 
     async def body(sandbox: Sandbox) -> None:

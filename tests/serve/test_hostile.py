@@ -249,6 +249,7 @@ def test_a_text_that_cannot_fit_is_refused_before_its_ids_are_looked_for(server:
         ):
             found = error(small.post(said, path), 400)
             assert (found["code"], "500000 characters" in str(found["message"])) == ("context_length_exceeded", True)
+            assert found["param"] == ("prompt" if path == "completions" else "messages")
         found = error(small.post({"model": MODEL, "prompt": [5] * 300_000}, "completions"), 400)
         assert "300000 tokens" in str(found["message"])
 

@@ -16,7 +16,7 @@ from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.world import World, folder_of
 
 _OF_TASKS = ("tasks", "judge", "group_judge")
-"""What a world says of tasks, of which a server has none."""
+"""Settings of tasks, which a server does not have."""
 _OF_A_RUN = (
     "model",
     "prompt",
@@ -31,37 +31,38 @@ _OF_A_RUN = (
     "context_tokens",
     "dtype",
 )
+"""Settings that a stored run decides."""
 _BUDGETS = ("rollout", "limits")
-"""What a stored run decides, too."""
+"""Tables that a stored run decides."""
 
 
 @dataclass(frozen=True)
 class ServeConfig(World):
-    """Serve a policy to clients of OpenAI's API. Lines run in consoles of their own, with the limits of a rollout.
+    """Serve a policy to clients of OpenAI's API. Each conversation has its own console, with the limits of a rollout.
 
     API keys are read from --keys, and from the environment variable REPL_RL_API_KEYS (with commas between them).
     """
 
     run: Path | None = None
-    """A stored run whose policy, prompt, sampler and limits are served; none: those that are said here."""
+    """Stored run whose policy, prompt, sampler and limits are served. Without it, the options of this command apply."""
     host: str = "127.0.0.1"
-    """Address to listen on; one that other machines can reach needs keys."""
+    """Address to listen on. One that other machines can reach needs keys."""
     port: int = 8000
-    """Port to listen on, 0 to 65535; 0: any that is free."""
+    """Port to listen on, 0 to 65535. 0 means any free port."""
     keys: Path | None = None
-    """File of API keys, one a line; none: those of the environment."""
+    """File of API keys, one per line. Keys of the environment variable are valid too."""
     name: str = ""
-    """What clients call the model; "": what --model says, of a folder its last part."""
+    """Model name for clients. "" selects the folder name of --run or --model, or else the value of --model."""
     concurrency: Annotated[int, AtLeast(1)] = 8
-    """Turns that are played at once, and consoles kept ready for them, >= 1."""
+    """Concurrent turns, and consoles kept ready for them, >= 1."""
     waiting: Annotated[int, AtLeast(0)] = 64
-    """Turns that may wait for a place, >= 0; a further one is answered by 429."""
+    """Turns that may wait in the queue, >= 0. A further turn is refused with status 429."""
     conversations: Annotated[int, AtLeast(0)] = 64
     """Conversations that may be kept, each with its console, >= 0."""
     idle_s: Annotated[float, Above(0)] = 600.0
-    """How long a conversation is kept without a turn, seconds, > 0."""
+    """Time without a turn after which a kept conversation ends, seconds, > 0."""
     drain_s: Annotated[float, AtLeast(0)] = 5.0
-    """What turns under way are given to end after SIGTERM, seconds, >= 0."""
+    """Time for running turns to finish after SIGTERM, seconds, >= 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +74,7 @@ class ServeConfig(World):
             self._refuse((*_OF_A_RUN, *_BUDGETS), "the run says it; leave out one of the two")
 
     def _refuse(self, names: Sequence[str], remedy: str) -> None:
-        """Refuse what is said although it has no effect."""
+        """Reject settings that are given but have no effect."""
         usual = World()
         for name in names:
             if getattr(self, name) != getattr(usual, name):
@@ -81,10 +82,10 @@ class ServeConfig(World):
 
     @property
     def world(self) -> World:
-        """What is served. Engine, sandbox and seed are of this machine and this day, and never a run's.
+        """World to serve. Engine, sandbox and seed are those of this command, never those of the run.
 
         Raises:
-            ConfigError: `run` is none.
+            ConfigError: `run` is not the folder of a run.
         """
         if self.run is None:
             return self
@@ -96,18 +97,18 @@ class ServeConfig(World):
 
     @property
     def called(self) -> str:
-        """What clients call the model."""
+        """Model name for clients."""
         if self.run is not None and not self.name:
             return self.run.resolve().name
         return self.name or (Path(self.model).resolve().name if Path(self.model).exists() else self.model)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the verb. Returns the exit code."""
+    """Run the command and return the exit code."""
     asked = parse_with_sources(ServeConfig, "serve", argv)
     if lacking := missing(SERVING):
         raise ConfigError("package", lacking[0], "it is not installed; install it with `pip install 'repl_rl[serve]'`")
-    # imported here: not everybody who imports this package has them
+    # These modules need the packages of the extra `serve`, which may be missing when this one is imported.
     from repl_rl.cli.serve.connection import open_many
     from repl_rl.cli.serve.desk import Bounds
     from repl_rl.cli.serve.keys import VARIABLE, read_keys
@@ -116,6 +117,7 @@ def main(argv: Sequence[str]) -> int:
     config = apply_model_defaults(asked, tell=print_to_stderr)
     world, keys = config.world, read_keys(config.keys)
     open_many()
+    # Take the port, and check who can reach it, before the engine opens, which may take minutes.
     found = listening(config.host, config.port)
     host, port = found.getsockname()[:2]
     if not keys and not is_loopback(host):
@@ -135,11 +137,13 @@ def main(argv: Sequence[str]) -> int:
     def ready() -> None:
         print(f"http://{shown}:{port}/v1 serves {config.called}    (interrupt to stop)", flush=True)
 
+    # The event loop runs in a thread, so that a signal interrupts only the wait here and turns can still finish.
     with closing(LoopThread()) as thread:
         served = thread.start(serving.run(ready))
         try:
             served.result()
-        except KeyboardInterrupt:  # SIGTERM, too
+        except KeyboardInterrupt:
+            # SIGTERM raises this too.
             thread.soon(serving.stop)
             served.result()
             raise

@@ -1,4 +1,4 @@
-"""The server's addresses: who may ask, how much, and what answers."""
+"""Endpoints of the server: routes, access control, size limits and error responses."""
 
 import asyncio
 import json
@@ -19,24 +19,33 @@ from repl_rl.cli.serve.responses import TurnResponse
 from repl_rl.cli.serve.shapes import Shape
 
 MOST_BYTES = 1 << 20
-"""Of a request's body."""
+"""Largest body of a request, bytes."""
 _OPEN = ("/health", *PAGES)
-"""Addresses that need no key."""
+"""Paths that need no API key."""
 
 
 class App:
-    """One policy's server."""
+    """ASGI application that serves one policy."""
 
     def __init__(
         self, desk: Desk, keys: Keys, model: str, hosts: Collection[str] | None, patience_s: float = PATIENCE_S
     ) -> None:
-        """`hosts`: names under which it may be asked; None: any. A page of another site, open in a browser on this
-        machine, could have any name resolve to this server."""
+        """Set up the routes.
+
+        Args:
+            desk: the service that plays turns.
+            keys: the API keys with access.
+            model: the model name for clients.
+            hosts: allowed host names of requests; None allows any. This prevents DNS rebinding: a page of another site,
+                open in a browser on this machine, could resolve its own name to this server.
+            patience_s: see `PATIENCE_S`.
+        """
         self._patience_s = patience_s
         self._desk = desk
         self._keys = keys
         self._model = model
         self._hosts = hosts
+        # Every route goes through `_guarded`, so that none lacks access control.
         self.asgi = app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         for method, path, answer in (
             ("POST", "/v1/chat/completions", self._chat),
@@ -55,7 +64,7 @@ class App:
     def _guarded(
         self, path: str, answer: Callable[[Request, str], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """`answer`, given who asks, where that may; a refusal is answered as one, and all is counted."""
+        """Return the endpoint `answer` with access control, error responses and metrics."""
 
         async def guarded(request: Request) -> Response:
             try:
@@ -63,7 +72,9 @@ class App:
             except Refusal as refusal:
                 response = _refused(refusal)
             except ClientDisconnect:
-                response = Response(status_code=499)  # nobody reads it
+                # The status is only for the metrics, because the client has left.
+                response = Response(status_code=499)
+            # A turn is counted when it has been played, in `_turn`.
             if not isinstance(response, TurnResponse):
                 self._count(path, response.status_code)
             return response
@@ -71,10 +82,10 @@ class App:
         return guarded
 
     def _owner(self, request: Request, path: str) -> str:
-        """Who asks.
+        """Return the name of the client, which its API key determines.
 
         Raises:
-            Refusal: nobody who may.
+            Refusal: the host name is not allowed (403), or the key is missing or wrong (401).
         """
         if self._hosts is not None:
             host, origin = _host(f"//{request.headers.get('host', '')}"), request.headers.get("origin")
@@ -130,12 +141,12 @@ class App:
         return page(request.url.path)
 
     async def _late(self, request: Request, error: Exception) -> Response:
-        """A turn that is refused when its turn has come; it is counted already."""
+        """Answer a refusal that a `TurnResponse` raises while it runs. It is counted already."""
         assert isinstance(error, Refusal)
         return _refused(error)
 
     async def _lost(self, request: Request, error: Exception) -> Response:
-        """What FastAPI itself refuses: an address or a method that is not there."""
+        """Answer an error of FastAPI itself, such as an unknown path or method."""
         assert isinstance(error, HTTPException)
         allowed = (error.headers or {}).get("Allow")
         remedy = f"use {allowed}" if allowed else "addresses are as in OpenAI's API: POST /v1/chat/completions, ..."
@@ -155,7 +166,7 @@ class App:
 
 
 def _host(address: str) -> str:
-    """The name in an address; "": there is none."""
+    """Return the host name in an address, or "" if it has none."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
@@ -163,20 +174,21 @@ def _host(address: str) -> str:
 
 
 def _refused(refusal: Refusal) -> Response:
-    """In ASCII: a request that is named in it may hold half of a surrogate pair."""
+    """Return the error response. Its JSON is ASCII, because quoted text of a request may hold a lone surrogate."""
     headers = dict(refusal.headers)
     return Response(json.dumps(refusal.body), refusal.status, headers, media_type="application/json")
 
 
 async def _body(request: Request, patience_s: float) -> bytes:
-    """The body of a request.
+    """Read the body of a request.
 
     Raises:
-        Refusal: it is no JSON by its own account (415), too long (413), or too slow (408).
+        Refusal: its content type is not JSON (415), it is too long (413), or too slow (408).
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refusal(415, "send the body as application/json")
     too_long = Refusal(413, f"the body has more than {MOST_BYTES} bytes", code="body_too_large")
+    # The announced length allows an early refusal. It may be missing or wrong, so the loop below counts the bytes too.
     said = request.headers.get("content-length", "0")
     if said.isascii() and said.isdigit() and int(said) > MOST_BYTES:
         raise too_long

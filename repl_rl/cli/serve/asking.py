@@ -1,4 +1,4 @@
-"""What a request asks: read strictly, field by field. What would not be honoured is refused, never ignored."""
+"""Strict parsing of requests, field by field. A field that would have no effect is an error, never ignored."""
 
 import json
 from collections.abc import Container, Mapping
@@ -10,8 +10,7 @@ from repl_rl.cli.serve.refusal import Refusal
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 _FIRST = Field(fail_fast=True)
-"""A list is read as far as its first mistake: to find them all in a body of the longest takes the server's time from
-all others."""
+"""Parsing of a list stops at its first error. To find all errors of a very long body would block other clients."""
 _MOST_SEED = (1 << 63) - 1
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
@@ -24,7 +23,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "min_p": (0,),
     "modalities": (["text"],),
     "n": (1,),
-    "parallel_tool_calls": (False, True),  # of tools, of which there are none
+    # Without tools, both values mean the same.
+    "parallel_tool_calls": (False, True),
     "presence_penalty": (0,),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
@@ -38,32 +38,32 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "top_p": (1,),
 }
-"""Fields of OpenAI's and vLLM's that are not honoured -> values that ask for nothing, which are taken beside null."""
+"""Unsupported fields of OpenAI's and vLLM's APIs -> values that request nothing. These and null are accepted."""
 LABELS = frozenset({"prompt_cache_key", "safety_identifier", "user"})
-"""Fields that name who asks, for the server's own records. They ask for nothing, whatever text they are."""
+"""Fields that name the client, for the server's own records. Any text is accepted, because they request nothing."""
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {"annotations": ([],), "tool_calls": ([],)}
-"""The same of a message: clients give back what was answered, with every field that the client knows."""
+"""`NEUTRAL` for the fields of a message. Clients return earlier answers with every field that they know."""
 NEUTRAL_IN_STREAM_OPTIONS: Mapping[str, tuple[object, ...]] = {"include_obfuscation": (False,)}
-"""The same of `stream_options`."""
+"""`NEUTRAL` for the fields of `stream_options`."""
 
 
 class Repl(BaseModel):
-    """What is asked beyond OpenAI's fields."""
+    """Request options beyond OpenAI's fields."""
 
     model_config = _STRICT
 
     show: Literal["transcript", "answer"] = "transcript"
-    """What the answer's text is: all that was written and printed, or what was submitted."""
+    """Text of the answer: all lines and their output, or only the submitted answer."""
     keep: bool | None = None
-    """Keep the console for another turn. None: as it is, kept where `conversation` says one."""
+    """Keep the console for another turn. None keeps it if `conversation` is given."""
     conversation: str | None = None
-    """The one that is gone on with."""
+    """Id of the conversation to continue."""
     tokens: bool = False
-    """Tell all ids, and which of them were sampled."""
+    """Return all token ids, and which of them were sampled."""
 
 
 class Part(BaseModel):
-    """A part of a message."""
+    """Part of a message."""
 
     model_config = _STRICT
 
@@ -72,7 +72,7 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """Something said."""
+    """Message of the user or of the policy."""
 
     model_config = _STRICT
 
@@ -81,14 +81,14 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """Its parts, one after the other."""
+        """Text of all parts, joined."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
 
 class StreamOptions(BaseModel):
-    """How it is streamed."""
+    """Options of a streamed answer."""
 
     model_config = _STRICT
 
@@ -96,7 +96,7 @@ class StreamOptions(BaseModel):
 
 
 class Asked(BaseModel):
-    """What both kinds of requests may ask."""
+    """Fields that both kinds of requests have."""
 
     model_config = _STRICT
 
@@ -111,7 +111,7 @@ class Asked(BaseModel):
 
     @property
     def most_tokens(self) -> int | None:
-        """Ids that may be sampled; None: as the limits say."""
+        """Most ids to sample. None means that only the limits of a rollout apply."""
         return self.max_tokens
 
     @property
@@ -122,29 +122,29 @@ class Asked(BaseModel):
 
     @property
     def keep(self) -> bool:
-        """The console is to be kept."""
+        """True if the console is to be kept for another turn."""
         return self.repl.conversation is not None if self.repl.keep is None else self.repl.keep
 
 
 class ChatAsked(Asked):
-    """A request of /v1/chat/completions."""
+    """Request of /v1/chat/completions."""
 
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     messages: Annotated[list[Message], _FIRST, Field(min_length=1)]
 
     @property
     def most_tokens(self) -> int | None:
-        """As `Asked.most_tokens`."""
+        """See `Asked.most_tokens`. Two fields can set it."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def question(self) -> str:
-        """What is asked now."""
+        """Text of the last message."""
         return self.messages[-1].text
 
 
 class TextAsked(Asked):
-    """A request of /v1/completions: the policy goes on from these very ids, or from those of this text."""
+    """Request of /v1/completions. The policy continues exactly these ids, or the ids of this text."""
 
     prompt: str | Annotated[list[Annotated[int, Field(ge=0)]], _FIRST]
     """One prompt. A list of one prompt is read as that prompt."""
@@ -154,13 +154,14 @@ A = TypeVar("A", bound=Asked)
 
 
 def read(kind: type[A], body: bytes) -> A:
-    """The request in `body`.
+    """Parse the request in `body`.
 
     Raises:
-        Refusal: it is no JSON (400), or asks for what is not there.
+        Refusal: the body is no JSON, or asks for something unsupported (400).
     """
     try:
         said = json.loads(body, parse_constant=_no_number)
+        # `json.loads` also accepts UTF-16, UTF-32 and encoded surrogates. Require strict UTF-8.
         body.decode().encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is no JSON: {error}", code="invalid_json") from error
@@ -175,10 +176,10 @@ def read(kind: type[A], body: bytes) -> A:
 
 
 def _asking(kind: type[Asked], said: Mapping[str, object]) -> dict[str, object]:
-    """`said` without what asks for nothing.
+    """Return the fields of a request without those that request nothing.
 
     Raises:
-        Refusal: something in it would not be honoured.
+        Refusal: a field is unknown or unsupported.
     """
     asking = {name: value for name, value in said.items() if value is not None}
     for name in sorted(asking.keys() - kind.model_fields.keys()):
@@ -193,6 +194,7 @@ def _asking(kind: type[Asked], said: Mapping[str, object]) -> dict[str, object]:
         asking["messages"] = [_without_neutral(message, NEUTRAL_IN_MESSAGE, {"content"}) for message in messages]
     if "stream_options" in asking:
         asking["stream_options"] = _without_neutral(asking["stream_options"], NEUTRAL_IN_STREAM_OPTIONS)
+    # OpenAI's API takes several prompts in a list. A list of one is that prompt.
     prompt = asking.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         asking["prompt"] = prompt[0]
@@ -202,7 +204,7 @@ def _asking(kind: type[Asked], said: Mapping[str, object]) -> dict[str, object]:
 def _without_neutral(
     part: object, neutral: Mapping[str, tuple[object, ...]], kept: Container[str] = frozenset()
 ) -> object:
-    """A part of a request without fields that ask for nothing; null asks for nothing in all but the `kept` ones."""
+    """Return a part of a request without fields that request nothing. null does so in all but the `kept` fields."""
     if not isinstance(part, dict):
         return part
     return {
@@ -213,12 +215,12 @@ def _without_neutral(
 
 
 def _is(value: object, other: object) -> bool:
-    """Equal as JSON is: 0 is not false, with which /v1/completions asks for log probabilities."""
+    """Return True if two values are equal as JSON. 0 is not false: /v1/completions requests `logprobs` with 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _check(asked: Asked) -> None:
-    """Refuse what no single field is to blame for."""
+    """Reject texts and combinations of fields that pydantic cannot check."""
     if asked.stream_options is not None and not asked.stream:
         raise Refusal(400, "stream_options has no effect without stream; leave it out", param="stream_options")
     if any("\n" in text[:-1] for text in asked.stops):
@@ -248,7 +250,8 @@ def _writable(text: str) -> bool:
 
 
 def _refuse(error: ValidationError) -> NoReturn:
-    """Say the first thing that is wrong, and of what can be read in several ways, what is wrong with each."""
+    """Raise a `Refusal` for the first error. For a field of several types it gives the error of each type."""
+    # pydantic names the tried type as part of the location. Without it, all errors of one field have one location.
     found = error.errors(include_url=False, include_context=False)
     places = [tuple(part for part in each["loc"] if not _is_way(part)) for each in found]
     of_first = [each for each, place in zip(found, places, strict=True) if place[: len(places[0])] == places[0]]
@@ -262,7 +265,7 @@ def _refuse(error: ValidationError) -> NoReturn:
 
 
 def _is_way(part: int | str) -> bool:
-    """Of a place: no field, but one of the types that it may be of, as pydantic writes them."""
+    """Return True if a part of pydantic's location names a tried type, not a field or an index."""
     return part == "str" or str(part).startswith("list[")
 
 

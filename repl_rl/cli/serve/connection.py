@@ -1,4 +1,4 @@
-"""A client's connection: uvicorn's own, bound in what it may hold without a request, and in how many there are."""
+"""Connection of a client: uvicorn's class with a deadline for each request, and a limit on their number."""
 
 import asyncio
 import resource
@@ -7,20 +7,20 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _ENOUGH = 1 << 16
-"""Open files that a process is given at most; some systems allow numbers that other programs choke on."""
+"""Largest limit of open files to set. Some systems allow numbers that other programs cannot handle."""
 
 
 class Connection(H11Protocol):
-    """One request at a time, each begun and sent as far as its body within `timeout_keep_alive` seconds.
+    """HTTP connection with one request at a time, whose head must arrive within `timeout_keep_alive` seconds.
 
-    A client that sends anything after a request before that is answered is hung up on: uvicorn reads no further then,
-    so nobody would hear it leave.
+    The connection is aborted if the client sends more after a request that is not answered yet. uvicorn stops reading
+    then, so the server would not notice that the client disconnects.
     """
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As uvicorn's; hangs up where there are too many."""
+        """Extend uvicorn's handler: abort the connection if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         if len(self.connections) > most_connections():
@@ -29,12 +29,12 @@ class Connection(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As uvicorn's."""
+        """Extend uvicorn's handler: cancel the deadline."""
         super().connection_lost(exc)
         self._unwatch()
 
     def data_received(self, data: bytes) -> None:
-        """As uvicorn's."""
+        """Extend uvicorn's handler: a complete head cancels the deadline, other data starts one."""
         super().data_received(data)
         if self._asking:
             self._unwatch()
@@ -42,14 +42,15 @@ class Connection(H11Protocol):
             self._watch()
 
     def handle_events(self) -> None:
-        """As uvicorn's."""
+        """Extend uvicorn's handler: abort the connection if more data follows a request in progress."""
         super().handle_events()
+        # DONE: the request is complete. Data after it is of no request that can be answered now.
         if self._asking and self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
             self.transport.abort()
 
     @property
     def _asking(self) -> bool:
-        """A request is under way."""
+        """True if a request is in progress."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _watch(self) -> None:
@@ -62,13 +63,13 @@ class Connection(H11Protocol):
 
 
 def most_connections() -> int:
-    """Half of the files that this process may open: the rest is for consoles and the engine."""
+    """Return half of the limit of open files. The other half is for consoles and the engine."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (_ENOUGH if soft == resource.RLIM_INFINITY else soft) // 2
 
 
 def open_many() -> None:
-    """Let this process open as many files as the system has for it."""
+    """Raise the limit of open files of this process as far as the system allows, up to `_ENOUGH`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:

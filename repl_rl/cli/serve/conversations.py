@@ -1,4 +1,4 @@
-"""Conversations that are kept between their turns: whose they are, for how long, and how many."""
+"""Conversations that are kept between turns, with owners, a timeout and a limit on their number."""
 
 import asyncio
 import secrets
@@ -16,7 +16,7 @@ from repl_rl.samplers.following import refuse_single
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A conversation, and whose it is."""
+    """Conversation with its owner."""
 
     id: str
     owner: str
@@ -24,20 +24,26 @@ class Held:
     said: list[tuple[str, str]] = field(default_factory=list)
     """Roles and texts of all messages so far."""
     going_on: bool = False
-    """It has had a turn."""
+    """True once a turn has ended and the conversation was kept."""
     changed: bool = False
-    """The turn that is under way has reached its console."""
+    """True once the current turn has reached the console."""
     stays: bool = False
-    """It is kept after the turn that is under way."""
+    """True if the conversation is kept after the current turn."""
     expiry: asyncio.TimerHandle | None = None
-    """When it ends by itself; None: a turn is under way."""
+    """Timer that ends an idle conversation, or None during a turn."""
 
 
 class Conversations:
-    """Those of one server."""
+    """Conversations of one server."""
 
     def __init__(self, rollouts: Rollouts, most: int, idle_s: float) -> None:
-        """`most`: that are kept at once (>= 0). `idle_s`: how long one is kept without a turn, seconds (> 0)."""
+        """Start without conversations.
+
+        Args:
+            rollouts: the source of turns.
+            most: limit of kept conversations (>= 0).
+            idle_s: time without a turn after which a kept conversation ends, seconds (> 0).
+        """
         self._rollouts = rollouts
         self._most = most
         self._idle_s = idle_s
@@ -49,12 +55,12 @@ class Conversations:
 
     @asynccontextmanager
     async def seat(self, asked: Asked, owner: str) -> AsyncIterator[Held]:
-        """The conversation of a turn, a new one or one that is kept.
+        """Yield the conversation of a turn, a new or a kept one.
 
-        It is over after the turn unless it `stays`, and where the turn was cut after it had reached the console.
+        It ends after the turn unless it `stays`. A kept one also remains if the turn did not reach its console.
 
         Raises:
-            Refusal: there is no such conversation, or there can be no further one.
+            Refusal: the conversation does not exist, is busy or has other messages, or the limit is reached.
         """
         held = self._begun(asked, owner) if asked.repl.conversation is None else self._taken(asked, owner)
         held.changed = held.stays = False
@@ -67,20 +73,20 @@ class Conversations:
                 self._drop(held)
 
     def end(self, id: str, owner: str) -> None:
-        """End one.
+        """End a conversation.
 
         Raises:
-            Refusal: it is not there (404), or has a turn under way (409).
+            Refusal: it does not exist (404), or has a turn in progress (409).
         """
         self._drop(self._found(id, owner))
 
     def end_idle(self) -> None:
-        """End all that wait for their next turn."""
+        """End all conversations that have no turn in progress."""
         for held in [held for held in self._kept.values() if held.expiry is not None]:
             self._drop(held)
 
     async def closed(self) -> None:
-        """Wait until the consoles of those that are over are closed."""
+        """Wait until the consoles of all ended conversations are closed."""
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -88,6 +94,7 @@ class Conversations:
         if isinstance(asked, ChatAsked) and len(asked.messages) > 1:
             remedy = 'begin with one message and "repl": {"keep": true}, and give back the conversation that it names'
             raise Refusal(400, f"what was said before is only known of a conversation; {remedy}", param="messages")
+        # At the limit, suggest a retry when the next idle conversation expires.
         if asked.keep and len(self._kept) >= self._most:
             now = asyncio.get_running_loop().time()
             ends = [held.expiry.when() - now for held in self._kept.values() if held.expiry is not None]
@@ -107,6 +114,7 @@ class Conversations:
 
     def _taken(self, asked: Asked, owner: str) -> Held:
         held = self._found(asked.repl.conversation or "", owner)
+        # A client may send the whole history again. It must be that of this conversation.
         if isinstance(asked, ChatAsked) and len(asked.messages) > 1:
             before = [(message.role, message.text) for message in asked.messages[:-1]]
             if before != held.said:
@@ -118,7 +126,7 @@ class Conversations:
         return held
 
     def _found(self, id: str, owner: str) -> Held:
-        """Nobody can tell somebody else's from one that is not there."""
+        """Return a kept conversation of `owner`. The error does not reveal whether another owner has that id."""
         held = self._kept.get(id)
         if held is None or held.owner != owner:
             message = "there is no such conversation: it ended, or was kept for too long without a turn; begin another"
@@ -132,7 +140,7 @@ class Conversations:
         held.expiry = asyncio.get_running_loop().call_later(self._idle_s, self._drop, held)
 
     def _drop(self, held: Held) -> None:
-        """It is over; its console is given back at once, in the background."""
+        """End a conversation. Its console is closed in the background."""
         self._kept.pop(held.id, None)
         if held.expiry is not None:
             held.expiry.cancel()

@@ -1,4 +1,4 @@
-"""Plays what is asked, turn by turn, and ends what is under way."""
+"""Service that plays turns, and drains running ones when the server stops."""
 
 import asyncio
 import secrets
@@ -22,52 +22,52 @@ from repl_rl.tasks import Task
 
 _SEED_BITS = 31
 Tell = Callable[[Told], None]
-"""Is told what is new of a turn; first of all, when it begins, that there is nothing yet."""
+"""Callback for the news of a turn. Its first call has empty news, when the turn begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a server takes upon itself."""
+    """Limits of a server."""
 
     at_once: int
-    """Turns that are played at once (>= 1)."""
+    """Concurrent turns (>= 1)."""
     waiting: int
-    """Turns that may wait for a place (>= 0)."""
+    """Turns that may wait in the queue (>= 0)."""
     conversations: int
     """Conversations that may be kept (>= 0)."""
     idle_s: float
-    """How long a conversation is kept without a turn, seconds (> 0)."""
+    """Time without a turn after which a kept conversation ends, seconds (> 0)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A turn that has come to its end."""
+    """Finished turn."""
 
     trajectory: Trajectory
     lines: tuple[Ran, ...]
     text: str
-    """The transcript of this turn."""
+    """Transcript of this turn."""
     conversation: str | None
-    """Its id, where it can be gone on with."""
+    """Id of the conversation if another turn can follow, else None."""
 
     def content(self, asked: Asked) -> str | None:
-        """The answer's text, as it was asked for."""
+        """Return the text of the answer in the requested form."""
         return self.trajectory.answer if asked.repl.show == "answer" else self.text
 
 
 class Desk:
-    """Plays turns of one policy."""
+    """Service that plays turns of one policy."""
 
     def __init__(
         self, rollouts: Rollouts, bounds: Bounds, figures: Figures, give_up: Callable[[], None] = lambda: None
     ) -> None:
-        """`give_up` is called when nothing can be played any more: see `broken`."""
+        """Start without turns. `give_up` is called when no further turn can be played; see `broken`."""
         self.rollouts = rollouts
         self.figures = figures
         self.stopping = False
-        """No further turn is begun."""
+        """True if no further turn begins."""
         self.broken: BrokenDown | None = None
-        """Why no further turn can be played, once that is so."""
+        """Reason that no further turn can be played, or None."""
         self._give_up = give_up
         self.conversations = Conversations(rollouts, bounds.conversations, bounds.idle_s)
         self._places = Places(bounds.at_once, bounds.waiting)
@@ -78,26 +78,28 @@ class Desk:
         figures.watch("conversations", lambda: len(self.conversations))
 
     async def play(self, asked: Asked, owner: str, tell: Tell) -> Done:
-        """Play what is asked, and nothing of it once this is cancelled.
+        """Play a turn. Cancelling this call cancels the turn.
 
         Raises:
-            Refusal: it is not played, or something of ours failed.
+            Refusal: the turn is not played, or a part of the server failed.
         """
         self._refuse_stopping()
         self._refuse_unhonoured(asked)
         async with self._under_way(), self.conversations.seat(asked, owner) as held:
             prompt, task = self._prompt(asked, held.conversation)
             async with self._places.place():
+                # The server may have begun to stop while this turn waited in the queue.
                 self._refuse_stopping()
                 held.changed = True
                 return await self._played(asked, held, prompt, task, tell)
 
     async def drain(self, patience_s: float) -> None:
-        """Begin no further turn, let those under way end, cut them after `patience_s`, and close all consoles."""
+        """Begin no further turn, wait for running ones, cancel them after `patience_s`, and close all consoles."""
         self.stopping = True
         self.conversations.end_idle()
         if self._playing:
             await asyncio.wait(self._playing.copy(), timeout=patience_s)
+        # Cancel the turns that did not finish in time.
         while self._playing:
             cut = self._playing.copy()
             for playing in cut:
@@ -107,7 +109,7 @@ class Desk:
 
     @asynccontextmanager
     async def _under_way(self) -> AsyncIterator[None]:
-        """The current task plays."""
+        """Register the current task as a running turn, and turn errors in the block into a `Refusal`."""
         task = asyncio.current_task()
         assert task is not None
         self._playing.add(task)
@@ -119,6 +121,7 @@ class Desk:
         except EngineDied as error:
             raise Refusal(503, "the engine died; another one is opened", code="engine_died", retry_after_s=5) from error
         except BrokenDown as error:
+            # The engine died too often to be opened again, so the server stops.
             self.broken = error
             self._give_up()
             raise Refusal(503, f"nothing can be played any more: {error}", code="broken_down") from error
@@ -132,6 +135,7 @@ class Desk:
         temperature = 1.0 if asked.temperature is None else asked.temperature
         teller, lines, text = Teller(asked.stops), list[Ran](), list[str]()
 
+        # Keep all news for the whole answer, and also pass each on at once for a streamed one.
         def told(new: Told) -> None:
             text.append(new.text)
             if new.ran is not None:
@@ -150,6 +154,7 @@ class Desk:
         self._places.took(played.wall_s)
         if played.failure is not None:
             raise Refusal(503, f"the rollout failed: {played.failure.message}", code="rollout_failed", retry_after_s=1)
+        # Keep the conversation only if its console can take another line.
         held.stays = asked.keep and held.conversation.open and not self.stopping
         done = Done(played, tuple(lines), "".join(text), held.id if held.stays else None)
         if isinstance(asked, ChatAsked):
@@ -170,16 +175,17 @@ class Desk:
             raise Refusal(400, message, param="seed", code="unsupported_parameter")
 
     def _prompt(self, asked: Asked, conversation: Conversation) -> tuple[Prompt, Task]:
-        """What the turn begins with, and its task.
+        """Return the prompt of a turn, and its task.
 
         Raises:
-            Refusal: it cannot be written, or does not fit.
+            Refusal: the prompt cannot be written, or does not fit into the context.
         """
         rollouts = self.rollouts
         question = asked.question if isinstance(asked, ChatAsked) else "?"
         task = Task(f"turn-{secrets.token_hex(8)}", question, "")
+        field = "prompt" if isinstance(asked, TextAsked) else "messages"
         try:
-            self._refuse_long(asked.prompt if isinstance(asked, TextAsked) else question)
+            self._refuse_long(asked.prompt if isinstance(asked, TextAsked) else question, field)
             if isinstance(asked, TextAsked):
                 first = not conversation.token_ids
                 raw = _raw(rollouts, asked.prompt, first)
@@ -187,26 +193,27 @@ class Desk:
             else:
                 prompt = prompt_in(conversation, rollouts, task)
         except ConfigError as error:
-            raise Refusal(400, str(error), param="messages") from error
+            raise Refusal(400, str(error), param=field) from error
         if len(prompt.token_ids) >= rollouts.engine.context_tokens:
-            raise self._too_long(f"{len(prompt.token_ids)} tokens")
+            raise self._too_long(f"{len(prompt.token_ids)} tokens", field)
         return prompt, task
 
-    def _refuse_long(self, given: str | list[int]) -> None:
-        """Refuse what cannot fit whatever its ids are: to find those of a long text holds everybody up."""
+    def _refuse_long(self, given: str | list[int], field: str) -> None:
+        """Reject a prompt that cannot fit, without encoding it. Encoding a long text would block all other clients."""
+        # A token stands for at most `_longest` characters, which bounds the number of tokens from below.
         most = self.rollouts.engine.context_tokens
         if isinstance(given, str) and len(given) >= most * self._longest:
-            raise self._too_long(f"{len(given)} characters")
+            raise self._too_long(f"{len(given)} characters", field)
         if not isinstance(given, str) and len(given) >= most:
-            raise self._too_long(f"{len(given)} tokens")
+            raise self._too_long(f"{len(given)} tokens", field)
 
-    def _too_long(self, length: str) -> Refusal:
+    def _too_long(self, length: str, field: str) -> Refusal:
         message = f"the prompt has {length} and the context {self.rollouts.engine.context_tokens} tokens; ask less"
-        return Refusal(400, message, param="messages", code="context_length_exceeded")
+        return Refusal(400, message, param=field, code="context_length_exceeded")
 
 
 def _raw(rollouts: Rollouts, given: str | list[int], first: bool) -> Prompt:
-    """A prompt as it was given, text or ids; a text that is the `first` of a conversation begins with BOS."""
+    """Return a prompt from text or ids. The `first` text of a conversation begins with BOS."""
     renderer = rollouts.renderer
     if isinstance(given, str):
         return renderer.plain_prompt(given) if first else Prompt(given, renderer.splice(given))

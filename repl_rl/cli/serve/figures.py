@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""Metrics of a server for Prometheus."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 
 class Figures:
-    """Figures of one server, in a registry of its own."""
+    """Metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -37,22 +37,22 @@ class Figures:
         }
 
     def watch(self, name: str, value: Callable[[], float]) -> None:
-        """Ask `value` for the gauge `name` whenever figures are told."""
+        """Read the gauge `name` from `value` at each scrape."""
         self._gauges[name].set_function(value)
 
     def line(self, ran: Ran) -> None:
-        """A line is complete."""
+        """Count a complete line."""
         self._lines.labels("not_executed" if ran.status is None else str(ran.status)).inc()
         if ran.ms is not None:
             self._line_s.observe(ran.ms / 1000)
 
     def turn(self, played: Trajectory) -> None:
-        """A turn has come to its end."""
+        """Count a finished turn."""
         self._turns.labels(str(played.stop)).inc()
         self._turn_s.observe(played.wall_s)
         self._sampled.inc(played.sampled_tokens)
         self._observed.inc(played.observed_tokens)
 
     def text(self) -> bytes:
-        """In Prometheus's own format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

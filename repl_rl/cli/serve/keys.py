@@ -1,4 +1,4 @@
-"""Who may ask: API keys from a file or an environment variable, never from the command line, where `ps` shows them."""
+"""API keys from a file or an environment variable, never from the command line, where `ps` would show them."""
 
 import hashlib
 import hmac
@@ -9,15 +9,19 @@ from pathlib import Path
 from repl_rl.errors import ConfigError
 
 VARIABLE = "REPL_RL_API_KEYS"
-"""Holds API keys, with commas or white space between them."""
+"""Environment variable of API keys, with commas or white space between them."""
 _LEAST_CHARS = 16
 
 
 class Keys:
-    """API keys, by their digests. Without any, everybody may ask."""
+    """API keys, stored as digests. Without keys, every client has access."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        """Raises ConfigError for a key that can be guessed, or that no header can hold. It is not shown."""
+        """Store the digests of the keys.
+
+        Raises:
+            ConfigError: a key is short enough to guess, or no header can hold it. The message does not show it.
+        """
         found = list(dict.fromkeys(keys))
         for number, key in enumerate(found, 1):
             if len(key) < _LEAST_CHARS:
@@ -30,12 +34,15 @@ class Keys:
         return bool(self._digests)
 
     def owner(self, header: str | None) -> str | None:
-        """A name for whoever sent this `Authorization`; None: nobody with a key. All keys are compared, each in the
-        same time."""
+        """Return a name for the sender of this `Authorization` header, or None without a valid key.
+
+        Without configured keys the name is "". All keys are compared in constant time.
+        """
         if not self._digests:
             return ""
         scheme, _, key = (header or "").partition(" ")
         given = _digest(key.strip())
+        # Compare with every key, so that the duration does not depend on the one that matches.
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
         return given.hex()[:16] if scheme.lower() == "bearer" and any(known) else None
 
@@ -45,10 +52,10 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(file: Path | None) -> Keys:
-    """Those of `file`, a line each, and of the environment variable.
+    """Load the keys of `file`, one per line, and of the environment variable.
 
     Raises:
-        ConfigError: the file cannot be read or has none, or a key will not do.
+        ConfigError: the file cannot be read or has no key, or a key is invalid.
     """
     found = os.environ.get(VARIABLE, "").replace(",", " ").split()
     if file is not None:

@@ -1,4 +1,4 @@
-"""The page at `/`: three files that ask the server that they come from, and nobody else."""
+"""Web page at `/`: three files that send requests to their own server only."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -11,7 +11,8 @@ PAGES: Mapping[str, tuple[str, str]] = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-"""Address -> file, and its kind. They hold nothing that needs a key."""
+"""Path -> file name and media type. The files hold nothing that needs an API key."""
+# The page shows text of a language model, which is untrusted. The headers forbid inline scripts and other origins.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
@@ -28,6 +29,6 @@ def _text(name: str) -> str:
 
 
 def page(path: str) -> Response:
-    """The file of an address of `PAGES`."""
+    """Return the response with the file of a path in `PAGES`."""
     name, kind = PAGES[path]
     return Response(_text(name), media_type=kind, headers=_HEADERS)

@@ -1,4 +1,4 @@
-"""Places to play at: so many at once, and so many who wait for one, in the order in which they came."""
+"""Admission of turns: a limit on concurrent turns, and a queue in the order of arrival."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from repl_rl.cli.serve.refusal import Refusal, whole_seconds
 
 _WEIGHT = 0.2
-"""Of the newest turn in the mean of how long turns take."""
+"""Weight of the newest turn in the moving average of turn durations."""
 
 
 class Places:
-    """Of one server."""
+    """Admission queue of one server."""
 
     def __init__(self, at_once: int, waiting: int) -> None:
-        """`at_once`: turns that are played at once (>= 1). `waiting`: those that may wait (>= 0)."""
+        """Set the limits: `at_once` concurrent turns (>= 1), and `waiting` turns in the queue (>= 0)."""
         self.running = self.waiting = 0
         self._at_once = at_once
         self._most_waiting = waiting
@@ -23,12 +23,13 @@ class Places:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """A place, after those who asked before.
+        """Wait in the queue for a slot, and hold it for the block.
 
         Raises:
-            Refusal: too many wait already (429).
+            Refusal: the queue is full (429).
         """
         if self._free.locked() and self.waiting >= self._most_waiting:
+            # Estimate the time until this turn would get a slot, for the header Retry-After.
             wait_s = self._mean_s * (self.waiting + 1) / self._at_once
             message = f"{self.running} turns are played and {self.waiting} wait; try again"
             raise Refusal(429, message, code="busy", retry_after_s=whole_seconds(wait_s))
@@ -45,5 +46,5 @@ class Places:
             self._free.release()
 
     def took(self, seconds: float) -> None:
-        """So long took a turn."""
+        """Record the duration of a turn, seconds."""
         self._mean_s += _WEIGHT * (seconds - self._mean_s)

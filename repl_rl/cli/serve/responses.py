@@ -1,4 +1,4 @@
-"""A turn's way to its client: at once or as it goes, and never further than the client is there."""
+"""HTTP responses that play a turn and send it, whole or streamed. A disconnect of the client cancels the turn."""
 
 import asyncio
 import json
@@ -14,15 +14,15 @@ from repl_rl.cli.serve.shapes import Json, Shape
 from repl_rl.cli.serve.telling import Told
 
 Play = Callable[[Tell], Coroutine[object, object, Done]]
-"""Plays the turn."""
+"""Function that plays the turn."""
 _STOPPING = Refusal(503, "the server is stopping", code="stopping", retry_after_s=5)
 
 
 class TurnResponse(Response):
-    """Plays a turn, and tells it. What plays it is cancelled as soon as the client is gone.
+    """Response that plays a turn and sends its news. The turn is cancelled as soon as the client disconnects.
 
-    A reader that is slow holds nothing but its connection: a turn goes on at its own speed, and what it told waits
-    here, within the limits of a rollout. One that takes nothing for `patience_s` is hung up on.
+    A slow reader holds nothing but its connection: the turn runs at its own speed and its news is queued here. The
+    limits of a rollout bound the queue. A reader that receives nothing for `patience_s` is disconnected.
     """
 
     def __init__(self, play: Play, shape: Shape, *, stream: bool, patience_s: float) -> None:
@@ -34,12 +34,14 @@ class TurnResponse(Response):
         self._news: asyncio.Queue[Told | None] = asyncio.Queue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI asks."""
+        """Play the turn and send it, as an ASGI application."""
         playing = asyncio.create_task(self._play(self._news.put_nowait), name="turn")
+        # None in the queue means that the turn has ended, with or without an error.
         playing.add_done_callback(lambda _: self._news.put_nowait(None))
         telling = asyncio.create_task(self._tell(playing, send), name="telling")
         gone = asyncio.create_task(_gone(receive), name="gone")
         tasks: set[asyncio.Task[object]] = {playing, telling, gone}
+        # Run until all is sent, or the client disconnects. In both cases end the other tasks.
         try:
             await asyncio.wait({telling, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -49,12 +51,15 @@ class TurnResponse(Response):
             await asyncio.wait(tasks)
             _heard(playing)
         if over:
-            with suppress(TimeoutError):  # the connection is closed, since its answer is not complete
+            # After a timeout of the reader the answer is incomplete, so uvicorn closes the connection.
+            with suppress(TimeoutError):
                 telling.result()
 
     async def _tell(self, playing: "asyncio.Task[Done]", send: Send) -> None:
+        # The status is sent only after the turn has begun, so that an earlier refusal can still set it.
         if await self._news.get() is None:
-            _result(playing)  # raises: it never began
+            # The turn failed before it began, so this raises its error.
+            _result(playing)
         if not self._stream:
             while await self._news.get() is not None:
                 pass
@@ -69,7 +74,8 @@ class TurnResponse(Response):
                 await self._event(send, chunk)
         try:
             done = _result(playing)
-        except Refusal as refusal:  # the status is sent already, so this is where it can be said
+        except Refusal as refusal:
+            # The status is sent already, so the error is sent as an event.
             await self._event(send, refusal.body)
         else:
             for chunk in self._shape.last(done):
@@ -97,10 +103,10 @@ def _body(data: bytes, *, more: bool) -> dict[str, object]:
 
 
 def _result(playing: "asyncio.Task[Done]") -> Done:
-    """What was played.
+    """Return the finished turn.
 
     Raises:
-        Refusal: it was not, or the server cut it.
+        Refusal: the turn was not played, or the server cancelled it.
     """
     if playing.cancelled():
         raise _STOPPING
@@ -108,12 +114,12 @@ def _result(playing: "asyncio.Task[Done]") -> Done:
 
 
 def _heard(playing: "asyncio.Task[Done]") -> None:
-    """Its error is told, or nobody is there to be told."""
+    """Retrieve the error of a turn, which is sent already or has no reader. Otherwise asyncio would log it."""
     if not playing.cancelled():
         playing.exception()
 
 
 async def _gone(receive: Receive) -> None:
-    """Until the client has left."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

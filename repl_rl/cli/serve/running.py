@@ -1,4 +1,4 @@
-"""A server from its first connection to its last: opened with its world, drained when it is told to stop."""
+"""Lifecycle of a server: open the engine and the consoles, serve, and drain after a stop."""
 
 import asyncio
 import socket
@@ -17,11 +17,11 @@ from repl_rl.rollout.thread import Opener
 from repl_rl.sandbox.base import Continuing, Sandbox
 
 _SLACK_S = 2.0
-"""After all turns have ended: what their last words may take."""
+"""Time to send the last answers after all turns have ended, seconds."""
 
 
 class Serving:
-    """One server."""
+    """One server, from its first connection to its last."""
 
     def __init__(
         self,
@@ -33,9 +33,17 @@ class Serving:
         drain_s: float,
         patience_s: int = PATIENCE_S,
     ) -> None:
-        """`opener`: see `World.rollouts`. `listening`: a socket that listens already, which this closes. `drain_s`: how
-        long turns that are under way may take to end once it is told to stop, seconds (>= 0). `patience_s`: see
-        `PATIENCE_S` (>= 1)."""
+        """Keep the arguments; `run` opens the server.
+
+        Args:
+            opener: see `World.rollouts`.
+            listening: a listening socket, which `run` closes.
+            name: the model name for clients.
+            bounds: the limits of the server.
+            keys: the API keys with access.
+            drain_s: time for running turns to finish after a stop, seconds (>= 0).
+            patience_s: see `PATIENCE_S` (>= 1).
+        """
         self._opener = opener
         self._listening = listening
         self._name = name
@@ -47,15 +55,15 @@ class Serving:
         self._desk: Desk | None = None
 
     def stop(self) -> None:
-        """End: no further turn is begun, those under way may end, then they are cut. To be called in its event loop."""
+        """Stop the server. Running turns may finish before they are cancelled. Call this in the event loop of `run`."""
         self._told.set()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until it is told to stop. `ready` is called when it answers.
+        """Serve until `stop` is called. `ready` is called when the server answers.
 
         Raises:
-            ConfigError: the sandbox's consoles cannot be gone on with after an answer.
-            BrokenDown: the engine died again and again.
+            ConfigError: the sandbox's consoles take no line after an answer.
+            BrokenDown: the engine died repeatedly.
             SandboxUnavailable, EngineError: a part does not start.
         """
         serving = asyncio.create_task(self._serve(ready), name="serving")
@@ -64,7 +72,8 @@ class Serving:
             await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             told.cancel()
-            if self._desk is None:  # it is being opened, which may take minutes
+            # Without a desk the engine is still opening, which may take minutes. Do not wait for it.
+            if self._desk is None:
                 serving.cancel()
             await asyncio.wait({serving})
         if not serving.cancelled():
@@ -78,6 +87,7 @@ class Serving:
                 await self._answer(self._desk, ready)
 
     async def _answer(self, desk: Desk, ready: Callable[[], None]) -> None:
+        # A server that only this machine can reach needs no keys, so it checks the host names of requests.
         host = self._listening.getsockname()[0]
         hosts = ("localhost", "127.0.0.1", "::1") if is_loopback(host) else None
         app = App(desk, self._keys, self._name, hosts, self._patience_s)
@@ -90,10 +100,12 @@ class Serving:
         answering = asyncio.create_task(server.serve(sockets=[self._listening]), name="server")
         told = asyncio.create_task(self._told.wait(), name="told to stop")
         try:
-            ready()  # whoever connects waits in the socket that listens until the server has started
+            # The socket listens already: clients that connect before uvicorn has started wait in its queue.
+            ready()
             await asyncio.wait({answering, told}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             told.cancel()
+            # End the turns first, while uvicorn can still send their answers.
             await desk.drain(self._drain_s)
             server.should_exit = True
             await _ended(server, answering)
@@ -102,7 +114,7 @@ class Serving:
 
 
 async def _ended(server: uvicorn.Server, answering: "asyncio.Task[None]") -> None:
-    """Wait for the last words; whoever does not take them is left."""
+    """Wait until the last answers are sent. Then drop the connections of clients that do not receive them."""
     await asyncio.wait({answering}, timeout=_SLACK_S)
     server.force_exit = True
     await asyncio.wait({answering}, timeout=_SLACK_S)
@@ -111,7 +123,7 @@ async def _ended(server: uvicorn.Server, answering: "asyncio.Task[None]") -> Non
 
 
 async def _refuse_final(sandbox: Sandbox) -> None:
-    """Refuse consoles that take no line after an answer: no conversation could be gone on with."""
+    """Reject consoles that take no line after an answer, because no conversation could continue."""
     async with sandbox.session() as session:
         if not isinstance(session, Continuing):
             remedy = "its consoles take no line after an answer, so no conversation could go on; use local or docker"
@@ -119,15 +131,15 @@ async def _refuse_final(sandbox: Sandbox) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return True if only this machine can reach the address."""
     return host.startswith("127.") or host == "::1"
 
 
 def listening(host: str, port: int, patience_s: int = PATIENCE_S) -> socket.socket:
-    """A socket that listens there. `patience_s`: see `PATIENCE_S` (>= 1).
+    """Open a listening socket. `patience_s`: see `PATIENCE_S` (>= 1).
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: nothing can listen at this address.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -135,9 +147,10 @@ def listening(host: str, port: int, patience_s: int = PATIENCE_S) -> socket.sock
     except (OSError, UnicodeError) as error:
         remedy = "choose another --port (0: any that is free), or another --host"
         raise ConfigError("host and port", f"{host}:{port}", f"nothing can listen there: {error}; {remedy}") from error
-    # A connection whose reader takes nothing is given up by the system, which inherits this.
+    # Accepted connections inherit both options. With this one, the system closes a connection whose reader takes
+    # nothing.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * patience_s)
-    # What is accepted inherits it. asyncio sets it only where a socket names its protocol, which this one does not;
-    # without it a line waits some 40 ms for the client to acknowledge the one before.
+    # asyncio sets this one only for sockets that name their protocol, which this one does not. Without it a line waits
+    # about 40 ms for the client to acknowledge the one before.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found

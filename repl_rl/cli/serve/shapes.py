@@ -1,4 +1,4 @@
-"""A turn in OpenAI's shapes, whole or piece by piece, with what is ours beside it in the field `repl`."""
+"""Answers in the formats of OpenAI's API, whole or in chunks, with our additions in the field `repl`."""
 
 import secrets
 import time
@@ -11,11 +11,11 @@ from repl_rl.record.trajectory import Stop
 
 Json = Mapping[str, object]
 _LENGTH = frozenset({Stop.MAX_LINES, Stop.MAX_TOKENS, Stop.LINE_TOO_LONG, Stop.WALL_CLOCK})
-"""A limit ended these; all others are ends of the policy's own."""
+"""Stops by a limit, reported as `length`. All others are reported as `stop`."""
 
 
 class Shape:
-    """The answer to one request."""
+    """Formatter of the answer to one request."""
 
     def __init__(self, asked: Asked, model: str) -> None:
         self._asked = asked
@@ -24,7 +24,7 @@ class Shape:
         self._head = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
     def whole(self, done: Done) -> Json:
-        """All of it."""
+        """Return the whole answer."""
         content, end = done.content(self._asked), _finish(done)
         if self._chat:
             message = {"role": "assistant", "content": content, "refusal": None}
@@ -36,11 +36,11 @@ class Shape:
         return {**self._head, "object": kind, "choices": [choice], "usage": usage(done), "repl": ours}
 
     def first(self) -> Json:
-        """The chunk that says that it begins."""
+        """Return the first chunk, which opens the answer."""
         return self._chunk("", opening=True)
 
     def chunks(self, told: Told) -> Iterator[Json]:
-        """What is new: text, where the transcript is asked for, and a line that is complete."""
+        """Yield a chunk for news: its text, if the transcript is requested, and its complete line."""
         text = told.text if self._asked.repl.show == "transcript" else ""
         if told.ran is not None:
             yield {**self._chunk(text), "repl": {"line": told.ran.said}}
@@ -48,10 +48,11 @@ class Shape:
             yield self._chunk(text)
 
     def last(self, done: Done) -> Iterator[Json]:
-        """The end."""
+        """Yield the chunks that end the answer."""
         if self._asked.repl.show == "answer" and done.trajectory.answer is not None:
             yield self._chunk(done.trajectory.answer)
         yield {**self._chunk("", end=_finish(done)), "repl": self._ours(done)}
+        # OpenAI's API sends the usage in a last chunk without choices.
         if self._asked.stream_options is not None and self._asked.stream_options.include_usage:
             yield {**self._chunk(""), "choices": [], "usage": usage(done)}
 
@@ -80,7 +81,7 @@ class Shape:
 
 
 def usage(done: Done) -> Json:
-    """What was computed: a console's output is read by the policy, so it counts with the prompt."""
+    """Return the token counts. Console output counts as prompt, because the policy reads it."""
     played = done.trajectory
     read, wrote = len(played.prompt.token_ids) + played.observed_tokens, played.sampled_tokens
     return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}

@@ -1,4 +1,4 @@
-"""What is told of a turn while it goes: pure, from the record's own items."""
+"""News of a turn while it runs, computed from the items of its record without I/O."""
 
 from dataclasses import dataclass
 
@@ -7,27 +7,27 @@ from repl_rl.record.record import Followed
 from repl_rl.record.trajectory import Line, LineEnd, LineStatus, Observed
 
 _LAST = (LineStatus.ANSWERED, LineStatus.EXITED, LineStatus.KILLED)
-"""Nothing is asked after a line of these."""
+"""Statuses after which the console prints no prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A line of the policy, and what became of it."""
+    """Line of the policy with its result."""
 
     source: str
-    """What was typed into the console, or where nothing was, what was written."""
+    """Code that the console ran, or the written text if no console ran it."""
     output: str
-    """What it printed, as the policy was shown it."""
+    """Output as the policy saw it, without the next prompt."""
     status: LineStatus | None
-    """None: no console ran it."""
+    """Status, or None if no console ran the line."""
     ms: float | None
-    """None: no console ran it."""
+    """Duration in milliseconds, or None if no console ran the line."""
     cut: bool
-    """The middle of its output was left out."""
+    """True if the middle of the output was left out."""
 
     @property
     def said(self) -> dict[str, object]:
-        """As JSON."""
+        """JSON object of the line."""
         status = None if self.status is None else str(self.status)
         ms = None if self.ms is None else round(self.ms, 3)
         return {"source": self.source, "output": self.output, "status": status, "ms": ms, "cut": self.cut}
@@ -35,24 +35,25 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is new: text of the transcript, and a line that is complete."""
+    """News of a turn: text of the transcript, and a complete line."""
 
     text: str = ""
     ran: Ran | None = None
 
 
 class Teller:
-    """Follows a record. What it tells, put together, is the transcript and all of its lines."""
+    """Converter from a record to news, which together are the transcript and all of its lines."""
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
-        """`stop`: texts of which, and after which, nothing is told; see `Followed.stop`."""
+        """Start a turn. The news leave out the texts in `stop` and all that follows them; see `Followed.stop`."""
         self._followed = Followed(stop=stop)
         self._line: Line | None = None
 
     def hear(self, item: Line | Observed) -> Told:
-        """The record's next item, as `Followed.heard` is told it."""
+        """Return the news of the record's next item. Items come as in the callback `Followed.heard`."""
         if isinstance(item, Observed):
             return Told(item.text, self._complete(item))
+        # A line comes again once it has run. It is complete with its observation, or with the next item.
         if item.execution is not None:
             self._line = item
             return Told()
@@ -61,7 +62,7 @@ class Teller:
         return Told(self._followed.wanted(item.text), before)
 
     def end(self) -> Told:
-        """The turn is over."""
+        """Return the news at the end of the turn."""
         return Told("", self._complete(None))
 
     def _complete(self, observed: Observed | None) -> Ran | None:
@@ -69,12 +70,14 @@ class Teller:
         if line is None:
             return None
         text = self._followed.wanted(line.text)
-        if not (text or line.execution):  # an end token alone is no line to anybody
+        # An end token alone is not reported as a line.
+        if not (text or line.execution):
             return None
         run, output = line.execution, observed.text if observed is not None else ""
         cut = observed is not None and observed.cut
         if run is None:
             return Ran(text, output, None, None, cut)
+        # The observation ends with the console's next prompt, which is no output of the line.
         if run.status not in _LAST and line.end is not LineEnd.EOS:
             output = next((output.removesuffix(asked) for asked in (PS1, PS2) if output.endswith(asked)), output)
         return Ran("\n".join(run.ran) if run.ran else text, output, run.status, 1000 * run.elapsed_s, cut)

@@ -1,1 +1,1 @@
-"""`repl-rl bench credit`: does credit a line learn faster than the outcome alone, at equal sampled tokens?"""
+"""`repl-rl bench credit`: learning speed of credit per line against the outcome alone, at equal sampled tokens."""

@@ -1,6 +1,6 @@
-"""How far the gradients of two batches of one policy agree: how much of an update is signal, and how much is noise.
+"""Agreement of the gradients of two batches of one policy: the shares of signal and noise in an update.
 
-Where they agree almost, runs are limited by how many steps they take, and no credit can make them learn faster.
+If they agree almost fully, the number of steps limits learning, and no credit assignment can speed it up.
 """
 
 import random
@@ -20,36 +20,36 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
 
 _LONG = 32
-"""Sampled tokens of a rollout that is rather long."""
+"""Sampled tokens of a rather long rollout."""
 _AT_ONCE = 1 << 20
-"""Numbers of a gradient that are widened together."""
+"""Entries of a gradient that are converted to float64 at once."""
 
 Play = Callable[[Sequence[Task]], Sequence[Trajectory]]
-"""Plays one rollout a task with the policy of now."""
+"""Function that plays one rollout per task with the current policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of the gradients of two independent batches."""
+    """Agreement of the gradients of two independent batches."""
 
     cosine: float
-    """Of the angle between them, in [-1, 1]."""
+    """Cosine of the angle between them, in [-1, 1]."""
     signal: float
-    """Share of a gradient's squared length that is the true gradient's, at most 1; below 0 by chance alone."""
+    """Share of the true gradient in a gradient's squared length, at most 1; chance alone can make it negative."""
     tokens: float
     """Sampled tokens of a batch, mean of both."""
 
 
 def agreement(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """The cosine of two gradients of equally large independent batches, shape (P,) each, and their share of signal.
+    """Return the cosine of the gradients of two equally large, independent batches, shape (P,), and their signal.
 
     signal = one . other / ((|one|^2 + |other|^2) / 2)
 
-    A batch's gradient is the true one, g, and noise of mean 0, which is independent in the other batch. So one . other
-    estimates |g|^2 without bias, and the mean of both squared lengths |g|^2 and the variance of the noise. It is the
-    estimate of |g|^2 from batches of one size and of twice that size in McCandlish et al. 2018, An Empirical Model of
-    Large-Batch Training (arXiv 1812.06162), appendix A.1: 2 |mean of both|^2 - mean of |one|^2 and |other|^2. Their
-    noise scale, in tokens, is tokens * (1 / signal - 1). Both are 0 where a gradient is.
+    A batch's gradient is the true gradient g plus noise of mean 0, which is independent in the other batch. So one .
+    other is an unbiased estimate of |g|^2. The mean of both squared lengths estimates |g|^2 plus the variance of the
+    noise. It is the estimate of |g|^2 from batches of one size and of twice that size in McCandlish et al. 2018, An
+    Empirical Model of Large-Batch Training (arXiv 1812.06162), appendix A.1: 2 |mean of both|^2 - mean of |one|^2 and
+    |other|^2. Their noise scale, in tokens, is tokens * (1 / signal - 1). Both results are 0 if either gradient is 0.
     """
     dot, lengths = _dot(one, other), (_dot(one, one), _dot(other, other))
     if not all(lengths):
@@ -58,16 +58,16 @@ def agreement(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 def _dot(one: Tensor, other: Tensor) -> float:
-    """In float64, of which a real model's gradients have no room for whole copies."""
+    """Return the dot product in float64, in parts, because memory has no room for float64 copies of whole gradients."""
     parts = zip(torch.split(one, _AT_ONCE), torch.split(other, _AT_ONCE), strict=True)
     return sum(float(part.double() @ its.double()) for part, its in parts)
 
 
 def gradient(model: PreTrainedModel, groups: Groups, credit: Credit) -> Tensor:
-    """The gradient of the first step's loss on these groups, all parameters in a row, float32, shape (P,).
+    """Return the gradient of the first step's loss on these groups, flattened over all parameters, float32, shape (P,).
 
-    The loss is that of one update: the mean over sampled tokens. Rollouts that may not be trained on take no part. The
-    gradients of single ones are added up: a real model's activations for a whole batch take gigabytes.
+    The loss is that of one update: the mean over sampled tokens. Rollouts that may not be trained on are left out.
+    Gradients of single rollouts are summed, because the activations of a whole batch take gigabytes.
     """
 
     def credited(group: Sequence[Trajectory]) -> Advantages:
@@ -78,7 +78,8 @@ def gradient(model: PreTrainedModel, groups: Groups, credit: Credit) -> Tensor:
     found = torch.zeros(sum(p.numel() for p in parameters))
     places = torch.split(found, [p.numel() for p in parameters])
     for alone in _rollouts(batch):
-        share = len(alone.advantages_N) / len(batch.advantages_N)  # `loss_of` is the mean over the rollout's tokens
+        # `loss_of` is a mean over the rollout's tokens, so weight it by its share of them.
+        share = len(alone.advantages_N) / len(batch.advantages_N)
         loss = share * loss_of(logprobs_of(model, alone), alone)
         for place, g in zip(places, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
             if g is not None:
@@ -87,7 +88,7 @@ def gradient(model: PreTrainedModel, groups: Groups, credit: Credit) -> Tensor:
 
 
 def _rollouts(batch: Batch) -> Iterator[Batch]:
-    """Each rollout of a batch as one."""
+    """Yield each rollout of a batch as a batch."""
     tokens: list[int] = batch.sampled_B_S.sum(dim=1).tolist()
     rows = zip(torch.split(batch.ids_B_S, 1), torch.split(batch.sampled_B_S, 1), strict=True)
     numbers = zip(torch.split(batch.advantages_N, tokens), torch.split(batch.sampler_N, tokens), strict=True)
@@ -105,18 +106,18 @@ def measured(
     never: frozenset[int],
     seed: int,
 ) -> Agreement:
-    """Play two batches of other tasks each with the policy that `model` is, and compare their gradients.
+    """Play two batches of different tasks with the policy of `model`, and compare their gradients.
 
     Args:
-        model: the policy; whoever plays has the same weights.
+        model: the policy; `play` must have the same weights.
         play: plays the rollouts.
-        tasks: what is drawn from, by `seed`.
-        credit: of the condition.
-        group_size: rollouts of a task, >= 2.
-        tokens: sampled tokens of each batch, >= 1: groups are added until it has them, so that conditions whose
-            rollouts differ in length are compared at equal tokens.
+        tasks: tasks to draw from, by `seed`.
+        credit: credit assignment of the condition.
+        group_size: rollouts per task, >= 2.
+        tokens: sampled tokens of each batch, >= 1. Groups are added until the batch has them, so that conditions with
+            rollouts of different lengths are compared at equal tokens.
         never: ids that are never sampled.
-        seed: draws the tasks; equal ones give all conditions the same tasks.
+        seed: seed of the tasks; equal seeds give all conditions the same tasks.
     """
     forbid(model, never)
     model.eval()
@@ -128,10 +129,10 @@ def measured(
 
 
 def _batch(play: Play, drawn: Iterator[Task], group_size: int, tokens: int) -> Groups:
-    """Groups of the next tasks until they have so many sampled tokens."""
+    """Play groups of the next tasks until they have `tokens` sampled tokens."""
     groups: list[list[Trajectory]] = []
     while (left := tokens - sum(t.sampled_tokens for group in groups for t in group)) > 0:
-        # As many at once as will hardly be too many: the engine likes company.
+        # Play many tasks at once for throughput, but so few that they hardly exceed the tokens.
         count = max(1, left // (group_size * _LONG))
         asked = [next(drawn) for _ in range(count)]
         played = play([task for task in asked for _ in range(group_size)])

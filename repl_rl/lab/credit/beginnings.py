@@ -1,4 +1,4 @@
-"""What runs start from: a policy, the tasks that it is trained on, and how much a rollout of each way may write."""
+"""Starting points of runs: a policy, the tasks to train on, and the limits of a rollout for each way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from repl_rl.tasks import BUILTIN, Split, Task, generate
 
 Start = Literal["bundled", "failing", "slipping", "shown"]
 Drawn = Callable[[Sequence[str], Split, int], tuple[Task, ...]]
-"""So many tasks of a split, of those families."""
+"""Function that returns `count` tasks of a split, of the given families."""
 QUICKSTART = BUILTIN["quickstart"]
 LONG_LIMITS = RolloutLimits(max_lines=16)
 _FENCED_LIMITS = RolloutLimits(max_line_tokens=128)
-"""A block counts as one line and holds several."""
+"""Limits of fenced rollouts: a block counts as one line and holds several."""
 _SHOWN_LIMITS = RolloutLimits(max_lines=6, max_line_tokens=32, max_observation_tokens=64)
 _SHOWN_FENCED_LIMITS = RolloutLimits(max_lines=3, max_line_tokens=64, max_observation_tokens=64)
-"""As many sampled tokens at most as line by line."""
+"""Limits with at most as many sampled tokens as line by line."""
 _USUAL: MappingProxyType[Way, RolloutLimits] = MappingProxyType({"lines": RolloutLimits(), "fenced": _FENCED_LIMITS})
 _SHOWN: MappingProxyType[Way, RolloutLimits] = MappingProxyType(
     {"lines": _SHOWN_LIMITS, "fenced": _SHOWN_FENCED_LIMITS}
@@ -37,15 +37,15 @@ def _drawn_long(families: Sequence[str], split: Split, count: int) -> tuple[Task
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """One way to begin."""
+    """One starting point."""
 
     train_tasks: int = 4096
     tasks: Drawn = _drawn
     limits: Mapping[Way, RolloutLimits] = field(default_factory=lambda: _USUAL)
     context_tokens: int | None = None
-    """Longest rollout with its prompt; None: what the policy says."""
+    """Longest rollout with its prompt, tokens; None takes the policy's context length."""
     taught: frozenset[Way] = frozenset({"lines", "fenced"})
-    """Ways for which the policy is taught first."""
+    """Ways for which the policy is fine-tuned first."""
 
 
 BEGINNINGS: MappingProxyType[Start, Beginning] = MappingProxyType(

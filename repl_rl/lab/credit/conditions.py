@@ -1,5 +1,7 @@
-"""What is compared: estimators under three reward tables, other penalties for errors, rollouts several steps old under
-three corrections, and blocks in place of lines."""
+"""Conditions of the experiment: estimators under three reward tables, other penalties for errors, staleness, blocks.
+
+Stale rollouts are several steps old, under three corrections. Blocks replace lines.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,23 +13,25 @@ from repl_rl.errors import ConfigError
 
 ESTIMATORS = ("outcome", "process", "two_stream", "return_to_go", "state_anchor")
 PENALTIES = RewardTable()
-"""Lines in error cost something; nothing else counts."""
+"""Reward table with a cost for lines in error, and nothing else."""
 SHAPINGS: MappingProxyType[str, RewardTable] = MappingProxyType(
     {"none": NO_SHAPING, "penalty": PENALTIES, "gated": RewardTable(gated=True, ok=0.1)}
 )
-"""`gated`: the penalties, and as much again for each line that ran, which counts only in a rollout that solved."""
+"""Reward tables by name. `gated` is the penalties, and as much reward for each line that ran, if the rollout solved."""
 BASELINE = "outcome/none"
 Way = Literal["lines", "fenced"]
-"""How a rollout goes: line by line in the console, or with code between fences."""
+"""Way of a rollout: line by line in the console, or with code between fences."""
 SAME_AS: MappingProxyType[str, str] = MappingProxyType(
     dict.fromkeys(("outcome/penalty", "outcome/gated", "two_stream/none", "process/none"), BASELINE)
 )
-"""Cells that are another one by definition: `outcome` reads no line rewards, and without any `two_stream` and `process`
-are it."""
+"""Conditions that equal another one by definition.
+
+`outcome` reads no line rewards. Without line rewards, `two_stream` and `process` equal `outcome`.
+"""
 AS_GIVEN = "two_stream(given='as_given')"
-"""Adds what lines are given to their advantages as it is."""
+"""Estimator that adds the given rewards of lines unchanged to their advantages."""
 FIXED_PENALTY = 0.6
-"""What an entry of -0.1 takes off the advantage of its line in `two_stream`."""
+"""Amount that an entry of -0.1 takes off the advantage of its line in `two_stream`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Condition:
     """As `TrainerConfig.potential`."""
     ahead: int = 0
     importance: str = "token_truncate"
-    """Both as in `TrainerConfig`."""
+    """As in `TrainerConfig`, like `ahead`."""
 
 
 MERGED = (
@@ -53,7 +57,7 @@ MERGED = (
     Condition("merged_states/none", "merged_prefixes(by='states')"),
     Condition("merged_difference/none", "merged_prefixes(form='difference')"),
 )
-"""Credit from lines that coincide."""
+"""Conditions with credit from lines that coincide in several rollouts."""
 ERRORS = (
     Condition("errors/syntax", "two_stream", replace(NO_SHAPING, syntax_error=PENALTIES.syntax_error)),
     Condition("errors/exception", "two_stream", replace(NO_SHAPING, exception=PENALTIES.exception)),
@@ -61,8 +65,11 @@ ERRORS = (
     Condition("errors/spared", "repl_rl.credit.errors:spared", PENALTIES),
     Condition("errors/potential", AS_GIVEN, potential=f"repl_rl.credit.rewards:broken={FIXED_PENALTY}"),
 )
-"""Other ways to have an error cost something, each as much as `two_stream/penalty` takes for one: of one class alone,
-only the first of a streak, only where another rollout did without, and paid back when it is mended."""
+"""Other ways to penalize an error, each as much as `two_stream/penalty` for one error.
+
+Penalized are errors of one class alone, only the first of a streak, or only those that another rollout avoided. With a
+potential the penalty is paid back once the error is fixed.
+"""
 LEADS = (1, 2, 4, 8)
 CORRECTIONS = ("token_truncate", "token_mask", "token_band")
 AGED = tuple(
@@ -70,12 +77,15 @@ AGED = tuple(
     for ahead in LEADS
     for importance in CORRECTIONS
 )
-"""Rollouts that run so many steps ahead of the update, with the outcome alone. The ratios of fresh ones are 1, so that
-all corrections are `outcome/none` there."""
+"""Conditions with rollouts that many steps ahead of the update, with the outcome alone.
+
+Fresh rollouts have ratio 1, so for them every correction equals `outcome/none`.
+"""
 
 
 def _all() -> tuple[Condition, ...]:
     cells = ((f"{estimator}/{name}", estimator, table) for estimator in ESTIMATORS for name, table in SHAPINGS.items())
+    # A cell that equals another one by definition is not played twice.
     lines = (Condition(name, estimator, table) for name, estimator, table in cells if name not in SAME_AS)
     return (*lines, *MERGED, *ERRORS, *AGED, Condition("fenced", way="fenced"))
 
@@ -84,7 +94,7 @@ CONDITIONS = _all()
 
 
 def effects() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Cells taken together, and those that they are compared with, cell by cell: single cells differ by little."""
+    """Return sets of cells and those that they are compared with, pairwise, because single cells differ by little."""
     dense = tuple(estimator for estimator in ESTIMATORS if estimator != "outcome")
     played = {name: tuple(f"{name}/{s}" for s in SHAPINGS if f"{name}/{s}" not in SAME_AS) for name in dense}
     shaped = {
@@ -96,15 +106,16 @@ def effects() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
         if shaping != "none"
     }
     against = {f"{name} in place of outcome": (cells, (BASELINE,)) for name, cells in played.items()}
+    # Pool all cells with line credit for the comparison with the most runs.
     everything = tuple(cell for cells in played.values() for cell in cells)
     return {"line credit of any kind": (everything, (BASELINE,)), **against, **shaped}
 
 
 def conditions(names: Sequence[str] = ()) -> tuple[Condition, ...]:
-    """The conditions of these names, in their own order; all of them without names.
+    """Return the conditions of these names, in their order of definition; without names all of them.
 
     Raises:
-        ConfigError: there is no such condition; a cell that equals another one is refused by that one's name.
+        ConfigError: no condition has that name; a cell that equals another one is refused with that one's name.
     """
     for name in names:
         if name in SAME_AS:

@@ -1,4 +1,4 @@
-"""The experiment from its settings to its report; what was played before is not played again."""
+"""Experiment from its settings to its report; rows of earlier runs are reused."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,23 +21,26 @@ Open = Callable[[int, Settings, Path], AbstractContextManager[Players]]
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is played, and where its rows are kept."""
+    """Conditions and seeds to play, and the folder of the rows."""
 
     out: Path
     """Folder of the rows and of the policy that the fenced runs start from."""
     settings: Settings = field(default_factory=Settings)
     conditions: Sequence[str] = ()
-    """Names; empty: all."""
+    """Names of conditions; empty means all."""
     seeds: int = 4
-    """Runs of each condition, >= 1."""
+    """Runs per condition, >= 1."""
     workers: int = 2
-    """Processes of one core each, >= 1."""
+    """Worker processes of one core each, >= 1."""
     first_seed: int = 0
-    """The first of the seeds, >= 0, so that one cell can be repeated."""
+    """First seed, >= 0, so that one cell can be repeated."""
     spread: float = SPREAD
-    """Deviation over seeds of a difference of the primary figure, > 0: says how small a one this experiment detects."""
+    """Standard deviation over seeds of a difference of the primary metric, > 0.
+
+    It determines the smallest difference that this experiment detects.
+    """
     earlier: Path | None = None
-    """Report of an earlier experiment, whose spread is taken instead."""
+    """Report of an earlier experiment, whose spread is used instead."""
 
     def __post_init__(self) -> None:
         for name, floor in (("seeds", 1), ("workers", 1), ("first_seed", 0)):
@@ -50,15 +53,15 @@ class Experiment:
 
     @property
     def played(self) -> range:
-        """The seeds."""
+        """Seeds of the runs."""
         return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def power(self) -> Power:
-        """How small a difference it detects.
+        """Power of the experiment: the smallest difference that it detects.
 
         Raises:
-            ConfigError: `earlier` is no such report.
+            ConfigError: `earlier` is not such a report.
         """
         chosen = conditions(self.conditions)
         if self.earlier is not None:
@@ -70,11 +73,11 @@ class Experiment:
 def run_experiment(
     experiment: Experiment, tell: Callable[[str], None] = print, players: Open = started
 ) -> dict[str, object]:
-    """Play what is missing and return what `bench credit --json` writes: rows, and figures that follow from them.
+    """Play the missing runs and return the content of `bench credit --json`: rows, and the statistics of them.
 
     Raises:
-        ConfigError: an unknown condition, or `out` holds runs of another experiment.
-        ReplRLError: a worker failed; what was finished is kept.
+        ConfigError: a condition is unknown, or `out` holds runs of another experiment.
+        ReplRLError: a worker failed; finished runs are kept.
     """
     chosen, settings = conditions(experiment.conditions), experiment.settings
     about = header(settings, base_of(settings))
@@ -90,9 +93,11 @@ def run_experiment(
             file.add(row)
             told.row(row)
 
+        # Each row is stored as it arrives, so that an interrupted experiment continues from there.
         with players(min(experiment.workers, len(missing)), settings, experiment.out) as open_players:
             play_all(missing, open_players, keep)
 
+    # Choose learning rates first, on separate seeds.
     rates: dict[str, float] = {}
     tuned: list[Run] = []
     if settings.rates:
@@ -101,6 +106,7 @@ def run_experiment(
         rates = chosen_rates(tuned, settings.rates, settings.tokens)
         tell("learning rates: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items()))
     play(jobs(chosen, experiment.played, file.rows, rates))
+    # The file may hold more conditions and seeds than this experiment asks for.
     names = {condition.name for condition in chosen}
     runs = [r for r in file.rows if isinstance(r, Run) and r.condition in names and r.seed in experiment.played]
     starts = [row for row in file.rows if isinstance(row, Start)]
@@ -114,7 +120,7 @@ def report(
     experiment: Experiment,
     tuning_s: float = 0.0,
 ) -> dict[str, object]:
-    """Everything that tables and the plot are made of; `tuning_s`: wall clock of the runs that chose learning rates."""
+    """Return the data of all tables and the plot; `tuning_s` is the wall clock of choosing learning rates."""
     rows: list[Row] = [*starts, *runs]
     return {
         **about,
@@ -133,7 +139,7 @@ def report(
 
 
 class Told:
-    """Says what each row showed, and when the last one is to be expected."""
+    """Progress log: the result of each row, and the remaining time."""
 
     def __init__(self, count: int, tell: Callable[[str], None]) -> None:
         self._count = count
@@ -142,7 +148,7 @@ class Told:
         self._began = time.monotonic()
 
     def row(self, row: Row) -> None:
-        """Tell of one more row."""
+        """Log one more row."""
         self._done += 1
         left_min = (time.monotonic() - self._began) / self._done * (self._count - self._done) / 60
         self._tell(f"{self._done:>3}/{self._count}  {_summary(row)}  {left_min:4.1f} min left")

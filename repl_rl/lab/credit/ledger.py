@@ -1,4 +1,4 @@
-"""A training that ends when its sampled tokens are spent."""
+"""Training run that ends when its budget of sampled tokens is spent."""
 
 import gc
 import tempfile
@@ -20,27 +20,27 @@ from repl_rl.trainer.loop import load_model
 from repl_rl.trainer.weights import save_weights, size_of, weights_folder
 
 ENDLESS_STEPS = 1_000_000
-"""Steps of the schedule, so that a learning rate that falls along a line stays where it is while tokens last."""
+"""Steps of the schedule. They are many, so that a linear learning rate stays constant while tokens last."""
 
 
 class _BudgetSpent(Exception):
-    """Ends a training whose tokens are spent."""
+    """Signal that ends a training once its tokens are spent."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Writes down the steps of a run until its tokens are spent."""
+    """Record of a run's steps until its tokens are spent."""
 
     budget: int
     tokens: list[int] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list)
     middle: Mapping[str, Tensor] | None = None
-    """Weights after the step that spent half of the tokens; None: there was none yet, or nobody keeps them."""
+    """Weights after the step that spent half of the tokens; None before it, or without `keep`."""
     keep: Callable[[], Mapping[str, Tensor]] | None = None
-    """Copies the weights of now; None: those of the middle are not kept."""
+    """Function that copies the current weights; None disables copies."""
 
     def step(self, record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
-        """Take a step; the one that spends the last tokens ends the training."""
+        """Record a step; the one that spends the last tokens ends the training."""
         self.rows.append(record.metrics)
         self.tokens.append(sum(t.sampled_tokens for t in trajectories) + (self.tokens[-1] if self.tokens else 0))
         if self.keep is not None and self.middle is None and self.tokens[-1] > self.budget / 2:
@@ -61,7 +61,7 @@ class Ledger:
         agreement: Mapping[str, Mapping[str, float]],
         transcripts: Sequence[str],
     ) -> Run:
-        """The run that this was; `after` are its figures on held-out tasks, `began` is on the monotonic clock."""
+        """Return the row of the run. `after` are its metrics on held-out tasks, `began` is on the monotonic clock."""
         return Run(
             condition=condition,
             seed=seed,
@@ -91,9 +91,9 @@ def spent(
     seed: int,
     keep_middle: bool,
 ) -> tuple[PreTrainedModel, Ledger]:
-    """Train the policy in a folder until more than `tokens` (>= 1) are sampled; the source has its weights then.
+    """Train the policy in a folder until more than `tokens` (>= 1) are sampled; then the source has its weights.
 
-    With `keep_middle` the ledger has those of the middle, too.
+    With `keep_middle` the ledger has the weights of the middle too.
 
     Raises:
         WeightSyncError: the sampler's log probabilities are not the trainer's.
@@ -106,11 +106,13 @@ def spent(
         try:
             fit(model, tokenizer, task_ids, source, config, Path(checkpoints), ledger.step, seed=seed)
         except _BudgetSpent:
+            # The exception skipped the last weight sync, so drop prefetched rollouts and sync here.
             source.forget()
             save_weights(model, model.state_dict(), weights)
             source.load_weights(weights, len(ledger.tokens))
     model.zero_grad()
-    gc.collect()  # the trainer, which holds the optimizer's state, refers to itself
+    # The trainer, which holds the optimizer's state, refers to itself.
+    gc.collect()
     return model, ledger
 
 

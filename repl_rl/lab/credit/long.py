@@ -1,9 +1,9 @@
-"""Tasks of many lines in which one silent slip spoils the end, and demonstrations of a policy that slips.
+"""Tasks of many lines in which one silent slip spoils the result, and demonstrations of a policy that slips.
 
     Let a = 49, b = a - 18, c = b + 36, d = c - a, e = d * 4, f = e - a and g = f - 37. Compute g + b.
 
-Assignments print nothing, so nothing says that one was wrong. A policy that knows how to go about it and slips now and
-then has much to learn about single lines, which is what credit of lines is for.
+Assignments print nothing, so the console does not show that one was wrong. A policy that knows the approach and slips
+now and then has much to learn about single lines, which is the purpose of credit per line.
 """
 
 import random
@@ -16,21 +16,22 @@ from repl_rl.tasks import Sketch, Split, Task, split_of, task_of
 
 FAMILY = "long"
 FEWEST, MOST = 7, 9
-"""Assignments of a task; with the expression and the answer it takes two lines more."""
+"""Number of assignments of a task; the expression and the answer take two more lines."""
 SLIPS = {" - ": 0.2, " * ": 0.55}
-"""How often the wrong sign stands in an assignment for one with this sign: `+` in either case."""
+"""Probability of a wrong sign in an assignment, by its correct sign; the wrong sign is always `+`."""
 OTHER_VARIABLE, OTHER_EXPRESSION, LEFT_OUT = 0.08, 0.12, 0.01
-"""How often an assignment uses another variable, the last expression has another sign, an assignment is left out."""
+"""Probabilities of another variable in an assignment, another sign in the expression, a missing assignment."""
 _LARGEST = 999
 _DRAWS_PER_TASK = 200
 
 
 def drawn(rng: random.Random) -> Sketch:
-    """A chain of assignments, each of variables before it and a small number."""
+    """Draw a chain of assignments, each of earlier variables and a small number."""
     names = ascii_lowercase[: rng.randint(FEWEST, MOST)]
     values = {"a": rng.randint(11, 60)}
     setup = [f"a = {values['a']}"]
     for name in names[1:]:
+        # Draw again until the value is positive and small.
         while True:
             text, value = _step(rng, values)
             if 0 < value <= _LARGEST:
@@ -58,10 +59,10 @@ def _step(rng: random.Random, values: dict[str, int]) -> tuple[str, int]:
 
 
 def tasks(split: Split, count: int, seed: int) -> tuple[Task, ...]:
-    """`count` (>= 1) different tasks of a split. Equal arguments, equal tasks.
+    """Return `count` (>= 1) different tasks of a split. Equal arguments give equal tasks.
 
     Raises:
-        ConfigError: none of many draws is another question of the split.
+        ConfigError: many draws gave no new question of the split.
     """
     rng = random.Random(f"{seed}/{split}/{FAMILY}")
     found: dict[str, Task] = {}
@@ -78,10 +79,10 @@ def tasks(split: Split, count: int, seed: int) -> tuple[Task, ...]:
 
 
 def sketched(rng: random.Random, split: Split) -> Sketch:
-    """One problem whose question lies in `split`.
+    """Draw one problem whose question belongs to `split`.
 
     Raises:
-        ConfigError: none of many draws does.
+        ConfigError: many draws gave none.
     """
     for _ in range(_DRAWS_PER_TASK):
         one = drawn(rng)
@@ -91,13 +92,13 @@ def sketched(rng: random.Random, split: Split) -> Sketch:
 
 
 def clean_plan(one: Sketch) -> Plan:
-    """Every line as it should be."""
+    """Return a plan without slips."""
     lines = (*one.setup, one.expression, f"submit_final_answer({ECHO})")
     return Plan(tuple(f"{line}\n" for line in lines))
 
 
 def slipping_plan(one: Sketch, rng: random.Random) -> Plan:
-    """The same with silent slips, each line's independent of the others'. The first assignment is always right."""
+    """Return a plan with silent slips, drawn independently per line. The first assignment is always right."""
     setup = [one.setup[0]]
     for line in one.setup[1:]:
         if rng.random() >= LEFT_OUT:
@@ -110,6 +111,7 @@ def slipping_plan(one: Sketch, rng: random.Random) -> Plan:
 
 def _slipped(line: str, rng: random.Random) -> str:
     name, _, text = line.partition(" = ")
+    # A slip replaces the sign, the variable, or both.
     for sign, chance in SLIPS.items():
         if sign in text:
             text = text.replace(sign, " + ") if rng.random() < chance else text

@@ -1,4 +1,4 @@
-"""What is settled before an experiment runs, and by rules: how much it can show, and which learning rates it uses."""
+"""Decisions before an experiment runs, made by rules: its statistical power, and its learning rates."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,28 +13,30 @@ from repl_rl.lab.credit.rows import Run, parse
 from repl_rl.lab.credit.statistics import budget_mean, by_condition, spread_of
 
 SPREAD = 0.022
-"""Deviation over seeds of a difference of the primary figure, paired by seed: that of the earlier experiment's cells
-(docs/credit.json), pooled, for want of a better one."""
+"""Standard deviation over seeds of a difference of the primary metric, paired by seed.
+
+It is the pooled value of the earlier experiment's cells (docs/credit.json), for lack of a better one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """How small a difference an experiment can find, in shares of rollouts solved."""
+    """Smallest difference that an experiment can find, as a share of rollouts solved."""
 
     seeds: int
     spread: float
-    """Deviation over seeds of a difference paired by seed."""
+    """Standard deviation over seeds of a difference paired by seed."""
     source: str
-    """Where that comes from."""
+    """Source of `spread`, in words."""
     comparisons: int
-    """Conditions that are held against the baseline."""
+    """Number of conditions that are compared with the baseline."""
     smallest: float | None
-    """Found in 80 of 100 experiments by one paired t test, two-sided, at 5 %; None: one seed finds nothing."""
+    """Difference that one paired t test, two-sided, at 5 %, finds in 80 of 100 experiments; None with one seed."""
     smallest_corrected: float | None
-    """The same where the test is the strictest of Holm's correction for all comparisons."""
+    """The same for the strictest test of Holm's correction for all comparisons."""
 
     def __str__(self) -> str:
-        """In a sentence."""
+        """Return the power as a sentence."""
         if self.smallest is None or self.smallest_corrected is None:
             return "one seed: no difference can be told from chance"
         return (
@@ -45,17 +47,18 @@ class Power:
 
 
 def power(conditions: Sequence[Condition], seeds: int, spread: float, source: str) -> Power:
-    """The power of an experiment with these conditions and so many seeds (>= 1)."""
+    """Return the power of an experiment with these conditions and `seeds` (>= 1)."""
     count = max(1, sum(c.name not in (BASELINE, "fenced") for c in conditions))
+    # Holm's strictest test divides alpha by the number of comparisons.
     smallest = [smallest_difference(spread, seeds, ALPHA / n) if seeds > 1 else None for n in (1, count)]
     return Power(seeds, spread, source, count, *smallest)
 
 
 def earlier_spread(file: Path) -> float:
-    """The pooled spread of the differences in a report that `bench credit --json` wrote.
+    """Return the pooled spread of the differences in a report of `bench credit --json`.
 
     Raises:
-        ConfigError: it is no such report, or has no two seeds of two conditions.
+        ConfigError: it is not such a report, or does not have two seeds of two conditions.
     """
     try:
         report = json.loads(file.read_text())
@@ -69,13 +72,13 @@ def earlier_spread(file: Path) -> float:
 
 
 def chosen_rates(runs: Sequence[Run], rates: Sequence[float], budget: int) -> dict[str, float]:
-    """The learning rate of each condition: that of the highest primary figure, mean over the tuning seeds.
+    """Choose the learning rate of each condition by the highest primary metric, mean over the tuning seeds.
 
-    The rule is the same for all: of equal ones the lowest, and nothing else is looked at.
+    The rule is the same for all conditions. Among equal rates it takes the lowest.
 
     Args:
-        runs: of the tuning seeds alone.
-        rates: what they were tried with.
+        runs: runs of the tuning seeds alone.
+        rates: the rates that were tried.
         budget: tokens of a run.
     """
     found: dict[str, dict[float, list[float]]] = {}
@@ -87,4 +90,5 @@ def chosen_rates(runs: Sequence[Run], rates: Sequence[float], budget: int) -> di
 
 def _best(tried: Mapping[float, Sequence[float]]) -> float:
     levels = {rate: fmean(figures) for rate, figures in tried.items() if figures}
-    return max(levels, key=lambda rate: levels[rate])  # the first of equal ones
+    # `max` returns the first of equal ones, which is the lowest rate.
+    return max(levels, key=lambda rate: levels[rate])

@@ -1,4 +1,4 @@
-"""Worker processes: each has one engine, and plays one job after the other."""
+"""Worker processes: each has one engine and plays one job after the other."""
 
 import traceback
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _END_S = 30.0
 
 
 class Processes:
-    """Players that are processes of one core each. Open them with `started`."""
+    """Worker pool with processes of one core each. Open it with `started`."""
 
     def __init__(self, processes: list[BaseProcess], given: "Queue[Job | None]", made: "Queue[Row | str]") -> None:
         self.places = len(processes)
@@ -39,6 +39,7 @@ class Processes:
         while True:
             try:
                 made = self._made.get(timeout=_POLL_S)
+            # Without this check, `take` would wait forever for a dead worker.
             except Empty:
                 if not all(process.is_alive() for process in self._processes):
                     raise ReplRLError("a worker's process is gone; what it finished is kept, so run it again") from None
@@ -48,18 +49,19 @@ class Processes:
             return made
 
     def stop(self) -> None:
-        """Have every process give up what it has, as SIGTERM ends a run."""
+        """Terminate every process; each stops its job as at SIGTERM."""
         for process in self._processes:
             if process.is_alive():
                 process.terminate()
 
     def close(self) -> None:
-        """Let every process end what it has, and end those that do not come to an end."""
+        """Let every process finish its job, and terminate those that do not end."""
         for _ in self._processes:
             self._given.put(None)
         for process in self._processes:
             if process.pid is None:
-                continue  # the start of one before it failed
+                # An earlier process failed to start, so this one was never started.
+                continue
             process.join(_END_S)
             if process.is_alive():
                 process.terminate()
@@ -68,8 +70,9 @@ class Processes:
 
 @contextmanager
 def started(count: int, settings: Settings, out: Path) -> Iterator[Processes]:
-    """`count` (>= 1) processes, gone at the end."""
-    context = get_context("spawn")  # a fork would share the threads of whoever calls this
+    """Start `count` (>= 1) worker processes; end them with the block."""
+    # A fork would copy the locks of the caller's threads.
+    context = get_context("spawn")
     given: Queue[Job | None] = context.Queue()
     made: Queue[Row | str] = context.Queue()
     processes = [context.Process(target=_work, args=(given, made, settings, out)) for _ in range(count)]
@@ -80,14 +83,15 @@ def started(count: int, settings: Settings, out: Path) -> Iterator[Processes]:
                 process.start()
         yield players
     except KeyboardInterrupt:
-        players.stop()  # a signal for this process alone did not reach them
+        # A signal to this process alone does not reach the workers.
+        players.stop()
         raise
     finally:
         players.close()
 
 
 def _work(given: "Queue[Job | None]", made: "Queue[Row | str]", settings: Settings, out: Path) -> None:
-    # imported here: torch takes seconds, and reads its environment when it is imported
+    # Import here, because torch takes seconds and reads its environment at import.
     from repl_rl.lab.credit.worker import opened
 
     try:
@@ -101,7 +105,7 @@ def _work(given: "Queue[Job | None]", made: "Queue[Row | str]", settings: Settin
 
 
 def _next(given: "Queue[Job | None]") -> Job | None:
-    """The next job; None: there is none, or whoever gave jobs is gone."""
+    """Return the next job, or None if no job is left or the parent process has died."""
     while True:
         try:
             return given.get(timeout=_POLL_S)

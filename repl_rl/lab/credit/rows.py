@@ -1,4 +1,4 @@
-"""The file of rows: a header, then one row as each run ends. What is there is not played again."""
+"""File of rows: a header, then one row per finished run. Runs in the file are not played again."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,53 +10,56 @@ from repl_rl.lab.credit.conditions import Way
 from repl_rl.machine.files import write_whole
 
 POINTS = ("start", "middle", "end")
-"""Of a run, where gradients are compared: before it, once half of its tokens are spent, and after it."""
+"""Points of a run where gradients are compared: before it, after half of its tokens, and after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The policy that the runs of a way start from, on held-out tasks."""
+    """Evaluation on held-out tasks of the policy that the runs of a way start from."""
 
     way: Way
     figures: Mapping[str, float]
     wall_s: float
-    """With the fine-tuning that made it, where that was needed."""
+    """Wall clock, with the fine-tuning that made the policy, if any."""
     transcripts: Sequence[str] = field(default_factory=list)
-    """Of the first held-out tasks, greedy."""
+    """Texts of the first held-out tasks' greedy rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run. Lists have an entry a step."""
+    """One training run. Lists have one entry per step."""
 
     condition: str
     seed: int
     tokens: Sequence[int]
-    """Sampled in training since the beginning."""
+    """Cumulative tokens sampled in training."""
     solve: Sequence[float]
     """Solve rate of the step's rollouts."""
     error: Sequence[float]
     """Share of the step's executed lines in error."""
     lines: Sequence[float]
-    """Lines a rollout."""
+    """Lines per rollout."""
     after: Mapping[str, float]
-    """Figures on held-out tasks after training."""
+    """Metrics on held-out tasks after training."""
     gap: float
     """Largest difference of a log probability between sampler and trainer, nats."""
     rollout_s: float
     update_s: float
     wall_s: float
-    """With its evaluation."""
+    """Wall clock with the evaluation."""
     learning_rate: float = 0.0
-    """That it was trained with; 0: the rows do not say."""
+    """Learning rate of the training; 0 in rows that did not record it."""
     agreement: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """How far gradients agree, see `agreement.Agreement`, at the start, in the middle and at the end; {}: not asked."""
+    """Agreement of gradients at the start, in the middle and at the end; {} if not measured.
+
+    See `agreement.Agreement`.
+    """
     transcripts: Sequence[str] = field(default_factory=list)
-    """Of the first held-out tasks after training, greedy."""
+    """Texts of the first held-out tasks' greedy rollouts after training."""
     staleness: float = 0.0
-    """Steps between the policy that wrote a token and the one that learned from it, mean."""
+    """Mean number of steps between the policy that wrote a token and the one that learned from it."""
     kept: float = 1.0
-    """Share of tokens whose importance ratio was left as it is, mean over steps."""
+    """Share of tokens whose importance sampling ratio was not clipped, mean over steps."""
 
 
 Row = Start | Run
@@ -66,7 +69,7 @@ class RowFile:
     """Rows of one experiment, in `path`."""
 
     def __init__(self, path: Path, header: Mapping[str, object]) -> None:
-        """Take up the file, or plan a new one.
+        """Open the file, or plan a new one.
 
         Raises:
             ConfigError: it holds rows of another experiment, or something else.
@@ -76,6 +79,7 @@ class RowFile:
         if not self._texts:
             self._texts = [json.dumps(header)]
         else:
+            # A round trip through JSON turns tuples into lists, as in the file.
             self._check(json.loads(json.dumps(header)))
 
     @property
@@ -83,12 +87,12 @@ class RowFile:
         """Every row so far.
 
         Raises:
-            ConfigError: one of them is none.
+            ConfigError: one of them is not a row.
         """
         return [parse(text) for text in self._texts[1:]]
 
     def add(self, row: Row) -> None:
-        """Add a row; the file is whole on disk before and after."""
+        """Append a row atomically."""
         self._texts.append(json.dumps(record(row)))
         write_whole(self.path, "\n".join((*self._texts, "")))
 
@@ -104,7 +108,7 @@ class RowFile:
 
 
 def _changed(header: Mapping[str, object], found: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    """The dotted names of what differs, with both values where they are short."""
+    """Yield the dotted names of different values, with both values, shortened."""
     for key, value in header.items():
         other = found[key]
         if isinstance(value, Mapping) and isinstance(other, Mapping) and value.keys() == other.keys():
@@ -114,15 +118,15 @@ def _changed(header: Mapping[str, object], found: Mapping[str, object], prefix: 
 
 
 def record(row: Row) -> dict[str, object]:
-    """A row as it stands in JSON."""
+    """Return the JSON form of a row."""
     return {"kind": "start" if isinstance(row, Start) else "run", **asdict(row)}
 
 
 def parse(text: str) -> Row:
-    """The row of a line of the file.
+    """Parse a line of the file.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a row.
     """
     try:
         fields = json.loads(text)

@@ -1,4 +1,4 @@
-"""What one experiment is, apart from how many seeds it has: equal for all of its runs."""
+"""Settings that are equal for all runs of an experiment."""
 
 import hashlib
 import json
@@ -16,56 +16,64 @@ from repl_rl.world import World
 TARGET = 0.8
 """Solve rate of training rollouts that counts as learned."""
 WINDOW = 5
-"""Steps of the running mean that is held against `TARGET`."""
+"""Steps of the running mean that is compared with `TARGET`."""
 _BUNDLED = "builtin:quickstart"
 REGIMES = "lab/credit/regimes"
-"""Folder of the shipped settings, one file a regime."""
+"""Folder of the shipped settings, one file per regime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Equal for every run of an experiment."""
+    """Settings of every run of an experiment."""
 
     regime: str = ""
-    """What pages call these settings; `--regime NAME` sets it with the others of that regime."""
+    """Name of these settings on pages; `--regime NAME` sets it with the other settings of that regime."""
     tokens: int = 40_000
     """Tokens that a run may sample in training, >= 1; it ends with the first step beyond them."""
     prompts_per_step: int = 8
-    """Tasks in a step, >= 1."""
+    """Tasks per step, >= 1."""
     group_size: int = 8
-    """Rollouts of each task, >= 2."""
+    """Rollouts per task, >= 2."""
     learning_rate: float = 3e-4
-    """Of AdamW after 5 steps of warm-up; it stays, so that the end of a run does not depend on when it comes."""
+    """Learning rate of AdamW after 5 steps of warm-up. It is constant, so that a run does not depend on its length."""
     rates: tuple[float, ...] = ()
-    """Learning rates that each condition is tuned over, on seeds of its own that no table holds; none: all have
-    learning_rate."""
+    """Learning rates that each condition is tuned over, on separate seeds that no table has.
+
+    By default all use learning_rate.
+    """
     start: Start = "bundled"
-    """What runs start from: the bundled policy, or that one taught by demonstrations in which many lines fail; or to
-    solve tasks of nine to eleven lines, with silent slips, on which it is trained then; or a model that was shown the
-    console, or fences, by equally many demonstrations of the tasks."""
+    """Starting point of runs: bundled, failing, slipping or shown.
+
+    bundled is the bundled policy. failing is that policy, fine-tuned on demonstrations in which many lines fail.
+    slipping is fine-tuned to solve tasks of nine to eleven lines with silent slips, and trains on them. shown is a
+    model that saw equally many demonstrations of the console or of fences.
+    """
     model: str = _BUNDLED
-    """Folder, .gguf file or hub name of that model; read with start = shown."""
+    """Folder, .gguf file or hub name of that model; used with start = shown."""
     families: tuple[str, ...] = ()
-    """Families of builtin:quickstart that its tasks are of, in equal shares; none: all. Read with start = shown."""
+    """Families of builtin:quickstart for its tasks, in equal shares; by default all. Used with start = shown."""
     held_out: int = 480
     """Held-out tasks of the evaluation after each run, >= 1."""
     agreement_tokens: int = 1024
-    """Sampled tokens of each of two batches whose gradients are compared at the start, in the middle and at the end of
-    each run, >= 0, beside the budget; 0: none are."""
+    """Sampled tokens per batch for the agreement of gradients, >= 0; 0 disables it.
+
+    Two batches are compared at the start, in the middle and at the end of each run. Their tokens do not count to the
+    budget.
+    """
     engine: Literal["vllm", "transformers"] = "vllm"
-    """What samples: vllm, or transformers, which needs no vLLM."""
+    """Inference engine: vllm, or transformers, which needs no vLLM."""
     sandbox: Literal["inprocess", "local"] = "inprocess"
-    """Where lines run: in the worker itself, fit for the bundled policy alone, or in isolated consoles."""
+    """Sandbox of lines: inprocess, in the worker itself, only for the bundled policy; or local, isolated consoles."""
     fenced_steps: int = 300
-    """Steps of fine-tuning that teach the bundled policy the fenced protocol, >= 2."""
+    """Fine-tuning steps that teach the bundled policy the fenced protocol, >= 2."""
     failing_steps: int = 120
-    """Steps of fine-tuning that teach the bundled policy to fail, >= 1; read with start = failing."""
+    """Fine-tuning steps that teach the bundled policy to fail, >= 1; used with start = failing."""
     slipping_steps: int = 300
-    """Steps of fine-tuning that teach the bundled policy tasks of many lines, >= 3; read with start = slipping."""
+    """Fine-tuning steps that teach the bundled policy tasks of many lines, >= 3; used with start = slipping."""
     shown_steps: int = 16
-    """Steps of fine-tuning, 16 demonstrations each, that show a model either way, >= 3; read with start = shown."""
+    """Fine-tuning steps, 16 demonstrations each, that show a model either protocol, >= 3; used with start = shown."""
     transcripts: int = 0
-    """Held-out tasks whose greedy rollouts are kept with every row, >= 0."""
+    """Held-out tasks whose greedy rollouts are stored with every row, >= 0."""
 
     def __post_init__(self) -> None:
         least = {"tokens": 1, "prompts_per_step": 1, "group_size": 2, "held_out": 1}
@@ -88,21 +96,22 @@ class Settings:
 
     @property
     def beginning(self) -> Beginning:
-        """What runs start from, with its tasks and limits."""
+        """Starting point of the runs, with its tasks and limits."""
         return BEGINNINGS[self.start]
 
 
 def base_of(settings: Settings) -> Path:
-    """The policy as it is before anything is taught.
+    """Return the folder of the policy before any fine-tuning.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: it cannot be loaded.
     """
     return World(model=settings.model).policy.folder
 
 
 def header(settings: Settings, base: Path) -> dict[str, object]:
-    """What rows of one file have in common: settings, versions and policy, and a short name of all that."""
+    """Return the common data of a file's rows: settings, versions and policy, and a fingerprint of them."""
+    # The digest of the weights identifies the policy, wherever its folder is.
     about: dict[str, object] = {
         "settings": asdict(settings),
         "conditions": {condition.name: asdict(condition) for condition in CONDITIONS},

@@ -1,4 +1,4 @@
-"""From rows to figures: pure, so that a table can be made again from the file of rows."""
+"""Statistics of the rows. All functions are pure, so a table can be made again from the file of rows."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,25 @@ from repl_rl.lab.credit.rows import Run, Start
 from repl_rl.lab.credit.settings import TARGET, WINDOW
 
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one, slightly wide, serves beyond."""
+"""97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the last one, slightly too wide, is used beyond.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds."""
+    """Mean over seeds, with its interval."""
 
     value: float
     low: float | None
-    """Of Student's 95 % confidence interval of the mean; None: one seed has none."""
+    """Lower end of Student's 95 % confidence interval of the mean; None with one seed."""
     high: float | None
     seeds: int
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean of one value a seed (at least one), with Student's interval.
+    """Return the mean of one value per seed (at least one), with Student's interval.
 
-    A bootstrap of so few values would be far too narrow, and a normal quantile too.
+    With so few values a bootstrap or a normal quantile would be far too narrow.
     """
     if len(values) < 2:
         return Estimate(fmean(values), None, None, len(values))
@@ -39,36 +40,38 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def running_mean(rates: Sequence[float], window: int = WINDOW) -> list[float]:
-    """Mean of each rate and of those before it, `window` in all at most."""
+    """Return the mean of each rate and those before it, at most `window` in all."""
     return [fmean(rates[max(0, at - window + 1) : at + 1]) for at in range(len(rates))]
 
 
 def tokens_to(
     tokens: Sequence[int], rates: Sequence[float], target: float = TARGET, window: int = WINDOW
 ) -> int | None:
-    """Sampled tokens after the first step at which the mean of the last `window` rates is `target`; None: never.
+    """Return the sampled tokens at the first step where the mean of the last `window` rates reaches `target`, or None.
 
-    `tokens` are sums from the beginning, an entry a step.
+    `tokens` are cumulative, with one entry per step.
     """
     for at, rate in enumerate(running_mean(rates, window)):
+        # The mean of a shorter window is too noisy.
         if at + 1 >= window and rate >= target:
             return tokens[at]
     return None
 
 
 def budget_mean(tokens: Sequence[int], rates: Sequence[float], budget: int) -> float:
-    """Mean of the rates over the first `budget` sampled tokens, a step weighing as many as it took."""
+    """Return the mean of the rates over the first `budget` sampled tokens; each step is weighted by its tokens."""
+    # The step that crosses the budget counts with its tokens below it.
     edges = [min(edge, budget) for edge in (0, *tokens)]
     return sum(rate * (end - begin) for rate, (begin, end) in zip(rates, pairwise(edges), strict=True)) / edges[-1]
 
 
 def at_tokens(tokens: Sequence[int], values: Sequence[float], grid: Sequence[int]) -> list[float]:
-    """The value of the last step that was over at each number of sampled tokens; before the first, that one's."""
+    """Return the last finished step's value at each number of sampled tokens; before the first step, its value."""
     return [values[max(0, bisect_right(tokens, place) - 1)] for place in grid]
 
 
 def measures(run: Run, budget: int) -> dict[str, float]:
-    """What is compared between conditions, of one run."""
+    """Return the metrics of one run that conditions are compared by."""
     return {
         **run.after,
         "train_solve_rate": budget_mean(run.tokens, run.solve, budget),
@@ -79,7 +82,7 @@ def measures(run: Run, budget: int) -> dict[str, float]:
 
 
 def reached(runs: Sequence[Run], budget: int) -> dict[str, object]:
-    """Tokens to the target: of how many runs, and their mean, where the others count with the whole budget."""
+    """Return the number of runs that reached the target, and the mean tokens; others count with the whole budget."""
     found = [tokens_to(run.tokens, run.solve) for run in runs]
     return {
         "runs": sum(tokens is not None for tokens in found),
@@ -89,9 +92,9 @@ def reached(runs: Sequence[Run], budget: int) -> dict[str, object]:
 
 
 def aggregate(runs: Sequence[Run], starts: Sequence[Start], budget: int) -> dict[str, object]:
-    """Figures of every condition, and paired by seed their differences to `outcome` without shaping.
+    """Return the figures of every condition, and their differences, paired by seed, to `outcome` without shaping.
 
-    A condition that only some seeds of the baseline have is compared over those.
+    A condition that has only some seeds of the baseline is compared over those.
     """
     by_name = by_condition(runs)
     baseline = by_name.get(BASELINE, {})
@@ -120,7 +123,7 @@ def aggregate(runs: Sequence[Run], starts: Sequence[Start], budget: int) -> dict
 
 
 def by_condition(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
-    """Runs by the name of their condition and their seed."""
+    """Return runs by the name of their condition and their seed."""
     by_name: dict[str, dict[int, Run]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         by_name.setdefault(run.condition, {})[run.seed] = run
@@ -128,8 +131,10 @@ def by_condition(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
 
 
 def primary_differences(by_name: Mapping[str, Mapping[int, Run]], budget: int) -> dict[str, list[float]]:
-    """Differences of the primary figure to the baseline, one a seed that both have, of each condition with two such
-    seeds; without fenced blocks, which start from another policy."""
+    """Return the differences of the primary metric to the baseline, per condition with at least two shared seeds.
+
+    Each shared seed gives one difference. Fenced blocks are left out, because they start from another policy.
+    """
     baseline = by_name.get(BASELINE, {})
 
     def level(run: Run) -> float:
@@ -144,18 +149,21 @@ def primary_differences(by_name: Mapping[str, Mapping[int, Run]], budget: int) -
 
 
 def p_values(by_name: Mapping[str, Mapping[int, Run]], budget: int) -> dict[str, float]:
-    """Two-sided p of the paired t test of the primary figure, by condition."""
+    """Return the two-sided p of the paired t test of the primary metric, by condition."""
     return {name: p_value(found) for name, found in primary_differences(by_name, budget).items()}
 
 
 def spread_of(by_name: Mapping[str, Mapping[int, Run]], budget: int) -> float | None:
-    """Deviation over seeds of a difference of the primary figure, pooled over conditions; None: no two seeds."""
+    """Return the standard deviation over seeds of the primary metric's differences, pooled over conditions.
+
+    It is None if no condition has two seeds.
+    """
     found = primary_differences(by_name, budget).values()
     return pooled([(stdev(differences), len(differences)) for differences in found]) if found else None
 
 
 def agreements(runs: Sequence[Run]) -> dict[str, object]:
-    """How far gradients agree at each point, mean over the runs that know it; empty if none does."""
+    """Return the agreement of gradients at each point, mean over the runs that measured it; empty if none did."""
     knowing = [run.agreement for run in runs if run.agreement]
     if not knowing:
         return {}
@@ -168,7 +176,7 @@ def agreements(runs: Sequence[Run]) -> dict[str, object]:
 def together(
     by_name: Mapping[str, Mapping[int, Run]], cells: Sequence[str], others: Sequence[str], budget: int
 ) -> dict[str, Estimate]:
-    """Mean of `cells` less mean of `others`, over the seeds that all of them have; empty without such a seed."""
+    """Return the mean of `cells` less the mean of `others`, over their common seeds; empty without a common seed."""
     if not {*cells, *others} <= by_name.keys():
         return {}
     seeds = sorted(set.intersection(*(set(by_name[name]) for name in (*cells, *others))))
@@ -177,6 +185,7 @@ def together(
         found = [measures(by_name[name][seed], budget) for name in names]
         return {key: fmean(figures[key] for figures in found) for key in found[0]}
 
+    # Pair by seed to remove the spread between seeds.
     pairs = [(level(cells, seed), level(others, seed)) for seed in seeds]
     return {key: mean([one[key] - other[key] for one, other in pairs]) for key in pairs[0][0]} if pairs else {}
 
@@ -187,5 +196,5 @@ def _means(runs: Sequence[Run], budget: int) -> dict[str, Estimate]:
 
 
 def differences(mine: Mapping[int, Run], others: Mapping[int, Run], budget: int) -> dict[str, Estimate]:
-    """Mean difference of each measure over the seeds that both have; empty without such a seed."""
+    """Return the mean difference of each metric over the common seeds; empty without a common seed."""
     return together({"mine": mine, "others": others}, ["mine"], ["others"], budget)

@@ -1,10 +1,9 @@
-"""Policies that runs start from, where they are taught first: by demonstrations of the tasks.
+"""Fine-tuned starting policies of runs, from demonstrations of the tasks.
 
-The *fenced* one knows the fenced protocol, which the bundled one has never seen; its demonstrations have the bundled
-policy's own shares of guesses and mistakes, so that there is as much to learn. The *failing* one writes lines of which
-many fail, so that there is something for penalties to do. The *slipping* one solves tasks of many lines (`long`), with
-slips that nothing tells it of. A model that is *shown* something sees as many demonstrations of the console as it would
-of fences, by the same recipe.
+The *fenced* policy knows the fenced protocol, which the bundled one has never seen. Its demonstrations have the bundled
+policy's shares of guesses and mistakes, so that it has as much to learn. The *failing* policy writes many lines that
+fail, so that penalties have an effect. The *slipping* policy solves tasks of many lines (`long`), with slips that no
+output shows. A *shown* model sees as many demonstrations of the console as of fences, by the same recipe.
 """
 
 import asyncio
@@ -27,16 +26,16 @@ from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Sketch, Split, sketch, task_of
 
 DEMONSTRATIONS_A_STEP = 16
-"""Half a batch: each demonstration is seen about twice."""
+"""Demonstrations per step, half a batch, so that each demonstration is seen about twice."""
 FAILING = 0.4
 """Share of the failing policy's demonstrated lines that end in an error."""
 MOST_FAILURES = 4
-"""Of one line, before it is written right: a demonstration has an end."""
+"""Most failures of one line before it is written correctly, so that a demonstration ends."""
 _GUESSING = Mix(guess=0.5, mistake=0.0)
 
 
 def teach(settings: Settings, way: Way, base: Path, out: Path) -> None:
-    """Fine-tune the policy in `base` until the runs of a way can start from it, and save it in `out`."""
+    """Fine-tune the policy in `base` into the starting policy of a way's runs, and save it in `out`."""
     if settings.start == "shown":
         teach_shown(base, out, settings.shown_steps, way, settings.families or QUICKSTART)
     elif way == "fenced":
@@ -50,7 +49,7 @@ def teach(settings: Settings, way: Way, base: Path, out: Path) -> None:
 def teach_fenced(base: Path, out: Path, steps: int) -> None:
     """Fine-tune the policy in `base` on `steps` (>= 2) batches of fenced demonstrations, and save it in `out`.
 
-    Two thirds of the steps teach the protocol, and the others the shares of the bundled policy's own last mix, in which
+    Two thirds of the steps teach the protocol. The others have the shares of the bundled policy's last mix, in which
     mistakes are demonstrated and learned too.
     """
     first, last = out.with_name(out.name + "-clean"), max(1, steps // 3)
@@ -81,8 +80,9 @@ def teach_slipping(base: Path, out: Path, steps: int) -> None:
 def teach_shown(base: Path, out: Path, steps: int, way: Way, families: tuple[str, ...]) -> None:
     """Show a model the console, or fences, in `steps` (>= 3) batches of demonstrations; save it in `out`.
 
-    Two thirds of the demonstrations teach the way itself, errors and recoveries included, and the others mostly guess,
-    so that there is something to learn. Of both ways there are equally many, of the same families, in the same shares.
+    Two thirds of the demonstrations teach the way itself, errors and recoveries included. The others mostly guess, so
+    that there is something to learn. Both ways have equally many demonstrations, of the same families, in the same
+    shares.
     """
     renderer, count = Renderer.from_folder(base), steps * DEMONSTRATIONS_A_STEP
     protocol = "fenced" if way == "fenced" else "line"
@@ -94,11 +94,13 @@ def teach_shown(base: Path, out: Path, steps: int, way: Way, families: tuple[str
 
 
 def failing_plan(drawn: Sketch, rng: random.Random) -> Plan:
-    """Half of the time a guess, else a good demonstration; before each of its lines, failures with chance `FAILING`.
+    """Return a plan that is a guess or a correct demonstration, half of the time each, with failures before its lines.
 
-    What fails on the way to an answer that copies what was printed fails before the line that prints it.
+    Each failure has probability `FAILING`. Failures before an answer that copies an output are placed before the line
+    that prints it.
     """
     lines: list[str] = []
+    # `at` is the line before which the next failures are inserted.
     at = 0
     for line in plan(drawn, _GUESSING, rng).lines:
         lines.append(line)
@@ -113,7 +115,7 @@ def failing_plan(drawn: Sketch, rng: random.Random) -> Plan:
 
 
 def _failure(line: str, rng: random.Random) -> str:
-    """A line in error that is as near to this one as a slip is."""
+    """Return a line in error, as a small slip in this one would give."""
     text = line.rstrip("\n")
     return rng.choice((f"{text})\n", "result\n", f"result = value + {rng.randint(1, 9)}\n"))
 
@@ -121,6 +123,7 @@ def _failure(line: str, rng: random.Random) -> str:
 async def _failing(renderer: Renderer, count: int, seed: int) -> list[Trajectory]:
     families = QUICKSTART
     course = Course(families, _GUESSING, count, seed)
+    # Without isolation, because these lines come from our own plans.
     rng, sandbox = random.Random(f"{seed}/failing"), InProcessSandbox()
     shown: list[Trajectory] = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""One worker's engine and consoles, and the runs that are played with them one after the other."""
+"""Worker of the experiment: an engine, consoles, and the runs that use them one after the other."""
 
 import gc
 import time
@@ -36,19 +36,19 @@ FIGURES = (
     *("solve_rate", "line_error_rate", "answered_rate", "lines_per_rollout", "void_line_rate", "print_rate"),
     *("try_rate", "repeat_rate"),
 )
-"""Of `repl_rl.record.metrics.describe`, on held-out tasks at temperature 1."""
+"""Metrics of `repl_rl.record.metrics.describe`, on held-out tasks at temperature 1."""
 
 
 class HeldOut(NamedTuple):
-    """What the engine's policy does on held-out tasks."""
+    """Results of the engine's policy on held-out tasks."""
 
     figures: Mapping[str, float]
     transcripts: Sequence[str]
-    """Of the first tasks, greedy."""
+    """Texts of the first tasks' greedy rollouts."""
 
 
 def play_held_out(source: RolloutThread, tasks: Sequence[Task], transcripts: int) -> HeldOut:
-    """Play held-out tasks at temperature 1, and greedily; so many of the latter are told line by line."""
+    """Play held-out tasks at temperature 1 and greedily; keep the texts of the first `transcripts` greedy rollouts."""
     sampled, greedy = source.sample(tasks), source.sample(tasks, temperature=0.0)
     found = describe(sampled)
     figures = {name: found[name] for name in FIGURES} | repaired(sampled) | {"greedy": describe(greedy)["solve_rate"]}
@@ -58,14 +58,14 @@ def play_held_out(source: RolloutThread, tasks: Sequence[Task], transcripts: int
 
 
 def repaired(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The share of rollouts in which a line failed (`with_error`), and of those the share that solved (`repaired`)."""
+    """Return the share of rollouts with an error (`with_error`), and the share of those that solved (`repaired`)."""
     failed = [t for t in trajectories if any(e.status.is_error for line in t.lines if (e := line.execution))]
     solved = sum(t.solved for t in failed)
     return {"with_error": len(failed) / len(trajectories), "repaired": solved / max(len(failed), 1)}
 
 
 def told(trajectory: Trajectory) -> str:
-    """A rollout from its prompt on, as it was written and shown."""
+    """Return the text of a rollout from its prompt on, with observations."""
     parts = [trajectory.prompt.text]
     for segment in trajectory.segments:
         parts += [segment.text] if isinstance(segment, Observed) else [line.text for line in segment.lines]
@@ -73,7 +73,7 @@ def told(trajectory: Trajectory) -> str:
 
 
 class Worker:
-    """An engine, consoles, and the policies that runs start from. Open it with `opened`."""
+    """Engine, consoles, and the policies that runs start from. Open it with `opened`."""
 
     def __init__(self, source: RolloutThread, settings: Settings, base: Path, tasks: Sequence[Task], out: Path) -> None:
         self.source = source
@@ -91,10 +91,13 @@ class Worker:
         return self.run(job.condition, job)
 
     def start(self, way: Way) -> Start:
-        """The policy that the runs of a way start from; one that has to be taught is, if it is not there yet."""
+        """Evaluate the policy that the runs of a way start from.
+
+        Fine-tune it first if it needs that and does not exist yet.
+        """
         began = time.monotonic()
         if not self.policy(way).exists():
-            # imported here: of two workers only one needs it, and it takes seconds
+            # Import here, because it takes seconds and only one of two workers needs it.
             from repl_rl.lab.credit.taught import teach
 
             teach(self.settings, way, self.base, self.policy(way))
@@ -104,7 +107,7 @@ class Worker:
         return Start(way, found.figures, round(time.monotonic() - began, 1), found.transcripts)
 
     def run(self, condition: Condition, job: Job) -> Run:
-        """Train from the starting policy until the tokens are spent, and evaluate; not what only chooses a rate.
+        """Train the starting policy until the token budget is spent, and evaluate it unless the run tunes a rate.
 
         Raises:
             WeightSyncError: the sampler's log probabilities are not the trainer's.
@@ -116,6 +119,7 @@ class Worker:
         model, ledger = spent(begin, config, self.source, self.task_ids, self.settings.tokens, seed, asked)
         after = HeldOut({}, []) if job.tuning else play_held_out(self.source, self.held_out, self.settings.transcripts)
         agreed = self.agreed(model, ledger, config, begin, seed) if asked else {}
+        # Free the model and its gradients before the next run.
         del model
         gc.collect()
         rate = config.learning_rate
@@ -124,12 +128,13 @@ class Worker:
     def agreed(
         self, model: PreTrainedModel, ledger: Ledger, config: TrainerConfig, begin: Path, seed: int
     ) -> dict[str, dict[str, float]]:
-        """How far gradients of this condition agree under the policy it ended with, that of the middle, and the first.
+        """Measure the agreement of this condition's gradients at the end, in the middle and at the start of the run.
 
-        The engine has the last one's weights when this begins, and the first one's when it ends.
+        The engine has the last weights when this begins, and the first ones when it ends.
         """
         found = {"end": self._agreement(model, config, seed)}
         assert ledger.middle is not None
+        # The engine needs the same weights as the model, so load those of the middle into both.
         model.load_state_dict(ledger.middle)
         with weights_folder(size_of(model)) as weights:
             save_weights(model, model.state_dict(), weights)
@@ -145,22 +150,23 @@ class Worker:
         return measured(model, play, self.tasks, credit_of(config), size, tokens, never, seed)
 
     def policy(self, way: Way) -> Path:
-        """The policy that the runs of a way start from."""
+        """Return the folder of the policy that the runs of a way start from."""
         if way not in self.settings.beginning.taught:
             return self.base
+        # The fingerprint keeps policies of other settings apart.
         return self.out / f"{self.settings.start}-{way}-{header(self.settings, self.base)['fingerprint']}"
 
     def use(self, way: Way, seed: int) -> None:
-        """Play rollouts of a way from now on."""
+        """Switch to the sampler and limits of a way."""
         sampler = FencedCodeSampler() if way == "fenced" else ReplSampler()
         limits = self.settings.beginning.limits[way]
         self.source.rollouts = replace(self.source.rollouts, sampler=sampler, limits=limits, seed=seed)
 
 
 def trainer_config(condition: Condition, settings: Settings, learning_rate: float | None = None) -> TrainerConfig:
-    """How a condition is trained: the defaults, apart from what the experiment fixes.
+    """Return the trainer config of a condition: the defaults, apart from what the experiment fixes.
 
-    `learning_rate` None: that of the settings.
+    `learning_rate` None takes that of the settings.
     """
     return TrainerConfig(
         steps=ENDLESS_STEPS,
@@ -179,11 +185,12 @@ def trainer_config(condition: Condition, settings: Settings, learning_rate: floa
 
 @contextmanager
 def opened(settings: Settings, out: Path) -> Iterator[Worker]:
-    """A worker on one core; its engine and consoles are gone at the end."""
+    """Open a worker on one core; close its engine and consoles at the end."""
     torch.set_num_threads(1)
     disable_progress_bar()
     beginning, folder = settings.beginning, base_of(settings)
     training = beginning.tasks(settings.families, Split.TRAIN, beginning.train_tasks)
+    # Evaluation plays many tasks at once, even if a training step has few rollouts.
     at_once = max(settings.prompts_per_step * settings.group_size, 64)
 
     @asynccontextmanager

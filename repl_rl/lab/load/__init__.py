@@ -1,7 +1,7 @@
-"""`repl-rl bench serve`: a server under load, and what it holds before and after.
+"""`repl-rl bench serve`: a server under load, and its resources before and after.
 
-The server is a process of its own, as a user starts it, with the bundled policy; its clients are one other process on
-the same cores. Conversations ask without a pause, each again as soon as it was answered.
+The server is a separate process, started as a user does, with the bundled policy. One other process on the same cores
+runs all clients. Each conversation sends its next request as soon as the last one is answered.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from repl_rl.machine.cores import cores
 from repl_rl.tasks import Split, load_tasks
 
 _WARM = 0.1
-"""Of the time that is measured: how long the same is done before, so that caches are full when memory is looked at."""
+"""Warm-up time as a share of the measured time, so that caches are full before memory is read."""
 _CROWD = 4
-"""Turns that are asked for at once, as a multiple of those that are played or may wait."""
+"""Turns that are requested at once, as a multiple of those that run or may wait."""
 _LEAVERS = 32
-"""Clients that go away one after the other while nobody else asks."""
+"""Number of clients that disconnect, one after the other, on an idle server."""
 _LOOK_S = 5.0
 _QUESTIONS = 240
 Tell = Callable[[str], None]
@@ -33,18 +33,18 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """How many ask, and for how long."""
+    """Number of clients, and duration of the load."""
 
     conversations: int = 64
-    """Conversations that ask at the same time, >= 1."""
+    """Concurrent conversations, >= 1."""
     seconds: float = 300.0
-    """How long they ask, seconds, > 0."""
+    """Duration of the load, seconds, > 0."""
     concurrency: int = 8
-    """Turns that the server plays at once, >= 1; see `repl-rl serve`."""
+    """Turns that the server runs at once, >= 1; see `repl-rl serve`."""
     engine: str = "vllm"
-    """What samples: vllm or transformers."""
+    """Inference engine: vllm or transformers."""
     sandbox: str = "local"
-    """Where lines run."""
+    """Sandbox in which lines run."""
 
     def __post_init__(self) -> None:
         for name in ("conversations", "concurrency"):
@@ -55,14 +55,14 @@ class LoadConfig:
 
 
 def run_load(config: LoadConfig, tell: Tell) -> dict[str, object]:
-    """Measure, and return what `bench serve --json` writes.
+    """Measure, and return the content of `bench serve --json`.
 
     Raises:
         ConfigError: the server does not start.
-        EngineError: it does not answer, or does not come to rest.
+        EngineError: it does not respond, or does not become idle.
     """
     flags = ("--engine", config.engine, "--sandbox", config.sandbox, "--concurrency", str(config.concurrency))
-    # one more than ask without a pause may wait: the client that goes away
+    # One more place in the queue than conversations, for the client that disconnects.
     bounds = ("--waiting", str(config.conversations + 1), "--conversations", str(config.conversations))
     with Server((*flags, *bounds)) as server:
         try:
@@ -85,8 +85,9 @@ class _Load:
         self._questions = [task.question for task in tasks]
 
     async def measured(self) -> dict[str, object]:
-        """All of it, one part after the other."""
+        """Run all parts of the measurement, one after the other."""
         config = self._config
+        # Warm up, then compare resources of the idle server before and after the load.
         await self._talk(config.seconds * _WARM)
         before = await self._server.idle()
         began_s, looks = perf_counter(), list[Look]()
@@ -96,6 +97,7 @@ class _Load:
         elapsed_s = perf_counter() - began_s
         self._tell(f"{heard.turns} turns in {elapsed_s:.0f} s, errors: {dict(heard.errors) or 'none'}")
         after = await self._server.idle()
+        # Disconnects on an idle server, and more requests at once than the queue holds.
         gone = await self._leave_alone()
         crowd = await self._crowd()
         return {
@@ -124,9 +126,10 @@ class _Load:
         }
 
     async def _talk(self, seconds: float) -> tuple[Heard, Sequence[float]]:
-        """Conversations for so long, and a client beside them that goes away again and again."""
+        """Run conversations for `seconds`, with a client that disconnects again and again."""
         until_s, heard, left_s = perf_counter() + seconds, Heard(), list[float]()
         async with self._server.client() as client:
+            # Each conversation starts at another question.
             asking = (self._questions[number:] + self._questions[:number] for number in range(_QUESTIONS))
             chosen = itertools.islice(itertools.cycle(asking), self._config.conversations)
             talking = asyncio.gather(*(Talking(client, questions, heard).until(until_s) for questions in chosen))
@@ -140,7 +143,7 @@ class _Load:
         return heard, left_s
 
     async def _leave_alone(self) -> Sequence[Gone]:
-        """The same client where nobody else asks."""
+        """Measure disconnects on an idle server."""
         async with self._server.client() as client:
             leaving = Leaving(client, self._server, self._questions[0])
             gone = [await leaving.once(alone=True) for _ in range(_LEAVERS)]

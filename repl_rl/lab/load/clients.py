@@ -1,4 +1,4 @@
-"""What clients of a server do under load, and what each of them finds."""
+"""Clients of the load test and their measurements."""
 
 import asyncio
 import itertools
@@ -14,36 +14,36 @@ from repl_rl.errors import EngineError
 from repl_rl.lab.load.server import Server, alive
 
 TURNS = 4
-"""Of a conversation, all in one console."""
+"""Turns per conversation, all in one console."""
 _TICK_S = 0.005
 _GONE_S = 30.0
-"""How long engine and console may take to be free before it is said that they are not."""
+"""Timeout for engine and console to become free after a disconnect, seconds."""
 _TRIES = 40
-"""Turns in a row that end before their client is gone until it is said that none can be left."""
+"""Most turns in a row that may end before their client disconnects; after them the test fails."""
 _LEFT = "repl_rl_turns_abandoned_total"
 _ENDED = 'repl_rl_requests_total{path="/v1/completions",status="200"}'
-"""Nobody but the client that goes away asks there."""
+"""Metric that counts completed turns of the disconnecting client, the only one that uses this path."""
 Event = Mapping[str, object]
 
 
 @dataclass(slots=True)
 class Heard:
-    """What all conversations were answered."""
+    """Measurements of all conversations."""
 
     turns: int = 0
     full: int = 0
-    """Conversations that ended before their last turn: the context could not hold it."""
+    """Conversations that ended early because the context was full."""
     place_s: list[float] = field(default_factory=list)
-    """From a request until its turn begins."""
+    """Seconds from a request to the start of its turn."""
     first_s: list[float] = field(default_factory=list)
-    """From a request until the first text of its answer, which is a line."""
+    """Seconds from a request to the first text of its response, which is a line."""
     line_s: list[float] = field(default_factory=list)
-    """From the beginning of a turn, or from the line before, until a line has run and is told."""
+    """Seconds from the start of a turn, or from the line before, until a line has run and is reported."""
     errors: Counter[str] = field(default_factory=Counter)
 
 
 class Talking:
-    """One conversation after the other, without a pause. After an error it asks no more."""
+    """Client that runs one conversation after the other, without a pause. It stops after an error."""
 
     def __init__(self, client: httpx.AsyncClient, questions: Sequence[str], heard: Heard) -> None:
         self._client = client
@@ -52,7 +52,7 @@ class Talking:
         self._failed = False
 
     async def until(self, until_s: float) -> None:
-        """Talk until that moment of the clock."""
+        """Run conversations until `until_s` of the clock."""
         while perf_counter() < until_s and not self._failed:
             await self._conversation(until_s)
 
@@ -61,18 +61,20 @@ class Talking:
         keep = True
         try:
             for turn in range(TURNS):
+                # The last turn of a conversation asks the server to close its console.
                 keep = turn < TURNS - 1 and perf_counter() < until_s
                 going_on = await self._turn(question(next(self._questions), stream=True, repl=_repl(id, keep)))
                 if going_on is None:
                     break
                 id = going_on
-            if keep and id is not None:  # it is full, or its console has ended
+            # It ended early, because the context is full or the console has ended, so delete it.
+            if keep and id is not None:
                 await self._client.delete(f"conversations/{id}")
         except (httpx.HTTPError, ValueError, KeyError) as error:
             self._fail(f"{type(error).__name__}: {error}")
 
     async def _turn(self, asked: Mapping[str, object]) -> str | None:
-        """Ask. Returns the conversation, where it goes on."""
+        """Request a turn. Return the id of the conversation, or None if it has ended."""
         asked_s, told = perf_counter(), _Times()
         async with self._client.stream("POST", "chat/completions", json=asked) as response:
             if response.status_code != 200:
@@ -103,17 +105,18 @@ class Talking:
 
 @dataclass(slots=True)
 class _Times:
-    """When what came of one stream; moments of the clock, 0: not yet."""
+    """Times of the events of one stream, by the clock; 0 means not yet."""
 
     begun_s: float = 0.0
     first_s: float = 0.0
     line_s: list[float] = field(default_factory=list)
 
     async def follow(self, response: httpx.Response) -> Event:
-        """To its end. Returns what of ours it said last."""
+        """Read the stream to its end. Return the last event's `repl` field."""
         last: Event = {}
         before_s = 0.0
         async for event in events(response):
+            # The first event marks the start of the turn; times per line count from it.
             now_s = perf_counter()
             self.begun_s = self.begun_s or now_s
             before_s = before_s or now_s
@@ -127,16 +130,16 @@ class _Times:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What a client that went away left, and for how long."""
+    """Delays until the resources of a disconnected client were free, seconds."""
 
     freed_s: float
-    """Until the turn was over: its session of the engine ended, its console given back."""
+    """Until the turn ended, its engine session closed and its console was returned."""
     console_s: float
-    """Until its console's process had ended, too; nan: that was not looked for."""
+    """Until its console's process ended too; nan means that it was not measured."""
 
 
 class Leaving:
-    """A client that goes away as soon as the first line is written, again and again."""
+    """Client that disconnects after the first line of each request."""
 
     def __init__(self, client: httpx.AsyncClient, server: Server, text: str) -> None:
         self._client = client
@@ -144,13 +147,16 @@ class Leaving:
         self._asked = {"model": Server.model, "prompt": f"{text}\n>>> ", "stream": True}
 
     async def once(self, *, alone: bool = False) -> Gone:
-        """Ask, go away, and see what becomes of the turn. `alone`: nobody else asks, so that a process that ends is
-        its console's. A turn that ended before its client was gone is none, and another is asked for.
+        """Request a turn, disconnect, and wait until its resources are free.
+
+        With `alone` no other client is active, so a process that ends belongs to its console. A turn that ended before
+        the disconnect does not count, and another one is requested.
 
         Raises:
-            EngineError: it is not freed, or turns end before anybody could leave them.
+            EngineError: the resources are not freed, or turns always end before the disconnect.
         """
         for _ in range(_TRIES):
+            # Only with a settled set of processes can the end of the console's process be seen.
             there = await self._server.settled() if alone else frozenset[int]()
             before = await self._server.figures(self._client)
             left_s = await self._left()
@@ -160,7 +166,7 @@ class Leaving:
         raise EngineError(f"{_TRIES} turns ended before their client was gone: a line does not come when it is written")
 
     async def _left(self) -> float:
-        """Ask, and go away: when, by the clock."""
+        """Request a turn and disconnect after its first text; return the time of the disconnect."""
         async with self._client.stream("POST", "completions", json=self._asked) as response:
             async for event in events(response):
                 if text_of(event):
@@ -168,9 +174,10 @@ class Leaving:
             return perf_counter()
 
     async def _freed(self, before: Mapping[str, float], left_s: float, there: frozenset[int]) -> Gone | None:
-        """None: its turn had ended already."""
+        """Poll until the resources are free. Return None if the turn ended before the disconnect."""
         freed_s = console_s = 0.0
         while not (freed_s and (console_s or not there)):
+            # Any process that disappears is the console's, because the server was idle.
             if not all(map(alive, there)):
                 console_s = console_s or perf_counter()
             if not freed_s:
@@ -186,18 +193,18 @@ class Leaving:
 
 @dataclass(slots=True)
 class Crowd:
-    """Turns that are asked for all at once, and what they were answered."""
+    """Many turns requested at once, and their responses."""
 
     played: int = 0
     refused_s: list[float] = field(default_factory=list)
-    """How long each took that was refused with 429 and told when to come back."""
+    """Seconds until each refusal (status 429, with a Retry-After header)."""
     retry_after_s: list[float] = field(default_factory=list)
-    """What those were told."""
+    """Values of their Retry-After headers, seconds."""
     others: Counter[str] = field(default_factory=Counter)
-    """Any other answer, or none."""
+    """Counts of all other responses and errors."""
 
     async def ask(self, client: httpx.AsyncClient, questions: Sequence[str], size: int) -> None:
-        """Ask `size` times at once."""
+        """Send `size` requests at once."""
         async with asyncio.TaskGroup() as group:
             for text in itertools.islice(itertools.cycle(questions), size):
                 group.create_task(self._one(client, question(text)))
@@ -219,29 +226,29 @@ class Crowd:
 
 
 def question(text: str, **more: object) -> dict[str, object]:
-    """A request of /v1/chat/completions; greedy, if nothing else is said."""
+    """Return a request of /v1/chat/completions, greedy by default."""
     return {"model": Server.model, "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
 
 
 def ours(event: Event) -> Event:
-    """What stands in its field `repl`."""
+    """Return the field `repl` of an event."""
     found = event.get("repl", {})
     assert isinstance(found, dict)
     return found
 
 
 def text_of(event: Event) -> str:
-    """What is new of the answer's text."""
+    """Return the new text of an event."""
     choices = event["choices"]
     assert isinstance(choices, list)
     return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
 
 
 async def events(response: httpx.Response) -> AsyncIterator[Event]:
-    """The chunks of a stream.
+    """Yield the events of a stream.
 
     Raises:
-        ValueError: the server says in it that something failed.
+        ValueError: the stream reports an error.
     """
     async for line in response.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":

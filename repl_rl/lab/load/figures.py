@@ -1,11 +1,11 @@
-"""How times are told."""
+"""Summary statistics of times."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 
 def quantiles(values: Sequence[float]) -> Mapping[str, float]:
-    """`count`, `p50`, `p99` and `max`, by nearest rank: each is a value that was measured. Of none, the count alone."""
+    """Return `count`, `p50`, `p99` and `max`, by nearest rank, of measured values. Empty input gives only `count`."""
     if not values:
         return {"count": 0}
     ranked = sorted(values)

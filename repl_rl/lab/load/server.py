@@ -1,4 +1,4 @@
-"""The server that is measured: a process as a user starts it, and what it and all below it hold."""
+"""Server process of the load test, started as a user does, and the resources of all its processes."""
 
 import asyncio
 import os
@@ -21,27 +21,27 @@ from repl_rl.machine.processes import descendants, end_now
 _MIB = 1 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _IDLE_S = 60.0
-"""How long turns may take to end."""
+"""Timeout for running turns to end, seconds."""
 _STILL = 3
-"""Looks in a row that find the same processes."""
+"""Number of consecutive samples that must show the same processes."""
 _END_S = 60.0
 _ANSWER_S = 60.0
-"""How long a client waits before it says that the server hangs."""
+"""Timeout of a client's request, seconds."""
 _TICK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the server holds."""
+    """Resources of the server at one moment."""
 
     processes: int
-    """It, and all below it."""
+    """Number of processes: the server and all below it."""
     descriptors: int
-    """Of the server's own process."""
+    """Open file descriptors of the server's own process."""
     own_mib: float
     """Resident memory of the server's own process."""
     below_mib: float
-    """Of all processes below it."""
+    """Resident memory of all processes below it."""
 
 
 class Server:
@@ -54,7 +54,7 @@ class Server:
         self.address = ""
 
     def __enter__(self) -> "Server":
-        """Raises ConfigError where it does not start."""
+        """Start the server. Raises ConfigError if it does not start."""
         self._said = tempfile.TemporaryFile()
         command = [sys.executable, "-P", "-m", "repl_rl.cli", "serve", "--port", "0", *self._flags]
         self._process = subprocess.Popen(
@@ -62,6 +62,7 @@ class Server:
         )
         assert self._process.stdout is not None
         try:
+            # The first line on standard output is the address; it is empty if the process ended.
             self.address = self._process.stdout.readline().partition(" ")[0]
             if not self.address:
                 raise ConfigError("server", " ".join(command[4:]), f"it does not start: {self._last_words()}")
@@ -76,23 +77,23 @@ class Server:
         self._end()
 
     def client(self) -> httpx.AsyncClient:
-        """A client with as many connections as it needs."""
+        """Return a client with an unlimited number of connections."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         return httpx.AsyncClient(base_url=self.address, limits=limits, timeout=httpx.Timeout(_ANSWER_S))
 
     async def figures(self, client: httpx.AsyncClient) -> dict[str, float]:
-        """Those of /metrics, by name."""
+        """Return the values of /metrics, by name."""
         text = (await client.get(self.address.removesuffix("/v1") + "/metrics")).text
         rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in rows}
 
     @property
     def below(self) -> set[int]:
-        """All processes below it."""
+        """Process ids below the server."""
         return set(descendants(self._process.pid))
 
     async def settled(self) -> frozenset[int]:
-        """The processes below it, once they are the same for a while: consoles are born again after each turn."""
+        """Return the processes below the server once they stay the same, because new consoles start after each turn."""
         seen = [frozenset(self.below)]
         while len(seen) < _STILL or len(set(seen[-_STILL:])) > 1:
             await asyncio.sleep(_TICK_S)
@@ -100,13 +101,13 @@ class Server:
         return seen[-1]
 
     def look(self) -> Look:
-        """What it holds now."""
+        """Return the current resources."""
         pid, below = self._process.pid, self.below
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))
         return Look(1 + len(below), descriptors, _resident_mib([pid]), _resident_mib(below))
 
     async def idle(self) -> Look:
-        """What it holds once all turns are over, and consoles are born again.
+        """Wait until all turns have ended and new consoles have started; return the resources.
 
         Raises:
             EngineError: turns do not end.
@@ -117,7 +118,8 @@ class Server:
                 if time.monotonic() > deadline:
                     raise EngineError(f"the server still plays turns {_IDLE_S:.0f} s after the last was asked for")
                 await asyncio.sleep(_TICK_S)
-        await self.settled()  # the connection that asked is closed by then, too
+        # By then the connection of this client is closed too.
+        await self.settled()
         return self.look()
 
     async def _busy(self, client: httpx.AsyncClient) -> bool:
@@ -125,7 +127,8 @@ class Server:
         return any(found[f"repl_rl_{name}"] for name in ("running", "waiting", "conversations"))
 
     def stopped(self) -> tuple[int, int]:
-        """End it with SIGTERM. Returns its exit code, and how many of its processes are left."""
+        """Stop the server with SIGTERM. Return its exit code, and the number of processes that remain."""
+        # List the processes before the server stops, because afterwards they have no parent.
         below = self.below
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(_END_S)
@@ -146,7 +149,7 @@ class Server:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody asked for is none."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -156,6 +159,7 @@ def alive(pid: int) -> bool:
 def _resident_mib(pids: Iterable[int]) -> float:
     pages = 0
     for pid in pids:
-        with suppress(OSError):  # it has just ended
+        # The process has just ended.
+        with suppress(OSError):
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * _PAGE / _MIB

@@ -1,4 +1,4 @@
-"""Where rollouts are played: in this process, or on nodes of a cluster that each hold engine, consoles and sampler."""
+"""Rollouts in this process, or on workers of a cluster that each have engine, consoles and sampler."""
 
 from repl_rl.rollout.fleet.base import Fleet
 from repl_rl.rollout.fleet.choice import chosen_fleet, fleet_options

@@ -1,4 +1,4 @@
-"""What plays the rollouts of a run: this process, or nodes elsewhere. Whoever trains or evaluates knows no more."""
+"""Interface through which trainer and evaluation get rollouts, from this process or from workers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,47 +11,47 @@ from repl_rl.tasks import Task
 
 
 class Fleet(Protocol):
-    """An open world, or several of them that hold the same weights. It is the trainer's `RolloutSource`.
+    """Source of rollouts: one process, or several workers with the same weights. It is the trainer's `RolloutSource`.
 
-    Where rollouts are played decides nothing about them: ids, seeds and, with an engine that seeds its sessions,
-    trajectories are the same.
+    The process that plays a rollout does not affect its id and its seed. The trajectory is the same too, if the engine
+    seeds its sessions.
     """
 
     @property
     def tasks(self) -> Mapping[str, Task]:
-        """Those that are trained on, by id."""
+        """Training tasks by id."""
 
     @property
     def facts(self) -> Facts:
-        """What was opened."""
+        """Runtime information of the opened engine, sandbox and sampler."""
 
     @property
     def figures(self) -> Figures:
-        """Of all rollouts since the run began."""
+        """Statistics of all rollouts since the run began."""
 
     @property
     def forbidden_ids(self) -> frozenset[int]:
         """Ids that the policy never samples."""
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        """One trajectory a task id, in order; an id repeated is a group."""
+        """Return one trajectory per task id, in order; a repeated id is a group."""
 
     def sample(
         self, tasks: Sequence[Task], temperature: float = 1.0, alter: Alter | None = None
     ) -> Sequence[Trajectory]:
-        """One trajectory a task, at `temperature` (0: greedy), beside training: `metrics` tells nothing of them.
+        """Return one trajectory per task, at `temperature` (0 is greedy), outside training. `metrics` ignores them.
 
-        `alter` makes the rollouts that play them of those that are open; None: those of training.
+        `alter` derives the rollouts that play them from those that are open; None means those of training.
         """
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """A step's figures beside those of its records."""
+        """Return the metrics of a step, in addition to those of its records."""
 
     def load_weights(self, folder: Path, policy_step: int) -> None:
-        """Give every engine the weights in `folder`, which stays as it is until the next call."""
+        """Load the weights in `folder` into every engine. The folder stays unchanged until the next call."""
 
     def memory(self) -> str:
-        """What is kept from one step to the next, figures alone, as JSON."""
+        """Return the state that is kept between steps, statistics only, as JSON."""
 
     def remember(self, memory: str) -> None:
-        """Go on from what `memory` gave."""
+        """Restore the state that `memory` returned."""

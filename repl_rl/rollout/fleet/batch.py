@@ -1,4 +1,4 @@
-"""What a fleet is playing: groups that share the nodes' room, with their calls and what came of them."""
+"""Batches of groups that workers play: they share the workers' concurrency, with their calls and results."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,12 @@ from repl_rl.rollout.fleet.messages import Group
 from repl_rl.rollout.fleet.schedule import Attempt, Schedule
 
 MOST_BEGUN = 6
-"""A group under which so many nodes have gone ends the run: it is probably why."""
+"""Attempts per group. A group that has lost this many workers ends the run, because it is probably the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A group, and where its part goes."""
+    """Group, and the place of its result."""
 
     group: Group
     parts: dict[int, Part]
@@ -24,20 +24,20 @@ class _Asked:
 
 @dataclass(slots=True)
 class Batch:
-    """Groups that are begun in the order in which they were asked for, by one call or by several."""
+    """Groups of one or several callers, started in the order of the requests."""
 
     schedule: Schedule
     early: bool
-    """They are of steps to come, and more may be asked for meanwhile."""
+    """True for groups of later steps; callers may add more meanwhile."""
     asked: dict[int, _Asked] = field(default_factory=dict)
-    """Groups that have not been played, by their number."""
+    """Groups without a result, by number."""
     callers: int = 0
     calls: set["asyncio.Task[None]"] = field(default_factory=set)
     error: Exception | None = None
     news: bool = True
 
     def ask(self, groups: Sequence[Group], parts: dict[int, Part]) -> None:
-        """Play these too. The part of each is in `parts` under its place among them, once it has come."""
+        """Add groups. The result of each appears in `parts`, under the index of the group."""
         self.callers += 1
         numbers = self.schedule.add([group.size for group in groups])
         for place, (number, group) in enumerate(zip(numbers, groups, strict=True)):
@@ -45,11 +45,11 @@ class Batch:
         self.news = True
 
     def group(self, attempt: Attempt) -> Group:
-        """What it plays; it has not been played."""
+        """Return the group of an attempt; it has no result yet."""
         return self.asked[attempt.group].group
 
     def played(self, attempt: Attempt, part: Part) -> bool:
-        """An answer has come. False: it is too late, another attempt counts."""
+        """Record a result. Return False if it is too late, because another attempt counts."""
         if not self.schedule.finish(attempt):
             return False
         asked = self.asked.pop(attempt.group)
@@ -57,12 +57,12 @@ class Batch:
         return True
 
     def begun(self, call: "asyncio.Task[None]") -> None:
-        """A node was called."""
+        """Track a call of a worker until it ends."""
         self.calls.add(call)
         call.add_done_callback(self.calls.discard)
 
     async def end(self) -> None:
-        """Cancel what nobody waits for any more."""
+        """Cancel the calls that no caller waits for any more."""
         calls = list(self.calls)
         for call in calls:
             call.cancel()
@@ -70,33 +70,35 @@ class Batch:
 
 
 class Batches:
-    """Those that are being played, and the nodes that can play."""
+    """Running batches, and the workers that can play them."""
 
     def __init__(self, places: int, within_s: float) -> None:
-        """
+        """Start without workers and batches.
+
         Args:
-            places: rollouts under way at once on a node (>= 1).
-            within_s: how long a group may take (> 0).
+            places: number of concurrent rollouts per worker (>= 1).
+            within_s: timeout of a group, seconds (> 0).
         """
         self._places, self._within_s = places, within_s
         self._nodes: list[str] = []
         self._batches: list[Batch] = []
         self.replayed = 0
-        """Groups that were begun again."""
+        """Number of groups that were started again."""
 
     def join(self, node: str) -> None:
-        """A node can play."""
+        """Add a worker to all batches."""
         self._nodes.append(node)
         for batch in self._batches:
             batch.schedule.join(node, self._places)
 
     def leave(self, node: str, why: str) -> None:
-        """A node is lost: what it was to play waits again."""
+        """Remove a lost worker; its groups wait again."""
         if node in self._nodes:
             self._nodes.remove(node)
         for batch in self._batches:
             lost = batch.schedule.leave(node)
             self.replayed += len(lost)
+            # A group that keeps losing workers is probably the cause: end its batch.
             for attempt in lost:
                 if attempt.number >= MOST_BEGUN:
                     task = batch.group(attempt).task.id
@@ -105,19 +107,20 @@ class Batches:
         self.news()
 
     def news(self) -> None:
-        """Something has happened."""
+        """Mark all batches as changed."""
         for batch in self._batches:
             batch.news = True
 
     def overdue(self, now_s: float) -> Iterator[tuple[Attempt, str]]:
-        """What has taken too long, with the task of each."""
+        """Yield overdue attempts, with the task id of each."""
         for batch in self._batches:
             for attempt in batch.schedule.overdue(now_s):
                 yield attempt, batch.group(attempt).task.id
 
     def taking(self, early: bool) -> Batch:
-        """Where more groups go: those of steps to come to one another, others apart."""
+        """Return the batch for new groups: prefetched groups share one, other groups get a new one."""
         for batch in self._batches:
+            # A batch with an error takes no more groups.
             if early and batch.early and batch.error is None:
                 return batch
         batch = Batch(Schedule((), self._within_s), early)
@@ -127,7 +130,7 @@ class Batches:
         return batch
 
     async def left(self, batch: Batch) -> None:
-        """Who asked for groups of it does not wait any more."""
+        """Remove one caller of a batch. The batch ends with its last caller."""
         batch.callers -= 1
         if not batch.callers:
             self._batches.remove(batch)

@@ -1,4 +1,4 @@
-"""How a fleet is chosen: `local`, `ray`, or `ray://HOST:PORT`, with options in parentheses."""
+"""Choice of the processes that play rollouts: `local`, `ray`, or `ray://HOST:PORT`, with options in parentheses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ _ADDRESS = "://"
 
 @dataclass(frozen=True, slots=True)
 class OnRay:
-    """Nodes on a Ray cluster."""
+    """Options of workers on a Ray cluster."""
 
     address: str
-    """HOST:PORT of a cluster that runs; "": one is started on this machine, for this run alone."""
+    """HOST:PORT of a running cluster; empty starts one on this machine, for this run alone."""
     nodes: int
-    """At most so many; 0: a node for each `gpus` GPUs, or for each machine where there are none."""
+    """Largest number of workers; 0 means one per `gpus` GPUs, or one per machine without GPUs."""
     gpus: int
-    """Of a node, where its machine has some."""
+    """GPUs per worker, on machines with GPUs."""
     simulate: bool
-    """Start as many machines on this one as there are nodes."""
+    """True to start one machine per worker on this machine."""
     patience_s: float
 
 
 def local() -> None:
-    """This process plays all rollouts."""
+    """Play all rollouts in this process."""
     return
 
 
@@ -40,13 +40,13 @@ def ray(
     simulate: bool = False,
     patience_s: Annotated[float, Above(0)] = 300.0,
 ) -> OnRay:
-    """Nodes on a Ray cluster, each an actor with engine, consoles and sampler.
+    """Play rollouts on workers of a Ray cluster, each an actor with engine, consoles and sampler.
 
     Args:
-        nodes: at most so many (>= 0); 0: one for each `gpus` GPUs, or for each machine where there are none.
-        gpus: of a node (>= 0), where its machine has some.
+        nodes: largest number of workers (>= 0); 0 means one per `gpus` GPUs, or one per machine without GPUs.
+        gpus: GPUs per worker (>= 0), on machines with GPUs.
         simulate: start a cluster of `nodes` machines on this one.
-        patience_s: how long a fleet without a node waits for one, seconds (> 0).
+        patience_s: longest wait for a worker while there is none, seconds (> 0).
     """
     return OnRay("", nodes, gpus, simulate, patience_s)
 
@@ -55,21 +55,22 @@ FLEETS: Mapping[str, Callable[..., OnRay | None]] = {"local": local, "ray": ray}
 
 
 def fleet_options(name: str) -> Mapping[str, object]:
-    """The options of the fleet of that name, each with its annotation. Raises ConfigError: there is none."""
+    """Return the options of a fleet by name, each with its annotation. Raises ConfigError for an unknown name."""
     return options_of(_maker(name))
 
 
 def chosen_fleet(text: str) -> OnRay | None:
-    """What `fleet` says; None: this process.
+    """Read the `fleet` setting. None means that this process plays all rollouts.
 
     Raises:
-        ConfigError: it says something else, or its package is not installed.
+        ConfigError: the setting is not valid, or its package is not installed.
     """
     named = Named.read(_THING, text)
     found = named.bound(_THING, _maker(named.name))()
     if found is None:
         return None
     _, _, address = named.name.partition(_ADDRESS)
+    # Simulated machines are started here, so their number is needed and an address has no effect.
     if found.simulate and (address or not found.nodes):
         remedy = "leave the address out, and say how many machines: --fleet.nodes 2"
         raise ConfigError("fleet.simulate", found.simulate, remedy)

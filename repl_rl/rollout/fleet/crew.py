@@ -1,7 +1,7 @@
-"""The owner of a fleet's nodes: it has them where there are seats, plays groups on them, and outlives whatever dies.
+"""Worker pool: starts workers in the slots of a cluster, plays groups on them, and replaces lost ones.
 
-A node is given work once its engine has the weights of now. One that dies, freezes or falls behind is ended, its groups
-are played elsewhere from their beginning, with the same ids and seeds, and its seat is taken again.
+A worker gets groups once its engine has the current weights. A worker that dies, freezes or falls behind is ended. Its
+groups are played elsewhere from their beginning, with the same ids and seeds. Its slot is then used again.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Crew:
-    """Everything here is called in one event loop."""
+    """Pool of workers. All its methods are called in one event loop."""
 
     def __init__(
         self,
@@ -34,28 +34,29 @@ class Crew:
         shared: bool = True,
         heard: Callable[[Member], None] = lambda _: None,
     ) -> None:
-        """
+        """Set up an empty pool.
+
         Args:
-            cluster: where nodes can be.
-            setting: how they open the world.
-            places: rollouts under way at once on a node (>= 1).
-            most: nodes (>= 0); 0: as many as there are seats.
-            waits: how long what is waited for.
-            shared: nodes may find the weights in the owner's folder; False: they are sent in any case.
-            heard: is told of each beat.
+            cluster: machines for the workers.
+            setting: setting that each worker opens.
+            places: concurrent rollouts per worker (>= 1).
+            most: largest number of workers (>= 0); 0 means one per slot.
+            waits: timeouts and intervals.
+            shared: workers may read the weights from the owner's folder; False sends the files in any case.
+            heard: function to call after each heartbeat.
         """
         self._cluster, self._setting, self._most = cluster, setting, most
         self.waits = waits or Waits()
         self._heard = heard
         self._lane, self._stable = Lane(cluster, shared), Stable()
         self.members: dict[str, Member] = {}
-        """Nodes that are there, by seat."""
+        """Present workers, by slot."""
         self.lost: list[Lost] = []
-        """All nodes that were lost, in order."""
+        """All lost workers, in order."""
         self._lives: dict[str, asyncio.Task[None]] = {}
-        self._failed: dict[str, int] = {}  # nodes of a seat in a row, with no group played in between
+        self._failed: dict[str, int] = {}  # lost workers per slot in a row, without a played group
         self._rests_s: dict[str, float] = {}
-        """By seat: when it may be taken again."""
+        """Time at which a slot may be used again, by slot."""
         self._born = 0
         self._news = asyncio.Condition()
         self._batches = Batches(places, self.waits.group_s)
@@ -64,15 +65,16 @@ class Crew:
         self._hope = Hope(cluster.name, self.waits, 0.0)
 
     async def begin(self) -> Facts:
-        """Have a first node ready.
+        """Start the pool, and wait for the first ready worker.
 
         Raises:
-            ReplRLError: its world does not open.
-            BrokenDown: there was no node in time.
+            ReplRLError: the setting cannot be opened.
+            BrokenDown: no worker was ready in time.
         """
         self._hope = Hope(self._cluster.name, self.waits, asyncio.get_running_loop().time())
         async with self._stable:
             self._managing = asyncio.create_task(self._manage())
+            # If a setting cannot be opened, wait only for workers that still try.
             await self.until(lambda: bool(self.ready) or (self._refusal is not None and not self._coming))
         if not self.ready:
             assert self._refusal is not None
@@ -82,7 +84,7 @@ class Crew:
         return facts
 
     async def end(self) -> None:
-        """End every node, and leave nothing behind."""
+        """End every worker and every task of the pool."""
         tasks = [task for task in (self._managing, *self._lives.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -90,28 +92,28 @@ class Crew:
 
     @property
     def cluster_name(self) -> str:
-        """For messages."""
+        """Name of the cluster, for messages."""
         return self._cluster.name
 
     @property
     def policy_step(self) -> int:
-        """Of the weights of now."""
+        """Policy step of the current weights."""
         return self._lane.policy_step
 
     @property
     def replayed(self) -> int:
-        """Groups that were begun again."""
+        """Number of groups that were started again."""
         return self._batches.replayed
 
     @property
     def counts(self) -> dict[str, float]:
-        """For `metrics.jsonl`."""
+        """Metrics for `metrics.jsonl`."""
         told = {"nodes": len(self.ready), "nodes_lost": len(self.lost), "groups_replayed": self.replayed}
         return {f"fleet_{name}": float(count) for name, count in told.items()}
 
     @property
     def ready(self) -> list[Member]:
-        """Nodes that can play."""
+        """Workers that can play."""
         return [member for member in list(self.members.values()) if member.state == "ready"]
 
     @property
@@ -119,7 +121,7 @@ class Crew:
         return any(member.state == "opening" for member in self.members.values())
 
     async def _manage(self) -> None:
-        """Take seats as they come, and end what takes too long."""
+        """Use slots as they appear, and end workers that are overdue."""
         loop = asyncio.get_running_loop()
         while True:
             seats: Sequence[str] = ()
@@ -131,6 +133,7 @@ class Crew:
                 self._hope.silent(str(error))
             if self.ready:
                 self._hope.manned(loop.time())
+            # Start a worker in each free slot whose pause is over.
             for seat in seats:
                 full = bool(self._most) and len(self._lives) >= self._most
                 if seat not in self._lives and not full and loop.time() >= self._rests_s.get(seat, 0.0):
@@ -143,7 +146,7 @@ class Crew:
             self._doom(self._named(attempt), NodeLost(f"task {task} took longer than {self.waits.group_s:g} s"))
 
     async def _live(self, seat: str) -> None:
-        """The life of a node in that seat."""
+        """Run one worker in a slot, from its start to its loss."""
         number, self._born = self._born, self._born + 1
         member = self.members[seat] = Member(f"node {number}", seat)
         try:
@@ -151,13 +154,15 @@ class Crew:
             await member.live(self._cluster, numbered, self.waits, self._welcome, self._heard)
         except Exception as error:
             why = error if isinstance(error, ReplRLError) else NodeLost(repr(error))
+            # A setting that cannot be opened here cannot be opened elsewhere: `begin` raises this error.
             if member.facts is None and not isinstance(why, NodeLost):
                 self._refusal = why
             self._doom(member, why)
             await self._tell()
-            # Rest, but not here: meanwhile the place of its node may be another seat's.
+            # The pause is not spent here, because another slot may take this worker's place meanwhile.
             self._rests_s[seat] = asyncio.get_running_loop().time() + self.waits.before(self._failed[seat])
         finally:
+            # A cancellation must not leave the worker's process behind.
             await asyncio.shield(member.end(self.waits))
             del self.members[seat], self._lives[seat]
 
@@ -165,12 +170,13 @@ class Crew:
         if self._lane.weights is None:
             await self._catch_up(member)
         else:
+            # The new worker reads the owner's folder, so keep it unchanged.
             await self._stable.reading(lambda: self._catch_up(member))
 
     async def _catch_up(self, member: Member) -> None:
-        """Give a node that is new the weights of now, and work."""
+        """Load the current weights into a new worker, and give it groups."""
         given = None
-        while given is None or given[0] is not self._lane.weights:  # which may change while it takes them
+        while given is None or given[0] is not self._lane.weights:  # they may change during the load
             given = (self._lane.weights,)
             await self._give(member)
         member.state = "ready"
@@ -183,7 +189,7 @@ class Crew:
         await within(self.waits.load_s, "new weights", given)
 
     def _doom(self, member: Member, error: ReplRLError) -> None:
-        """A node is lost: it is ended, and what it was to play waits again."""
+        """Mark a worker as lost, kill it, and let its groups wait again."""
         if member.state == "lost":
             return
         could_play, member.state = member.state == "ready", "lost"
@@ -201,10 +207,10 @@ class Crew:
             self._news.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that nodes do, as long as there is hope.
+        """Wait for a condition that depends on workers.
 
         Raises:
-            BrokenDown: there has been no node for too long, or the cluster does not answer.
+            BrokenDown: no worker was ready for too long, or the cluster does not answer.
         """
         loop = asyncio.get_running_loop()
         async with self._news:
@@ -218,14 +224,14 @@ class Crew:
                     async with asyncio.timeout(min(left_s, self.waits.look_s)):
                         await self._news.wait()
                 except TimeoutError:
-                    pass  # both are looked at again
+                    pass  # check timer and condition again
 
     async def load(self, weights: Weights) -> None:
-        """Give every node these weights, between two lines; one that does not take them in time is lost.
+        """Load weights into every worker, between two lines. A worker that does not load them in time is lost.
 
         Raises:
-            BrokenDown: none took them, and no other came, or the cluster has no room for them.
-            ReplRLError: they are none for this policy.
+            BrokenDown: no worker loaded them and no new one came, or the cluster has no room for them.
+            ReplRLError: the weights do not fit the policy.
         """
         async with self._stable:
             self._lane.change(weights)
@@ -233,23 +239,25 @@ class Crew:
             given = await asyncio.gather(*map(self._give, ready), return_exceptions=True)
             if self._lane.refusal is not None:
                 raise self._lane.refusal
+            # A loss concerns one worker; any other error would occur on all of them.
             for member, error in zip(ready, given, strict=True):
                 if isinstance(error, NodeLost | BrokenDown):
                     self._doom(member, error)
                 elif error is not None:
                     raise error
             await self.until(lambda: bool(self.ready))
+            # A worker that is still opening may read the folder.
             await self._stable.unread()
 
     async def play(self, groups: Sequence[Group], early: dict[int, Part] | None = None) -> list[Part]:
-        """Play all groups, wherever there is a node, and return their parts in order.
+        """Play all groups on any workers, and return their results in order.
 
-        With `early` they are of a step to come, and share the nodes' room with those of other such steps: who asked
-        first comes first. Each part is in `early` under its place once it has come.
+        With `early`, these are prefetched groups. They share the workers with those of other later steps; earlier
+        requests come first. Each result is in `early`, under the index of its group, as soon as it has arrived.
 
         Raises:
-            BrokenDown: there was no node for too long, or one group ended node after node.
-            ReplRLError: what a node raised that another would raise too.
+            BrokenDown: no worker was ready for too long, or one group ended worker after worker.
+            ReplRLError: an error of a worker that any other worker would raise too.
         """
         parts: dict[int, Part] = {} if early is None else early
         batch = self._batches.taking(early is not None)
@@ -257,6 +265,7 @@ class Crew:
         try:
             async with self._stable:
                 while len(parts) < len(groups):
+                    # Wait for a result or a change of the workers, then start as many groups as fit.
                     await self.until(lambda: batch.news or batch.error is not None or len(parts) == len(groups))
                     batch.news = False
                     if batch.error is not None:
@@ -268,7 +277,7 @@ class Crew:
         return [parts[place] for place in range(len(groups))]
 
     async def look(self, group: Group) -> list[Part]:
-        """What every node makes of a group that is only looked at. Raises as `play`."""
+        """Return the results of a probe group on every ready worker. Raises the errors of `play`."""
         async with self._stable:
             while True:
                 await self.until(lambda: bool(self.ready))
@@ -280,6 +289,7 @@ class Crew:
                         self._doom(member, one)
                     elif isinstance(one, BaseException):
                         raise one
+                # If all these workers were lost, ask the next ones.
                 if found := [one for one in told if isinstance(one, Part)]:
                     return found
 
@@ -293,8 +303,10 @@ class Crew:
             if batch.played(attempt, part):
                 member.groups += 1
         except (NodeLost, BrokenDown) as error:
+            # If the group has another attempt by now, this worker is already marked as lost.
             if batch.schedule.running.get(attempt.group) == attempt:
                 self._doom(member, error)
         except Exception as error:
+            # Any other worker would raise this error too.
             batch.error = batch.error or error
         await self._tell()

@@ -1,4 +1,7 @@
-"""How long a fleet goes on without a node, or on a cluster that does not answer: pure, without a clock."""
+"""Liveness timer of a worker pool, without a clock.
+
+It limits the time without a worker, and without an answer of the cluster.
+"""
 
 from collections.abc import Sequence
 
@@ -7,44 +10,45 @@ from repl_rl.rollout.fleet.members import Lost, Waits
 
 
 class Hope:
-    """It lasts from one call of the owner to the next: that nodes are tried for again and again does not renew it."""
+    """Timer over all calls of the owner. Retrying to start workers does not reset it."""
 
     def __init__(self, cluster: str, waits: Waits, now_s: float) -> None:
-        """`cluster`: its name, for messages."""
+        """Start the timer. `cluster` is the name of the cluster in messages."""
         self._cluster, self._waits = cluster, waits
         self._manned_s = self._answered_s = now_s
         self._silence = ""
 
     def manned(self, now_s: float) -> None:
-        """A node is ready."""
+        """Record that a worker is ready."""
         self._manned_s = now_s
 
     def answered(self, now_s: float) -> None:
-        """The cluster has said where nodes can be."""
+        """Record that the cluster has listed its slots."""
         self._answered_s, self._silence = now_s, ""
 
     def silent(self, why: str) -> None:
-        """The cluster has not."""
+        """Record that the cluster has not answered."""
         self._silence = why
 
     def left_s(self, now_s: float, opening: bool, lost: Sequence[Lost]) -> float:
-        """How long to wait on (> 0).
+        """Return the remaining time to wait, seconds (> 0).
 
         Args:
-            now_s: by the clock of the other calls.
-            opening: there is a node that opens its world. It may take its time: it has a limit of its own.
-            lost: nodes that were lost, in order.
+            now_s: time on the clock that the other calls use.
+            opening: True if a worker opens its engine, which has a longer timeout.
+            lost: lost workers, in order.
 
         Raises:
-            BrokenDown: no longer.
+            BrokenDown: the time is over.
         """
         silent_s = now_s - self._answered_s
         if self._silence and silent_s >= self._waits.silent_s:
             raise self._broken(f"on a cluster that has not answered for {silent_s:.0f} s", self._silence)
+        # Opening a large model may take longer than the wait for any worker.
         limit_s = self._waits.open_s if opening else self._waits.patience_s
         left_s = self._manned_s + limit_s - now_s
         if left_s <= 0:
-            # Of each seat the last one that could play: of those after it none came so far, and it knows more of why.
+            # Per slot, report the last worker that was ready, else the last one: its error shows most of the cause.
             last = {one.seat: one for one in sorted(lost, key=lambda one: one.could_play)}
             words = "; ".join(f"{one.name} at {one.seat}: {one.why}" for one in last.values())
             raise self._broken(f"without a node for {limit_s:g} s", words or "none could be started")

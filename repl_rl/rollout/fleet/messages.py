@@ -1,4 +1,4 @@
-"""What a node and its owner say to each other, and the two seams between them: a node, and where nodes can be."""
+"""Messages between a worker and its owner, and the interfaces `Node` and `Cluster`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +13,19 @@ from repl_rl.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a node opens the world as the owner's process would."""
+    """Everything that a worker needs to open rollouts as the owner's process would."""
 
     opener: bytes
-    """Pickled: called with the node's number, it opens rollouts. It is read once `folder` and `path` are taken over."""
+    """Pickled function that opens rollouts, given the worker's number.
+
+    The worker unpickles it after it has applied `folder` and `path`.
+    """
     number: int
-    """Of the node, >= 0: an engine that does not seed its sessions draws from a stream of its own."""
+    """Number of the worker, >= 0. An engine that does not seed its sessions has one random stream per number."""
     folder: str
-    """Where the owner works."""
+    """Working directory of the owner."""
     path: tuple[str, ...]
-    """Where the owner finds modules."""
+    """Module search path of the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,91 +36,97 @@ class Group:
     size: int
     temperature: float
     policy_step: int
-    """Of the policy that learns from them: part of their ids and seeds."""
+    """Step of the policy that learns from them; it is part of their ids and seeds."""
     alter: Alter | None = None
     begin: int | None = None
-    """Policy step of the weights that they begin with, or newer ones: they are of a step to come, and others may come
-    between their lines. None: they are sampled from those of `policy_step`, and no others."""
+    """Policy step of the oldest weights with which prefetched rollouts may start.
+
+    Newer weights may follow between their lines. None means that they are sampled with the weights of `policy_step`
+    alone.
+    """
     finished: Mapping[int, Trajectory] = field(default_factory=dict)
-    """Those that have ended before, by their number; they are not played again."""
+    """Rollouts that ended before, by number in the group; they are not played again."""
     look: bool = False
-    """One line is written for somebody to look at, and no console runs it."""
+    """True for a probe: one line is sampled, and no console runs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What every engine of a fleet has to have."""
+    """Weights that every engine must have."""
 
     folder: str
-    """Where they are on the owner's machine."""
+    """Folder on the owner's machine."""
     policy_step: int
     checksum: str
-    """Of their files."""
+    """Checksum of their files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """That a node is alive, and what it does."""
+    """Heartbeat: state of a live worker."""
 
     pid: int = 0
     behind_s: float = 0.0
-    """How long its event loop has not turned."""
+    """Delay of the worker's event loop, seconds."""
     policy_step: int = 0
     rollouts: int = 0
-    """Under way."""
+    """Number of running rollouts."""
     played: int = 0
-    """Rollouts so far."""
+    """Number of rollouts played so far."""
     tokens: int = 0
-    """Sampled so far, of rollouts that have ended."""
+    """Number of tokens sampled so far, by rollouts that have ended."""
     figures: Figures = field(default_factory=Figures)
     log: tuple[str, ...] = ()
-    """Lines since the last beat."""
+    """Log lines since the last heartbeat."""
 
 
 class Node(Protocol):
-    """A node as its owner sees it. Whatever is asked of one that is gone raises NodeLost."""
+    """Worker as its owner sees it. Every call of a worker that is gone raises NodeLost."""
 
     async def open(self, setting: Setting) -> Facts:
-        """Open the world. Raises what that raises."""
+        """Open engine, consoles and sampler. Their errors are raised unchanged."""
 
     async def load(self, weights: Weights, files: object | None) -> str | None:
-        """Give its engine weights, and return the checksum of what it was given.
+        """Load weights into the engine, and return the checksum of the loaded files.
 
         Args:
-            weights: which.
-            files: what `Cluster.publish` returned; None: take them from their folder. Returns None if it is not there.
+            weights: weights to load.
+            files: result of `Cluster.publish`; None means the folder of the weights.
+
+        Returns:
+            The checksum, or None if the worker cannot read the folder.
         """
 
     async def play(self, group: Group) -> Part:
-        """A group's rollouts, from their beginning to their judges."""
+        """Play the rollouts of a group, judges included."""
 
     async def beat(self) -> Beat:
-        """It is answered whatever else the node does."""
+        """Return a heartbeat. A busy worker answers too."""
 
     async def close(self) -> None:
-        """Close the world."""
+        """Close engine, consoles and sampler."""
 
     def kill(self) -> None:
-        """End it now, whatever it does; of one that is gone nothing is expected."""
+        """Kill the worker at once. A worker that is gone is ignored."""
 
 
 class Cluster(Protocol):
-    """Where nodes can be."""
+    """Machines on which workers can run."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name for messages."""
 
     async def seats(self) -> Sequence[str]:
-        """Places for a node that are there now, taken or not, in the order in which they are to be taken."""
+        """Return the present slots for workers, used or not, in the order in which to use them."""
 
     async def start(self, seat: str) -> Node:
-        """A node in that place, whose world is not open yet. Raises NodeLost where it cannot be had."""
+        """Start a worker in a slot, without opening it. Raises NodeLost if that is not possible."""
 
     async def publish(self, files: Mapping[str, bytes]) -> object:
-        """Have files where every machine can fetch them, once; they are gone with the returned value.
+        """Make files available to every machine, once. They are released together with the returned value.
 
         Raises:
-            BrokenDown: there is no room for them.
+            BrokenDown: the cluster has no room for them.
             NodeLost: the cluster cannot be reached.
         """

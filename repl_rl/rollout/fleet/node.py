@@ -1,4 +1,4 @@
-"""A node: the world in a process of its own, with engine, consoles and sampler, which plays whole groups."""
+"""Worker: a separate process with engine, consoles and sampler, which plays whole groups."""
 
 import asyncio
 import hashlib
@@ -26,16 +26,16 @@ from repl_rl.rollout.probe import probed
 from repl_rl.rollout.runner import Rollouts
 
 NodeOpener = Callable[[int], AbstractAsyncContextManager[Rollouts]]
-"""Opens the world on the node of that number."""
+"""Function that opens rollouts on the worker with that number."""
 _PREFIX = "repl_rl-node-weights-"
 _TURN_S = 0.5
-"""Between two looks at whether the event loop turns."""
+"""Interval between two time stamps of the event loop, seconds."""
 _KEPT_LINES = 1000
-"""Of the log, until the owner has asked for them."""
+"""Largest number of log lines that are kept until the owner fetches them."""
 
 
 class RolloutNode:
-    """Everything but `beat` is called in one event loop; `beat` may be called in another, in any thread."""
+    """Worker process. One event loop calls all methods but `beat`, which any thread may call."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -49,10 +49,11 @@ class RolloutNode:
 
     async def open(self, setting: Setting) -> Facts:
         """See `Node.open`."""
-        with suppress(FileNotFoundError):  # on another machine there may be no such folder
+        with suppress(FileNotFoundError):  # another machine may not have this folder
             os.chdir(setting.folder)
         sys.path += [place for place in setting.path if place not in sys.path]
         logging.getLogger().addHandler(self._log)
+        # Unpickle after the path is set: the function may need modules of the owner.
         opener: NodeOpener = pickle.loads(setting.opener)
         self._stack.callback(logging.getLogger().removeHandler, self._log)
         self._stack.callback(asyncio.create_task(self._turn()).cancel)
@@ -66,8 +67,11 @@ class RolloutNode:
         return self._opened
 
     async def load(self, weights: Weights, files: Mapping[str, bytes] | None) -> str | None:
-        """See `Node.load`. Files are written to this machine's memory. While something is played they stay there until
-        the engine has the next ones: one that dies meanwhile is opened again with what it had."""
+        """See `Node.load`. Files are written to this machine's memory.
+
+        While rollouts run, files stay in memory until the engine has the next ones. An engine that dies meanwhile is
+        opened again with its old files.
+        """
         if files is None:
             folder = Path(weights.folder)
             if not os.access(folder, os.R_OK):
@@ -75,22 +79,25 @@ class RolloutNode:
         else:
             folder = await asyncio.to_thread(self._written, files)
         await self._rollouts.engine.load_weights(folder, weights.policy_step)
+        # The engine no longer needs the previous files.
         self._held[1].close()
-        # Afterwards: what was exchanged while the engine read it is noticed too.
+        # Computed after the load, so that it also detects files that changed during the load.
         return await asyncio.to_thread(checksum, folder)
 
     def _written(self, files: Mapping[str, bytes]) -> Path:
-        """A folder of names for files in memory that goes with this process, however it ends.
+        """Return a folder of links to files in memory. The memory is freed with this process, however it ends.
 
         Raises:
-            EngineError: there is no room for them.
+            EngineError: the memory has no room for the files.
         """
+        # Two folders alternate: one for the files that the engine has, one for the next ones.
         if not self._places:
             folder = self._stack.enter_context(private_folder(Path(tempfile.gettempdir()), _PREFIX))
             for number, held in enumerate(self._held):
                 self._places.append(folder / str(number))
                 self._places[-1].mkdir()
                 self._stack.callback(held.close)
+        # Without running rollouts the old files can go first, so that both need not fit into memory.
         if not self._under_way:
             self._held[0].close()
         self._places.reverse()
@@ -98,6 +105,7 @@ class RolloutNode:
         place, held = self._places[0], self._held[0]
         held.close()
         for name, content in files.items():
+            # A file in memory has no path, so the engine reads it through a link.
             link = place / name
             try:
                 file = held.enter_context(os.fdopen(os.memfd_create(name), "wb"))
@@ -115,10 +123,11 @@ class RolloutNode:
         """See `Node.play`.
 
         Raises:
-            WeightSyncError: the engine has other weights than the group is to be sampled from.
+            WeightSyncError: the engine has other weights than the group needs.
         """
         if group.look:
             return Part((await probed(self._rollouts, group.task),))
+        # A prefetched group accepts newer weights; any other group needs exactly those of its step.
         has, begin = self._rollouts.engine.policy_step, group.begin
         if has < begin if begin is not None else has != group.policy_step:
             wanted = group.policy_step if begin is None else begin
@@ -134,9 +143,10 @@ class RolloutNode:
             self._under_way -= group.size
         self._played += group.size
         self._tokens += sum(trajectory.sampled_tokens for trajectory in part.trajectories)
+        # Let an idle engine free its memory for the trainer.
         if not self._under_way and isinstance(rollouts.engine, Resting):
             await rollouts.engine.rest()
-        return part if early is not None else replace(part, unjudged=())  # nobody needs them
+        return part if early is not None else replace(part, unjudged=())  # no caller needs them
 
     async def beat(self) -> Beat:
         """See `Node.beat`."""
@@ -159,7 +169,7 @@ class RolloutNode:
 
 
 class _Lines(logging.Handler):
-    """Keeps the newest lines of the log for the owner, who may be on another machine."""
+    """Log handler that keeps the newest lines for the owner, which may be on another machine."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -170,25 +180,25 @@ class _Lines(logging.Handler):
         self._kept.append(self.format(record))
 
     def taken(self) -> tuple[str, ...]:
-        """The lines since the last call."""
+        """Return the lines since the last call."""
         return tuple(self._kept.popleft() for _ in range(len(self._kept)))
 
 
 def weight_files(folder: Path) -> Sequence[Path]:
-    """The files of the weights in `folder`, their index too, in one order.
+    """Return the files of the weights in `folder`, with their index, in a fixed order.
 
     Raises:
-        EngineError: there are none.
+        EngineError: the folder has none.
     """
     files = checkpoint_files(folder)
     return files if files == (folder / WHOLE,) else (*files, folder / INDEX)
 
 
 def checksum(folder: Path) -> str:
-    """Of the weights in `folder`: names and contents.
+    """Return the checksum of the weights in `folder`, over names and contents.
 
     Raises:
-        EngineError: there are none, or they cannot be read.
+        EngineError: the folder has none, or they cannot be read.
     """
     whole = hashlib.blake2b(digest_size=16)
     try:

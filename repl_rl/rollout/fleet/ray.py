@@ -1,4 +1,4 @@
-"""Nodes as actors of a Ray cluster. The owner places, starts and ends every actor itself and notices what dies."""
+"""Workers as actors of a Ray cluster. The owner places, starts and ends every actor itself, and notices its loss."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from repl_rl.rollout.fleet.messages import Beat, Group, Setting, Weights
 from repl_rl.rollout.fleet.node import RolloutNode
 
 _BEATS = "beats"
-"""What is asked here is answered by a thread of its own."""
+"""Concurrency group of heartbeats, which a separate thread answers."""
 
 
 class RayNode:
-    """An actor as its owner sees it."""
+    """Ray actor as its owner sees it. It implements `Node`."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
@@ -32,7 +32,7 @@ class RayNode:
         return facts
 
     async def load(self, weights: Weights, files: object | None) -> str | None:
-        """See `Node.load`. Ray fetches published files once a machine."""
+        """See `Node.load`. Ray fetches published files once per machine."""
         arrived: str | None = await answer(self._actor.load.remote(weights, files), NodeLost)
         return arrived
 
@@ -57,32 +57,32 @@ class RayNode:
 
 
 def room(choice: OnRay, started: bool, machine: Machine, held: int) -> tuple[int, int]:
-    """Nodes that a machine has room for, and how many of its GPUs each takes.
+    """Return the number of workers for which a machine has room, and the GPUs that each of them takes.
 
-    What else is on the cluster may have some of them: processes of Ray Train, other runs.
+    Other users of the cluster may hold GPUs, such as Ray Train or other runs.
 
     Args:
-        choice: of the user.
-        started: the cluster is this run's own.
-        machine: which.
-        held: nodes of this run that are on it (>= 0), which count as well.
+        choice: options of the user.
+        started: True if this run started the cluster.
+        machine: machine of the cluster.
+        held: workers of this run on the machine (>= 0), which count as well.
     """
     if choice.gpus and machine.gpus >= choice.gpus:
         return min(machine.gpus, machine.free + held * choice.gpus) // choice.gpus, choice.gpus
-    # All nodes that were asked for, where there is no other machine.
+    # Without GPUs: one worker per machine, or all of them if the cluster is this machine alone.
     return (choice.nodes or 1, 0) if started and not choice.simulate else (1, 0)
 
 
 class RayCluster:
-    """A cluster that this process is connected to."""
+    """Ray cluster that this process is connected to. It implements `Cluster`."""
 
     def __init__(self, choice: OnRay, started: bool, kind: type[RolloutNode] = RolloutNode) -> None:
         self._choice = choice
         self._started = started
         self._places: dict[str, tuple[str, int]] = {}
-        """By seat: Ray's name of its machine, and the GPUs that a node takes there."""
+        """Ray's name of the machine, and the GPUs per worker, by slot."""
         self._nodes: dict[str, RayNode] = {}
-        """By seat, the last one that was started there."""
+        """Worker started last in each slot."""
         self._kind = kind
 
     @property
@@ -95,6 +95,7 @@ class RayCluster:
         found: dict[str, tuple[str, int]] = {}
         for machine in await machines(NodeLost):
             names = [f"{machine.name}/{number}" for number in range(max(machine.gpus, self._choice.nodes, 1))]
+            # Used slots come first, so that a machine with less room keeps them.
             held = [name for name in names if name in self._nodes and not self._nodes[name].killed]
             count, gpus = room(self._choice, self._started, machine, len(held))
             free = [name for name in names if name not in held]
@@ -106,6 +107,7 @@ class RayCluster:
         """See `Cluster.start`."""
         machine, gpus = self._places[seat]
         node = self._nodes[seat] = RayNode(start(self._kind, machine, gpus=gpus, apart=_BEATS))
+        # Ray returns before the actor runs: its first heartbeat shows that it does.
         try:
             await node.beat()
         except BaseException:
@@ -115,12 +117,12 @@ class RayCluster:
 
     async def publish(self, files: Mapping[str, bytes]) -> object:
         """See `Cluster.publish`."""
-        # Buffers lie in the store beside the pickle, and nodes read them there; of bytes each would make a copy.
+        # Workers read buffers in the object store, next to the pickle. Bytes would be copied for each of them.
         return await published({name: PickleBuffer(content) for name, content in files.items()}, NodeLost)
 
 
 class Started(NamedTuple):
-    """A cluster, and its machines where they were started here."""
+    """Ray cluster, with its machines if they were started here."""
 
     cluster: RayCluster
     machines: Machines | None
@@ -128,11 +130,11 @@ class Started(NamedTuple):
 
 @contextmanager
 def on_ray(choice: OnRay, kind: type[RolloutNode] = RolloutNode) -> Iterator[Started]:
-    """The cluster that is chosen, for the length of a `with`; see `connected`.
+    """Connect to the chosen cluster for the length of a `with`; see `connected`.
 
     Raises:
-        ConfigError: there is no such cluster, it cannot be started, or this process is on another one already; or nodes
-            of it would be given the GPU on which this process trains.
+        ConfigError: the cluster does not exist, it cannot be started, or this process is on another one already. Or
+            workers would get the GPU on which this process trains.
     """
     simulated = choice.nodes if choice.simulate else 0
     with connected("fleet", choice.address, simulated, choice.patience_s) as here:

@@ -1,7 +1,7 @@
-"""Which node plays which group: pure, without a clock and without a network.
+"""Assignment of groups to workers, without a clock and without a network.
 
-Groups are begun in their order. A group whose node has left is begun again, from its start, before all that have not
-been begun. An answer counts if it is that of the group's latest attempt: nothing counts twice, however late it comes.
+Groups start in order. A group of a lost worker starts again from its beginning, before all groups that have not
+started. Only the result of a group's latest attempt counts, so a late result never counts twice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from heapq import heappop, heappush
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A group that is being played on a node."""
+    """Attempt to play a group on a worker."""
 
     group: int
     number: int
-    """How often it was begun, this time included."""
+    """Number of the attempt for this group, from 1."""
     node: str
     due_s: float
-    """When it has taken too long."""
+    """Time after which the attempt is overdue."""
 
 
 @dataclass(slots=True)
@@ -28,13 +28,14 @@ class _Member:
 
 
 class Schedule:
-    """The groups of a batch, and the nodes that are there."""
+    """Groups of a batch, and the workers that can play them."""
 
     def __init__(self, sizes: Sequence[int], within_s: float) -> None:
-        """
+        """Add the first groups.
+
         Args:
-            sizes: rollouts of each group (>= 1).
-            within_s: how long an attempt may take (> 0).
+            sizes: rollouts per group (>= 1).
+            within_s: timeout of an attempt, seconds (> 0).
         """
         self._sizes: list[int] = []
         self._within_s = within_s
@@ -46,46 +47,47 @@ class Schedule:
         self.add(sizes)
 
     def add(self, sizes: Sequence[int]) -> range:
-        """More groups, which are begun after those that are there. Returns their numbers."""
+        """Add groups that start after the present ones, and return their numbers."""
         numbers = range(len(self._sizes), len(self._sizes) + len(sizes))
         self._sizes += sizes
         self._begun += [0] * len(sizes)
-        self._waiting += numbers  # still a heap: each is larger than all before it
+        self._waiting += numbers  # still a heap: each number is larger than all before it
         return numbers
 
     @property
     def finished(self) -> bool:
-        """Whether every group has been played."""
+        """True if every group has a result."""
         return len(self._done) == len(self._sizes)
 
     @property
     def running(self) -> Mapping[int, Attempt]:
-        """By group."""
+        """Running attempt of each group."""
         return self._running
 
     @property
     def waiting(self) -> int:
-        """Groups that no node plays yet, or any more."""
+        """Number of groups that wait for a worker."""
         return len(self._waiting)
 
     def join(self, node: str, places: int) -> None:
-        """A node is there, with room for as many rollouts (>= 1). Its name has not been used before."""
+        """Add a worker with room for `places` rollouts (>= 1). Its name must be new."""
         assert node not in self._members, node
         self._members[node] = _Member(places)
 
     def leave(self, node: str) -> list[Attempt]:
-        """A node is gone. Returns what it was playing: those groups wait again."""
+        """Remove a worker, and return its attempts. Their groups wait again."""
         lost = [attempt for attempt in self._running.values() if attempt.node == node]
         for attempt in lost:
             del self._running[attempt.group]
+            # Lower numbers come first in the heap, so these groups start before newer ones.
             heappush(self._waiting, attempt.group)
         self._members.pop(node, None)
         return lost
 
     def assign(self, now_s: float) -> Iterator[Attempt]:
-        """Begin what there is room for: the first group that waits goes where most room is.
+        """Yield attempts to start: the first waiting group goes to the worker with most room.
 
-        A group that is larger than any node's room is played by a node that plays nothing else.
+        A group that is larger than the room of any worker goes to an idle worker.
         """
         while self._waiting and (node := self._roomiest(self._sizes[self._waiting[0]])) is not None:
             group = heappop(self._waiting)
@@ -95,7 +97,7 @@ class Schedule:
             yield attempt
 
     def finish(self, attempt: Attempt) -> bool:
-        """An answer has come. False: it is too late, another attempt counts."""
+        """Record a result. Return False if it is too late, because another attempt counts."""
         if self._running.get(attempt.group) != attempt:
             return False
         del self._running[attempt.group]
@@ -104,10 +106,11 @@ class Schedule:
         return True
 
     def overdue(self, now_s: float) -> list[Attempt]:
-        """Attempts that have taken too long: their nodes are no good."""
+        """Return the attempts that are overdue."""
         return [attempt for attempt in self._running.values() if attempt.due_s <= now_s]
 
     def _roomiest(self, size: int) -> str | None:
+        # The smallest pair is the worker with most free room; ties go by name.
         fit = [
             (member.held - member.places, name)
             for name, member in self._members.items()

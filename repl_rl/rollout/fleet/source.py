@@ -1,4 +1,4 @@
-"""The synchronous face of a fleet of nodes: what a trainer and an evaluation ask, beside `RolloutThread`."""
+"""Synchronous client of a worker pool for trainer and evaluation; `RolloutThread` is the client of a single process."""
 
 import json
 import logging
@@ -29,34 +29,34 @@ from repl_rl.tasks import Task
 log = logging.getLogger(__name__)
 
 STATUS, LOGS = "fleet.json", "fleet"
-"""In a run's folder: what its nodes do, and what each of them has logged."""
+"""Names in a run's folder: the state of the workers, and the folder of their logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a fleet plays, and how."""
+    """Configuration of a worker pool."""
 
     setting: Setting
     sampler: RolloutSampler
-    """For its figures; the nodes have their own."""
+    """Sampler for the metrics of this process; the workers have their own."""
     limits: RolloutLimits
     host: bool
-    """Whether lines may call functions of the host."""
+    """True if lines may call host functions."""
     concurrency: int
-    """Rollouts under way at once on a node, >= 1."""
+    """Concurrent rollouts per worker, >= 1."""
     nodes: int = 0
-    """At most so many; 0: as many as there are seats."""
+    """Largest number of workers; 0 means one per slot."""
     waits: Waits = field(default_factory=Waits)
     shared: bool = True
-    """Nodes may find weights in the owner's folder; False: they are sent in any case."""
+    """True if workers may read weights from the owner's folder; False sends the files in any case."""
 
 
 class NodeFleet:
-    """Context manager: nodes of a cluster, opened and closed together. It satisfies `Fleet`."""
+    """Context manager that opens and closes the workers of a cluster together. It implements `Fleet`."""
 
     def __init__(self, cluster: AbstractContextManager[Cluster], plan: Plan, tasks: Mapping[str, Task]) -> None:
         self.tasks = tasks
-        """By id."""
+        """Tasks by id."""
         self._cluster, self._plan = cluster, plan
         self._stack = ExitStack()
         self._lengths = Lengths()
@@ -69,6 +69,7 @@ class NodeFleet:
         self._over = False
 
     def __enter__(self) -> "NodeFleet":
+        # If a later step fails, this stack closes everything that is already open.
         with ExitStack() as stack:
             cluster = stack.enter_context(self._cluster)
             stack.enter_context(rare_collections())
@@ -100,15 +101,16 @@ class NodeFleet:
 
     @property
     def figures(self) -> Figures:
-        """See `Fleet.figures`; as the nodes told them last."""
-        told = [self._before, *list(self._told.values())]  # which the event loop adds to
+        """See `Fleet.figures`; as reported by the latest heartbeats."""
+        told = [self._before, *list(self._told.values())]  # a copy, because the event loop adds to it
+        # Each worker counts from its start, and the checkpoint holds the counts of earlier processes.
         faults = {name: sum(one.faults.get(name, 0) for one in told) for name in self._before.faults}
         pressures = [one.pressure for one in told if one.pressure is not None]
         preempted, recomputed = (sum(getattr(p, f.name) for p in pressures) for f in fields(Pressure))
         return Figures(faults, Pressure(preempted, recomputed) if pressures else None)
 
     def collect(self, task_ids: Sequence[str], policy_step: int) -> Sequence[Trajectory]:
-        """See `Fleet.collect`. Those that began before are waited for."""
+        """See `Fleet.collect`. Prefetched rollouts are awaited."""
         if policy_step in self._early:
             step, rollouts = self._early.pop(policy_step)
             pressure, played = step.pressure, self._learned(step.tasks, rollouts.wait())
@@ -143,11 +145,12 @@ class NodeFleet:
     def begin(
         self, task_ids: Sequence[str], policy_step: int, finished: Mapping[int, Trajectory] = MappingProxyType({})
     ) -> None:
-        """As `RolloutThread.begin`. They begin with the weights of now or newer ones, wherever that is, and groups of
-        earlier steps get a node first.
+        """Start rollouts as `RolloutThread.begin` does.
+
+        They start with the current weights or newer ones, on any worker. Groups of earlier steps get a worker first.
         """
         tasks = [self.tasks[i] for i in task_ids]
-        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record names it alone
+        whole = {n: replace(t, workspace=tasks[n].workspace) for n, t in finished.items()}  # a record only names it
         step = Step(tasks, self._lengths.longest_first(tasks), whole, self._pressure)
         groups = [
             Group(task, len(places), 1.0, policy_step, None, self.crew.policy_step, step.before(places))
@@ -164,15 +167,18 @@ class NodeFleet:
             step.over = True
 
     def finished(self, policy_step: int) -> Mapping[int, Trajectory]:
-        """Those of a step to come that have ended well, by their number in it: of groups that have ended whole."""
+        """Return the rollouts of a later step that ended without a failure, by number in the step.
+
+        A rollout is included once its whole group has ended.
+        """
         step, _ = self._early[policy_step]
         return step.finished
 
     def first(self, groups: Sequence[Places]) -> int:
-        """Wait until one of these groups of steps to come has ended. Returns the number of the first one that has.
+        """Wait until one of these groups of later steps has ended. Return the index of the first one that has.
 
         Raises:
-            BrokenDown: there was no node for too long.
+            BrokenDown: no worker was ready for too long.
         """
 
         def number() -> int | None:
@@ -184,21 +190,24 @@ class NodeFleet:
         return found
 
     def ended(self, policy_step: int) -> Mapping[int, Trajectory]:
-        """Those of a step to come whose groups have ended, as `collect` will give them, by their number in it."""
+        """Return the rollouts of a later step whose groups have ended, by number in the step.
+
+        They are the trajectories that `collect` will return.
+        """
         return self._early[policy_step][0].ended
 
     def probe(self, task_id: str) -> Sequence[Trajectory]:
-        """The first line that the policy of now writes on a task, on each node."""
+        """Sample the first line of the current policy on a task, on each worker."""
         group = Group(self.tasks[task_id], 1, 1.0, self.crew.policy_step, look=True)
         return Part.of(self._thread.run(self.crew.look(group))).trajectories
 
     @property
     def busy_s(self) -> float:
-        """How long rollouts that were begun were under way, wall clock."""
+        """Wall-clock time in which prefetched rollouts ran, seconds."""
         return self._busy.elapsed_s
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """See `Fleet.metrics`; with the nodes that are ready, those that were lost, and groups begun again."""
+        """See `Fleet.metrics`; with the numbers of ready workers, lost workers, and groups started again."""
         plan, figures = self._plan, self.figures
         preempted = None if figures.pressure is None else self._preempted
         told = counted(plan.sampler, plan.limits, plan.host, trajectories, preempted, figures.faults)
@@ -210,7 +219,7 @@ class NodeFleet:
         self._thread.run(self.crew.load(Weights(str(folder), policy_step, checksum(folder))))
 
     def memory(self) -> str:
-        """See `Fleet.memory`; a run goes on with it in one process too."""
+        """See `Fleet.memory`. A run may resume from it in one process too."""
         return json.dumps({"lengths": self._lengths.memory(), "broken": dict(self.figures.faults)})
 
     def remember(self, memory: str) -> None:
@@ -220,15 +229,19 @@ class NodeFleet:
         self._before = Figures({**self._before.faults, **told.get("broken", {})})
 
     def keep_notes(self, folder: Path) -> None:
-        """From now on, write what nodes do into a run's folder: `fleet.json`, and `fleet/`, with a log a node."""
+        """Write the state of the workers into a run's folder from now on.
+
+        The files are `fleet.json`, and one log per worker in `fleet/`.
+        """
         (folder / LOGS).mkdir(exist_ok=True)
         self._notes = folder
         self._write_status()
 
     def _heard(self, member: Member) -> None:
-        """A node has told of itself. In the event loop."""
+        """Store the heartbeat of a worker. It runs in the event loop."""
         self._told[member.name] = member.beat.figures
         if self._notes is not None and member.beat.log:
+            # A log that cannot be written must not end the worker.
             with suppress(OSError), self._log_of(member).open("a", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in member.beat.log)
         self._write_status()
@@ -241,11 +254,11 @@ class NodeFleet:
             return
         try:
             write_whole(self._notes / STATUS, json.dumps(self.status(), indent=1) + "\n")
-        except OSError as error:  # the trainer will meet it too, and say so
+        except OSError as error:  # the trainer meets the same error and reports it
             log.warning("what the fleet does cannot be written to %s: %s", self._notes, error)
 
     def status(self) -> dict[str, Json]:
-        """What nodes there are and were, for people and files."""
+        """Return the state of present and lost workers, for people and files."""
         return {
             "cluster": self.crew.cluster_name,
             "policy_step": self.crew.policy_step,
@@ -256,7 +269,7 @@ class NodeFleet:
 
 
 def told(member: Member, over: bool) -> dict[str, Json]:
-    """What is told of a node; `over`: the fleet ends."""
+    """Return the state of one worker. `over` means that the pool ends."""
     beat = member.beat
     return {
         "name": member.name,

@@ -1,4 +1,4 @@
-"""A notebook widget that plays stored trajectories. It needs the extra `notebooks` (anywidget)."""
+"""Notebook widget that plays stored trajectories. It needs the extra `notebooks` (anywidget)."""
 
 from repl_rl.runs.player.widget import TrajectoryPlayer
 

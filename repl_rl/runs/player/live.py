@@ -1,4 +1,4 @@
-"""What the player asks for when there is a kernel behind it: a rebuilt console, lines of one's own, branches."""
+"""Live part of the player, with a kernel: rebuilt consoles, typed lines and branches."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -22,9 +22,10 @@ MOST_BRANCHES = 64
 
 
 class Live:
-    """One replay at a time, in a console of the policy's sandbox, or of the world's, opened at the first use.
+    """One replay at a time, in a console that is opened at the first use.
 
-    `source` must be open and stay so; None: nothing can be branched.
+    The console comes from the sandbox of `source`, or else from that of `world`. `source` must be open and stay open;
+    None disables branches.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class Live:
         self._behind = 0
 
     def answer(self, message: Mapping[str, object]) -> dict[str, Json]:
-        """What to draw after a message of the page, or `{"error": ...}`. A page may send anything: all is checked."""
+        """Return the data to draw for a message of the page, or `{"error": ...}`. Every field is checked."""
         try:
             return self._answer(message)
         except (ReplRLError, RolloutFailure) as error:
             return {"error": legible(str(error))}
 
     def close(self) -> None:
-        """Let the console go."""
+        """Close the console."""
         if self._sandbox is not None:
             self._run(self._stack.aclose())
             self._run(self._opened.aclose())
@@ -62,10 +63,12 @@ class Live:
     def _answer(self, message: Mapping[str, object]) -> dict[str, Json]:
         kind, text = message.get("kind"), message.get("text")
         at, line, count = (message.get(name) for name in ("at", "line", "count"))
+        # The page may send anything: check types before use.
         if not isinstance(at, int) or not isinstance(line, int) or not isinstance(count, int):
             raise ConfigError("message", sorted(message), "give at, line and count as whole numbers")
         if not isinstance(text, str) or "\n" in text:
             raise ConfigError("line", text, "give one line")
+        # Rebuild the console for the first message, and for each that asks for a fresh one.
         if self._replay is None or message.get("fresh") is True:
             self._rebuild(at, line)
         assert self._replay is not None
@@ -100,12 +103,14 @@ class Live:
             self._sandbox = sandbox
             return await self._stack.enter_async_context(open_replay(trajectory, sandbox, line))
 
+        # If no console can be opened, no stale replay must remain.
         self._replay = None
         self._replay = self._run(opened())
         self._line, self._behind = line, len(self._replay.steps)
 
     def _run(self, coroutine: Coroutine[None, None, T]) -> T:
         if self._source is not None:
+            # The source's sandbox belongs to its event loop.
             return self._source.run(coroutine)
         if self._thread is None:
             self._thread = LoopThread()

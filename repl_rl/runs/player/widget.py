@@ -1,4 +1,4 @@
-"""`TrajectoryPlayer`: the report's view of a trajectory as an anywidget, and as a page of its own without a kernel."""
+"""`TrajectoryPlayer`: the report's view of a trajectory as an anywidget, and as an HTML page that needs no kernel."""
 
 import html
 import json
@@ -19,7 +19,7 @@ from repl_rl.tasks import Task
 from repl_rl.world import World
 
 MOST = 5000
-"""Trajectories that one player takes; the rest of a longer source is left out."""
+"""Most trajectories that one player shows; the rest of a longer source is left out."""
 
 _RENDER = """
 export default {
@@ -59,14 +59,16 @@ def _world(source: object, sandbox: str | None, trust: bool) -> World:
 
 
 def _module() -> str:
+    # A shadow tree has no root element; its host takes the variables.
     style = read("page.css").replace(":root", ":host")
     return f"{scripts((*PLAYER_SCRIPTS, 'player.js'))}\nconst STYLE = {json.dumps(style)};\n{_RENDER}"
 
 
 class TrajectoryPlayer(anywidget.AnyWidget):
-    """Plays trajectories in a notebook: step, scrub, compare, and go on live from any line.
+    """Notebook widget that plays trajectories: step, scrub, compare, and continue live from any line.
 
-    Keys: arrows step, Home and End jump, space plays. It draws in a shadow tree, so neither style touches the other.
+    Keys: arrows step, Home and End jump, space plays. The widget draws in a shadow tree, so its style and the
+    notebook's do not affect each other.
     """
 
     _esm = _module()
@@ -84,16 +86,16 @@ class TrajectoryPlayer(anywidget.AnyWidget):
         tokens: Sequence[str] = (),
         trust: bool = False,
     ) -> None:
-        """Take trajectories, or a place where they are stored; at most `MOST` of them.
+        """Load trajectories, or a path where they are stored; at most `MOST` of them.
 
         Args:
             source: a run folder, a trajectories folder or file, or trajectories.
-            sandbox: where lines run when one goes on live: "local", "docker" or "unsafe"; "" for a player that only
-                shows; None: where those of the run did, or local. Limits and preloads are the run's own.
-                A run's sandbox that does not isolate, or is on other machines, must be given here.
-            policy: an open `RolloutThread`, which samples continuations, in its own sandbox; None: no branches.
-            tasks: the tasks that grade continuations; those of others stay ungraded.
-            tokens: the text of each token id, if `source` is no run folder that holds them.
+            sandbox: sandbox of live lines: "local", "docker" or "unsafe". "" makes a player without live lines. None
+                takes the sandbox of the run, or "local". Limits and preloads are those of the run. A run's sandbox that
+                does not isolate, or is on other machines, must be given here.
+            policy: an open `RolloutThread`, which samples continuations in its own sandbox. None disables branches.
+            tasks: tasks that grade continuations; continuations of other tasks are not graded.
+            tokens: the text of each token id, if `source` is not a run folder that stores them.
             trust: start the container image that the run names.
 
         Raises:
@@ -102,17 +104,18 @@ class TrajectoryPlayer(anywidget.AnyWidget):
         """
         self.entries, captions = _entries(source)
         self._payload = entries_payload(self.entries, tokens or captions)
+        # No console starts here; `Live` opens one on first use.
         alive = sandbox != ""
         self._live = Live(self.entries, _world(source, sandbox, trust), policy, tasks) if alive else None
         super().__init__(data=pack(self._payload), live=alive)
         self.on_msg(self._asked)
 
     def html(self) -> str:
-        """The player as one HTML document that needs no kernel and no network; what is live is left out."""
+        """Return the player as one HTML document that needs no kernel and no network, without live lines."""
         return player_page(self._payload)
 
     def _repr_mimebundle_(self, **options: dict[str, object]) -> tuple[dict[str, object], dict[str, object]] | None:
-        """The widget; and for whatever shows no widgets, the same page in a frame that can reach nothing."""
+        """Return the widget, with the HTML page in an isolated frame for viewers that show no widgets."""
         bundle = super()._repr_mimebundle_(**options)
         if bundle is None:
             return None
@@ -123,7 +126,7 @@ class TrajectoryPlayer(anywidget.AnyWidget):
         return {**kinds, "text/html": framed}, metadata
 
     def close(self) -> None:
-        """Let the console go, and take the widget off the page."""
+        """Close the console, and remove the widget from the page."""
         if self._live is not None:
             self._live.close()
         super().close()

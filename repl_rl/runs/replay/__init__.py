@@ -1,4 +1,4 @@
-"""Stored trajectories, executed again: step, verify, edit, branch."""
+"""Replay of stored trajectories in a fresh console: step, verify, edit, branch."""
 
 from repl_rl.runs.replay.branch import Branches, Continue, Start, branch, start_at, start_of
 from repl_rl.runs.replay.compare import Cause, Difference, Shown

@@ -1,4 +1,4 @@
-"""Continuations of a stored trajectory from the middle: what the policy would do from here, and how it ends."""
+"""Branches: continuations that the policy samples from the middle of a stored trajectory."""
 
 import zlib
 from contextlib import AbstractAsyncContextManager
@@ -18,22 +18,22 @@ from repl_rl.tasks import Task, Workspace
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The middle of a trajectory, from which others go on."""
+    """Point in the middle of a trajectory from which branches continue."""
 
     trajectory: Trajectory
     line: int
-    """Recorded lines that lie behind."""
+    """Number of recorded lines before it."""
     prompt: Prompt
     segments: tuple[Segment, ...]
-    """What follows the prompt, with the recorded ids."""
+    """Segments after the prompt, with the recorded ids."""
     ran: tuple[str, ...]
-    """The physical lines that the console is given to have its state back, in order."""
+    """Physical lines that rebuild the console's state, in order."""
     carry: str = ""
-    """What was written after the last newline: the next line goes on from it."""
+    """Text after the last newline; the next line continues it."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What the policy goes on from, prompt included."""
+        """Ids that the policy continues from, prompt included."""
         return (*self.prompt.token_ids, *(i for segment in self.segments for i in segment.token_ids))
 
 
@@ -43,24 +43,25 @@ class Branches:
 
     start: Start
     trajectories: tuple[Trajectory, ...]
-    """Whole trajectories: what was recorded before the start, then what the policy did."""
+    """Complete trajectories: the recorded part before the start, then the policy's continuation."""
 
     @property
     def value(self) -> float | None:
-        """Mean outcome: what it is worth to be here. None: nothing was graded."""
+        """Mean outcome, an estimate of the value of the start; None if no continuation was graded."""
         outcomes = [t.outcome for t in self.trajectories if t.outcome is not None]
         return fmean(outcomes) if outcomes else None
 
 
 def start_at(trajectory: Trajectory, line: int) -> Start:
-    """The point after the first `line` lines, as they were recorded.
+    """Return the point after the first `line` lines, as recorded.
 
     Raises:
-        ConfigError: there is no such point: too many lines, or one that ended the rollout, or no console's lines.
+        ConfigError: the trajectory has fewer lines, ended with that line, or was not run in a console.
     """
     check(trajectory)
     if not 0 <= line <= len(trajectory.lines):
         raise ConfigError("line to branch from", line, f"give 0 to {len(trajectory.lines)}")
+    # Keep the segments before the point, and cut the one that contains it.
     segments: list[Segment] = []
     left = line
     for segment in trajectory.segments:
@@ -71,6 +72,7 @@ def start_at(trajectory: Trajectory, line: int) -> Start:
         else:
             segments.append(Sampled(segment.lines[:left]))
             left = max(0, left - len(segment.lines))
+    # The typist finds the text after the last newline, which the next line continues.
     typist = Typist()
     runs = [(each, each.execution) for each in trajectory.lines[:line] if each.execution is not None]
     for each, run in runs:
@@ -84,7 +86,9 @@ def start_at(trajectory: Trajectory, line: int) -> Start:
 
 
 def start_of(replay: Replay, renderer: Renderer) -> Start:
-    """The point where a replay stands. From the first typed line on, all text counts as observed: masked, not trained.
+    """Return the point that a replay has reached.
+
+    From the first typed line on, all text counts as observation, so it is masked and not trained.
 
     Raises:
         ConfigError: the console has ended.
@@ -94,6 +98,7 @@ def start_of(replay: Replay, renderer: Renderer) -> Start:
         return start_at(replay.trajectory, replay.position)
     if replay.steps[-1].result.answer is not None or not replay.steps[-1].shown.text.endswith((PS1, PS2)):
         raise ConfigError("console", "ended", "nothing can follow; open a fresh replay")
+    # Recorded ids are valid only up to the first typed or replaced line; the rest is encoded again.
     first = next((step.line for step in replay.steps[typed:] if step.line is not None), replay.position)
     start = start_at(replay.trajectory, first)
     for step in replay.steps[typed:]:
@@ -102,12 +107,14 @@ def start_of(replay: Replay, renderer: Renderer) -> Start:
 
 
 def _append_step(start: Start, step: Step, renderer: Renderer) -> Start:
-    """`start` with the text of a step appended that no policy wrote."""
+    """Return `start` with the text of a step appended as an observation."""
     shown = step.text + step.shown.text
     before = start.segments[-1] if start.segments else start.prompt
+    # A withheld space has to be encoded with the text that follows it.
     withheld = not isinstance(before, Sampled) and renderer.withholds_space(before)
     ids = renderer.splice(f" {shown}" if withheld and not shown.startswith("\n") else shown)
     start = replace(start, ran=(*start.ran, *step.ran), carry="")
+    # Text at the very beginning extends the prompt; text after an observation extends that.
     if not start.segments:
         return replace(start, prompt=Prompt(start.prompt.text + shown, (*start.prompt.token_ids, *ids)))
     last = start.segments[-1]
@@ -118,26 +125,26 @@ def _append_step(start: Start, step: Step, renderer: Renderer) -> Start:
 
 
 class Continue(RolloutSampler):
-    """Rebuilds a start, then lets another sampler go on from there."""
+    """Sampler that rebuilds a start and then hands the episode to another sampler."""
 
     def __init__(self, sampler: RolloutSampler, start: Start) -> None:
         self._sampler = sampler
         self._start = start
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        """The recorded one, bit for bit."""
+        """Return the recorded prompt, bit for bit."""
         return self._start.prompt
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """That of the sampler that goes on."""
+        """Return the resources of the continuing sampler."""
         return self._sampler.opened()
 
     async def on_start(self, episode: Episode) -> None:
-        """That of the sampler that goes on."""
+        """Call `on_start` of the continuing sampler."""
         await self._sampler.on_start(episode)
 
     async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
-        """That of the sampler that goes on."""
+        """Call `on_end` of the continuing sampler."""
         await self._sampler.on_end(rollout, result)
 
     async def rollout(self, episode: Episode) -> None:
@@ -150,8 +157,8 @@ async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int
     """Sample `count` (>= 1) continuations of `start` with the policy and the sampler of `rollouts`.
 
     Every continuation begins with exactly the ids of `start`, in a console with the recorded workspace. `task` grades
-    them; None: they stay ungraded. Calls of host functions before `start` are answered from the record; those after it
-    are refused where `rollouts` has no such function.
+    them; None leaves them ungraded. Calls of host functions before `start` are answered from the record. Later calls
+    are refused if `rollouts` does not have the function.
 
     Raises:
         StoreError: the workspace is not stored.
@@ -160,11 +167,13 @@ async def branch(rollouts: Rollouts, start: Start, task: Task | None, count: int
     origin = start.trajectory
     setup = Workspace.read(origin.workspace.content) if origin.workspace is not None else None
     graded = replace(task or Task(origin.task_id, origin.prompt.text, ""), workspace=setup)
+    # Give each start its own seed, so that branches from different lines differ.
     seed = rollouts.seed + zlib.crc32(f"{origin.id}/{start.line}".encode())
     known = {function.name for function in rollouts.host}
     host = (*rollouts.host, *(of_record(name) for name in origin.host_functions if name not in known))
     world = replace(rollouts, sampler=Continue(rollouts.sampler, start), seed=seed, host=host)
     found = await world.collect([graded] * count, temperature)
+    # Children of calls before the start belong to every branch.
     taken_over = {c.child for line in origin.lines[: start.line] if line.execution for c in line.execution.calls}
     before = [child for child in origin.children if child.id in taken_over]
     named = (t.renamed(f"{origin.id}+{start.line}.{i}", before) for i, t in enumerate(found))

@@ -1,4 +1,4 @@
-"""What a line printed when it was recorded, and what it prints now: the difference, and what probably caused it."""
+"""Comparison of a line's recorded and replayed output: the difference and its probable cause."""
 
 import re
 from collections.abc import Sequence
@@ -11,39 +11,39 @@ from repl_rl.sandbox.base import PushResult
 
 
 class Cause(StrEnum):
-    """Why a line does not print what it printed. It is a guess from the output and from what the line refers to."""
+    """Probable cause of a difference, guessed from the output and from the names in the line."""
 
     ADDRESSES = "addresses"
     """Only addresses of objects differ."""
     TIME = "time"
     """The line depends on a clock, or only one of the two runs reached its time limit."""
     RANDOMNESS = "randomness"
-    """The line depends on a random source, or two runs of today differ."""
+    """The line depends on a random source, or two replays differ."""
     ENVIRONMENT = "environment"
-    """Runs of today agree with each other: what is around the console is not what it was."""
+    """Replays agree with each other, so the environment of the console has changed."""
     HOST = "host"
-    """The line calls functions of the host otherwise than it did; answers come from the record."""
+    """The line makes other calls of host functions than recorded; answers come from the record."""
     EDIT = "edit"
     """A line was typed before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a console showed for a line."""
+    """Text that a console showed for a line, and the line's status."""
 
     text: str
-    """Output and next prompt, as it would be spliced in."""
+    """Output and next prompt, as an observation would hold them."""
     status: LineStatus
     cut: bool = False
-    """The middle of the text gave way to a marker."""
+    """True if a marker replaces the middle of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A line that shows something else than recorded."""
+    """Line that shows something else than recorded."""
 
     line: int
-    """Its number in the trajectory, from 0."""
+    """Number of the line in the trajectory, from 0."""
     recorded: Shown
     now: Shown
     cause: Cause
@@ -52,7 +52,7 @@ class Difference:
 _CUT = re.compile(r"\n\[\.\.\. \d+ (?:tokens|characters) cut \.\.\.\]\n")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]*")
 _TORN_ADDRESS = re.compile(r"(?<= cut \.\.\.\]\n)[0-9a-fA-Fx]{1,16}(?=>)")
-"""Of an object, where a cut lies within it."""
+"""Rest of an object's address that a truncation cuts in two."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _BINDS = re.compile(r"^\s*(?:(?:import|from|def|class|for|with|async|global)\b.*|([^=#]*?)[-+*/%|&^@<>]*=(?!=).*)")
 _SOURCES = {
@@ -67,13 +67,13 @@ _SOURCES = {
 
 
 def same(recorded: Shown, now: Shown) -> bool:
-    """True when a line shows what is recorded. Where the middle of the record was cut, its two ends must agree."""
+    """Return True if a line shows what is recorded. If the record's middle is cut, its two ends must agree."""
     if recorded.status is not now.status:
         return False
     if recorded.text == now.text or not recorded.cut:
         return recorded.text == now.text
-    # A program may have printed what looks like the marker, so any place may be the cut. One between two tokens may lie
-    # within a character, which then stands there as a replacement mark.
+    # A program may have printed text that looks like the marker, so try every match. A cut between two tokens may split
+    # a character, which decodes to replacement characters.
     for cut in _CUT.finditer(recorded.text):
         head, tail = recorded.text[: cut.start()].rstrip("\ufffd"), recorded.text[cut.end() :].lstrip("\ufffd")
         if len(head) + len(tail) <= len(now.text) and now.text.startswith(head) and now.text.endswith(tail):
@@ -82,10 +82,10 @@ def same(recorded: Shown, now: Shown) -> bool:
 
 
 def held(recorded: Shown, result: PushResult) -> bool:
-    """True when an observation that a sampler made of the console's output holds what is printed now.
+    """Return True if a sampler's observation of console output contains the output of the replay.
 
-    Between the fences of the shipped sampler the whole text is compared. In another text of a sampler's own, what is
-    printed must occur; where that was cut, only the status is compared.
+    Between the fences of the shipped sampler the whole text is compared. In any other text, the output must occur. If
+    that text was cut, only the status is compared.
     """
     printed = printed_in(recorded.text)
     if printed is not None:
@@ -96,11 +96,15 @@ def held(recorded: Shown, result: PushResult) -> bool:
 
 
 def cause(sources: Sequence[str], recorded: Shown, now: Shown, again: Shown | None) -> Cause:
-    """Why `recorded` is not `now`. `sources` are the lines that ran, this one last; `again` is a second run now."""
+    """Return the probable cause of a difference.
+
+    `sources` are the executed lines, this one last; `again` is a second replay.
+    """
     if same(_without_addresses(recorded), _without_addresses(now)):
         return Cause.ADDRESSES
     if LineStatus.TIMEOUT in (recorded.status, now.status) and recorded.status is not now.status:
         return Cause.TIME
+    # Look for clocks, random sources and the like in every line that this one depends on.
     words = _reached(sources)
     for found, names in _SOURCES.items():
         if words & names:
@@ -114,7 +118,7 @@ def _without_addresses(shown: Shown) -> Shown:
 
 
 def _reached(sources: Sequence[str]) -> set[str]:
-    """The words of the last line, and of every line before it that binds one of the words reached so far."""
+    """Collect the words of the last line, and of each earlier line that binds one of the words so far."""
     words = set(_WORD.findall(sources[-1]))
     for source in reversed(sources[:-1]):
         for physical in source.split("\n"):

@@ -1,4 +1,4 @@
-"""A stored trajectory in a fresh console: run its lines again, stop anywhere, go on by hand."""
+"""Replay session: a stored trajectory in a fresh console, run line by line, with lines of the user in between."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,42 +22,42 @@ STATE_LINE = (
     "repr([getattr(getattr(v, '__code__', 0), k, 0) for k in ('co_code', 'co_consts', 'co_names')])) "
     "for n, v in globals().items() if not n.startswith('__')))).encode('utf-8', 'replace')).hexdigest())"
 )
-"""What `Replay.state` has the console run: it prints a digest and binds nothing."""
+"""Line that `Replay.state` runs in the console: it prints a digest and binds no name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A line that ran in the rebuilt console."""
+    """Line that ran in the rebuilt console."""
 
     text: str
-    """As the policy wrote it, or as it was typed; with its newline."""
+    """Text as the policy wrote it, or as it was typed, with its newline."""
     result: PushResult
     shown: Shown
-    """What would be spliced in: output and next prompt."""
+    """Output and next prompt, as an observation would hold them."""
     line: int | None
-    """Number of the recorded line that it stands for, from 0; None: it was typed in addition."""
+    """Number of the recorded line that it runs or replaces, from 0; None means that it was typed in addition."""
     ran: tuple[str, ...]
-    """The physical lines that the console was given."""
+    """Physical lines that the console received."""
     recorded: Transition | None
-    """What it is compared with; None: it was typed."""
+    """Recorded line and observation to compare with; None means that the line was typed."""
     difference: Difference | None = None
-    """How it differs from `recorded`; None: it does not."""
+    """Difference from `recorded`; None means that they agree."""
 
 
 class Replay:
-    """A trajectory and a console in which the first `position` of its lines have run. See `open_replay`.
+    """Trajectory, and a console in which its first `position` lines have run. See `open_replay`.
 
-    Calls of host functions are answered from the record; a call that it does not have is refused with a `HostError`.
+    Calls of host functions are answered from the record. A call that is not recorded is refused with a `HostError`.
     """
 
     def __init__(self, trajectory: Trajectory, console: SandboxSession, recall: Recall) -> None:
-        """`recall` is what the console was offered as its host."""
+        """Start at line 0. `recall` answers the console's calls of host functions."""
         self.trajectory = trajectory
         self._recall = recall
         self.position = 0
-        """The recorded line that is next, from 0."""
+        """Number of the next recorded line, from 0."""
         self.steps: list[Step] = []
-        """What ran so far."""
+        """Steps that have run."""
         self._transitions = transitions(trajectory)
         self._console = console
         self._buffer = LineBuffer()
@@ -65,24 +65,24 @@ class Replay:
 
     @property
     def ended(self) -> bool:
-        """True once the console takes no further line, or all recorded lines have run."""
+        """True if the console takes no further line, or all recorded lines have run."""
         return self._console.ended or self.position >= len(self._transitions)
 
     @property
     def prompt(self) -> str:
-        """What the console asks with now."""
+        """Prompt that the console shows now."""
         return prompt(self._more)
 
     @property
     def edited(self) -> bool:
-        """True once something was typed: the state is no longer the recorded one."""
+        """True if a line was typed, so that the state may differ from the recorded one."""
         return any(step.recorded is None for step in self.steps)
 
     async def step(self) -> Step | None:
-        """Run what was run for the next recorded line. None: no console ran anything for it, so it is passed over.
+        """Run the next recorded line. Return None and skip it if no console ran anything for it.
 
         Raises:
-            ConfigError: there is no next line, or the console has ended.
+            ConfigError: no line is left, or the console has ended.
         """
         if self.position >= len(self._transitions):
             raise ConfigError("replay.step()", self.position, f"the trajectory has {len(self._transitions)} lines")
@@ -98,10 +98,10 @@ class Replay:
         return step
 
     async def to_line(self, lines: int) -> None:
-        """Run recorded lines until `lines` of them are behind.
+        """Run recorded lines up to the first `lines` of them.
 
         Raises:
-            ConfigError: `lines` is behind already or more than there are, or the console ends before.
+            ConfigError: `lines` is below `position` or above the number of lines, or the console ends before.
         """
         if not self.position <= lines <= len(self._transitions):
             remedy = f"give {self.position} to {len(self._transitions)}; to go back, open a fresh replay"
@@ -110,21 +110,21 @@ class Replay:
             await self.step()
 
     async def edit(self, text: str) -> Step:
-        """Run one line of yours in the place of the next recorded one."""
+        """Run a line of the user in place of the next recorded one."""
         step = await self._type(text, self.position)
         self.position += 1
         return step
 
     async def type(self, text: str) -> Step:
-        """Run one line of yours; the next recorded line stays the next."""
+        """Run a line of the user; the next recorded line remains the next."""
         return await self._type(text, None)
 
     async def state(self) -> str:
-        """A digest of the console's names, with type and `repr` of each value: 64 hexadecimal digits.
+        """Return a digest of the console's names, with type and `repr` of each value: 64 hexadecimal digits.
 
-        Addresses are left out. Functions count with their code, objects without a `repr` of their own with their
-        attributes, sets in sorted order. Equal states have equal digests, and different ones others as far as `repr`
-        tells. The console computes it by itself, so a program that replaced `print` or `repr` can lie.
+        Addresses are left out. Functions count with their code, objects with the default `repr` with their attributes,
+        sets in sorted order. Equal states have equal digests. Different states have different digests as far as `repr`
+        shows the difference. The console computes it, so a program that replaced `print` or `repr` can fake it.
 
         Raises:
             ConfigError: the console has ended, or waits for the rest of a cell.
@@ -143,7 +143,7 @@ class Replay:
         results = await push_each(self._open(), lines)
         result = combined(results)
         self._more = result.more
-        # After an end token nothing is asked: no policy would read it.
+        # No prompt follows an end token, because the policy reads nothing more.
         over = recorded is not None and recorded.line.end is LineEnd.EOS and not recorded.asked
         asked = "" if self._console.ended or over else prompt(result.more)
         shown = Shown(result.text + asked, result.status, result.cut)
@@ -158,6 +158,7 @@ class Replay:
         assert run is not None
         before = Shown(observed.text if observed else "", run.status, observed is not None and observed.cut)
         last = self.position + 1 == len(self._transitions)
+        # The comparison depends on what the sampler put into the record: only a status, console text, or its own text.
         if observed is None and not recorded.typed:
             agrees = run.status in (step.result.status, as_block(step.result).status)
         elif recorded.typed and (recorded.asked or last or observed is None):
@@ -166,6 +167,7 @@ class Replay:
             agrees = held(before, step.result) or held(before, as_block(step.result))
         if agrees and not self._recall.differs:
             return None
+        # A known cause wins over the guess: changed calls, and above all a typed line.
         sources = [each.text for each in (*self.steps, step)]
         why = Cause.HOST if self._recall.differs else cause(sources, before, step.shown, None)
         why = Cause.EDIT if self.edited else why
@@ -179,13 +181,13 @@ class Replay:
 
 @asynccontextmanager
 async def open_replay(trajectory: Trajectory, sandbox: Sandbox, to_line: int = 0) -> AsyncIterator[Replay]:
-    """A fresh console with the workspace of `trajectory`, in which the first `to_line` of its lines have run.
+    """Open a fresh console with the workspace of `trajectory`, and run the first `to_line` lines of it.
 
     Raises:
         SetupError, StoreError: the workspace cannot be made here, or is not stored.
-        ConfigError: the trajectory cannot be typed into a console, or there is no such line; or lines could call host
-            functions, and the sandbox has no way to.
-        SandboxFault: no console could be had.
+        ConfigError: the trajectory cannot be typed into a console, or has no such line; or its lines could call host
+            functions, which the sandbox does not support.
+        SandboxFault: no console could be started.
     """
     check(trajectory)
     async with console_of(sandbox, trajectory.workspace) as console:
@@ -198,13 +200,15 @@ async def open_replay(trajectory: Trajectory, sandbox: Sandbox, to_line: int = 0
 
 
 def check(trajectory: Trajectory) -> None:
-    """Refuse what no console ran: a tool did, or a record of an older version does not say what ran.
+    """Raise ConfigError for a trajectory that cannot be replayed.
+
+    Its lines were run by a tool instead of a console, or its old record lacks the console's input.
 
     Raises:
-        ConfigError: of some line that was executed it is not known what a console was given.
+        ConfigError: for some executed line the console's input is unknown.
     """
     runs = list(trajectory.executions)
-    # An answer that was written in text ran nowhere.
+    # An answer that was written as text was not executed.
     unknown = [run for run in runs if not run.ran and run.answer is None]
     if unknown or (runs and not any(run.ran for run in runs)):
         text = next(line.text for line in trajectory.lines if line.execution is not None and not line.execution.ran)

@@ -1,4 +1,4 @@
-"""Execute stored trajectories again and say how many of them show what was recorded."""
+"""Verification: replay stored trajectories and count those that show what was recorded."""
 
 import asyncio
 from collections import Counter
@@ -14,27 +14,29 @@ from repl_rl.sandbox.base import Sandbox
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """One trajectory, executed again."""
+    """Result of replaying one trajectory."""
 
     id: str
     lines: int
     """Lines that ran and were compared."""
     difference: Difference | None
-    """The first line that shows something else; what follows it may differ on its account and is not compared. None:
-    of the lines that were compared, none does."""
+    """First line that shows something else; None means that all compared lines agree.
+
+    Later lines are not compared, because they may differ for the same reason.
+    """
     skipped: str = ""
-    """Why it could not be executed again; "": it was."""
+    """Reason why it could not be replayed; "" if it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Determinism:
-    """How a run's trajectories fared when they were executed again."""
+    """Verifications of a run's trajectories."""
 
     verifications: tuple[Verification, ...]
 
     @property
     def verified(self) -> int:
-        """Trajectories that were executed again."""
+        """Number of trajectories that were replayed."""
         return sum(not v.skipped for v in self.verifications)
 
     @property
@@ -43,17 +45,17 @@ class Determinism:
 
     @property
     def score(self) -> float | None:
-        """Share of the executed trajectories in which every line showed what was recorded; None if there are none."""
+        """Share of the replayed trajectories whose lines all showed what was recorded; None if none was replayed."""
         return 1.0 - len(self.divergent) / self.verified if self.verified else None
 
     @property
     def causes(self) -> Counter[str]:
-        """Divergent trajectories by cause."""
+        """Number of divergent trajectories per cause."""
         return Counter(v.difference.cause.value for v in self.divergent if v.difference)
 
 
 async def verify(trajectory: Trajectory, sandbox: Sandbox) -> Verification:
-    """Execute one trajectory again, up to its first difference. Failures of ours are reasons to skip it."""
+    """Replay one trajectory up to its first difference. Failures of ours are reasons to skip it."""
     if trajectory.failure is not None:
         return Verification(trajectory.id, 0, None, "our failure ended it when it was recorded")
     try:
@@ -61,6 +63,7 @@ async def verify(trajectory: Trajectory, sandbox: Sandbox) -> Verification:
         last = steps[-1] if steps else None
         if last is None or last.difference is None:
             return Verification(trajectory.id, len(steps), None)
+        # Run the same lines again: two replays that differ show randomness.
         again = await _played(trajectory, sandbox, len(steps))
     except (ConfigError, SandboxFault, StoreError) as error:
         return Verification(trajectory.id, 0, None, str(error))
@@ -70,6 +73,7 @@ async def verify(trajectory: Trajectory, sandbox: Sandbox) -> Verification:
 
 def _judged(steps: Sequence[Step], difference: Difference, again: Shown | None) -> Difference:
     sources = [step.text for step in steps]
+    # Changed calls are a known cause; only a guessed cause profits from the second replay.
     if difference.cause is Cause.HOST:
         return difference
     return replace(difference, cause=cause(sources, difference.recorded, difference.now, again))
@@ -95,7 +99,7 @@ async def verify_all(
     concurrency: int = 16,
     on_each: Callable[[Verification], None] | None = None,
 ) -> Determinism:
-    """Execute trajectories again, `concurrency` (>= 1) at once; `on_each` is called with each as it is done."""
+    """Replay trajectories, `concurrency` (>= 1) at once; call `on_each` with each result as it arrives."""
     places = asyncio.Semaphore(concurrency)
 
     async def one(trajectory: Trajectory) -> Verification:

@@ -1,4 +1,4 @@
-"""The offline report of a run: one HTML file that needs nothing but itself."""
+"""Offline report of a run: one self-contained HTML file."""
 
 from repl_rl.runs.report.compared import Differing, compared, told_apart, write_comparison
 from repl_rl.runs.report.data import MAX_TRAJECTORIES, entries_payload, payload

@@ -1,4 +1,4 @@
-"""Two runs side by side, as one page: what was set otherwise, what became of each, their curves in one picture."""
+"""Comparison page of two runs: different settings, results, and curves in one chart."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,24 +9,24 @@ from repl_rl.runs.report.page import comparison_page
 from repl_rl.runs.told import refuse_foreign, summary_of
 
 Differing = Sequence[tuple[str, str, str]]
-"""Names of settings, each with what it is in the one run and in the other."""
+"""Rows of (name of a setting, value in the first run, value in the second run)."""
 
 
 def write_comparison(one: Path, other: Path, settings: Differing, file: Path) -> None:
-    """Write the page to `file`, whole or not at all.
+    """Write the page to `file` atomically.
 
     Raises:
-        StoreError: one of them is no run folder, or a file of it cannot be read.
+        StoreError: one of them is not a run folder, or one of its files cannot be read.
         OSError: it cannot be written.
     """
     write_whole(file, comparison_page(compared(one, other, settings)))
 
 
 def compared(one: Path, other: Path, settings: Differing) -> dict[str, Json]:
-    """Everything that the page shows.
+    """Return the data of the page.
 
     Raises:
-        StoreError: one of them is no run folder, or a file of it cannot be read.
+        StoreError: one of them is not a run folder, or one of its files cannot be read.
     """
     names = told_apart(one, other)
     runs: list[Json] = [_side(run, name) for run, name in zip((one, other), names, strict=True)]
@@ -34,7 +34,7 @@ def compared(one: Path, other: Path, settings: Differing) -> dict[str, Json]:
 
 
 def told_apart(one: Path, other: Path) -> tuple[str, str]:
-    """The names of two runs; their whole paths where the names are the same."""
+    """Return the names of two runs, or their whole paths if the names are equal."""
     first, second = one.resolve(), other.resolve()
     return (first.name, second.name) if first.name != second.name else (str(first), str(second))
 

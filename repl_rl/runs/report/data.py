@@ -1,4 +1,4 @@
-"""What a run folder has to say, as one JSON value for the page."""
+"""Payload of the report: the data of a run folder as one JSON value."""
 
 import platform
 from collections.abc import Sequence
@@ -13,17 +13,20 @@ from repl_rl.runs.store import Store
 from repl_rl.runs.told import CONFIG, refuse_foreign, rows_of, summary_of, text_of
 
 MAX_TRAJECTORIES = 20_000
-"""Trajectories in one page. Of a longer run, whole steps are left out evenly, and the page says so."""
+"""Most trajectories in one page.
+
+From a longer run whole steps are left out at regular intervals, with a note in the page.
+"""
 
 _CHUNK = 128
 _PACKAGES = (*STACK, "jupyter_client", "ipykernel")
 
 
 def payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
-    """Everything that the page shows of the run folder `run`; what is missing there is left out.
+    """Return the data of the page for the run folder `run`; missing files are left out.
 
     Raises:
-        StoreError: `run` is no run folder, or a file of it cannot be read.
+        StoreError: `run` is not a run folder, or one of its files cannot be read.
     """
     refuse_foreign(run)
     notes: list[str] = []
@@ -42,7 +45,7 @@ def payload(run: Path, limit: int = MAX_TRAJECTORIES) -> dict[str, Json]:
 
 
 def columns(run: Path) -> dict[str, Json]:
-    """Each figure of `metrics.jsonl` by its name, a value a step; None where a step has none."""
+    """Return each metric of `metrics.jsonl` by name, with one value per step; None if the step has no such value."""
     found = rows_of(run)
     names = sorted({name for row in found for name in row})
     return {
@@ -51,7 +54,7 @@ def columns(run: Path) -> dict[str, Json]:
 
 
 def _trajectories(run: Path, limit: int, notes: list[str]) -> dict[str, Json]:
-    """The rollouts' part of the payload, read in one pass."""
+    """Return the rollouts' part of the payload, read in one pass."""
     if not (run / "trajectories").is_dir():
         return {"rows": [], "prompts": [], "chunks": [], "tokens": {}, "steps": []}
     store = Store(run)
@@ -61,12 +64,14 @@ def _trajectories(run: Path, limit: int, notes: list[str]) -> dict[str, Json]:
     chunks: list[Json] = []
     steps: list[Json] = []
     ids: set[int] = set()
+    # Every step adds to the figures, but only each `stride`-th step's rollouts go into the page.
     kept: list[Credited] = []
     for number, (_, members) in enumerate(groupby(store, lambda entry: entry.trajectory.policy_step)):
         entries = list(members)
         steps.append({"step": number + 1, **step_figures(entries)})
         if number % max(stride, 1) == 0:
             kept += entries
+        # Pack full chunks at once, so that memory holds few trajectories.
         while len(kept) >= _CHUNK:
             chunks.append(_chunk(kept[:_CHUNK], rows, prompts, ids))
             kept = kept[_CHUNK:]
@@ -85,7 +90,7 @@ def _trajectories(run: Path, limit: int, notes: list[str]) -> dict[str, Json]:
 
 
 def entries_payload(entries: Sequence[Credited], tokens: Sequence[str]) -> dict[str, Json]:
-    """The rollouts' part alone, for the player. `tokens` are the texts of token ids."""
+    """Return the rollouts' part alone, for the player. `tokens` are the texts of token ids."""
     rows: list[Json] = []
     prompts: dict[str, int] = {}
     ids: set[int] = set()
@@ -103,5 +108,5 @@ def _chunk(entries: Sequence[Credited], rows: list[Json], prompts: dict[str, int
 
 
 def _versions() -> dict[str, Json]:
-    """Of this machine's Python and packages: where the page was made, as a rule where the run was."""
+    """Return versions of this machine's Python and packages, usually those of the run."""
     return {"python": platform.python_version(), "platform": platform.platform(), **versions(_PACKAGES)}

@@ -1,4 +1,4 @@
-"""The page: HTML, style and scripts from `page/`, with the data packed into it."""
+"""HTML document of the report: markup, style and scripts from `page/`, with the packed data."""
 
 import base64
 import hashlib
@@ -30,27 +30,28 @@ unpacked(document.getElementById("data").textContent).then((data) => {
 
 
 def page(data: Mapping[str, Json], follow: bool = False) -> str:
-    """One HTML document that asks nothing of any network. With `follow` it asks its own server for news.
+    """Return one HTML document that loads nothing from a network. With `follow` it polls its own server for updates.
 
-    Data is packed, so nothing in it is markup. A content security policy admits this style and these scripts alone, by
-    their hashes: should text be taken for markup after all, it would not run.
+    Data is packed, so nothing in it is markup. A content security policy allows only this style and these scripts, by
+    their hashes. Text that is parsed as markup by mistake would not run.
     """
     return _document(str(data.get("name", "run")), data, scripts(PAGE_SCRIPTS), follow)
 
 
 def player_page(data: Mapping[str, Json]) -> str:
-    """The player of `entries_payload` as one HTML document, for places without a kernel."""
+    """Return the player of `entries_payload` as one HTML document, for viewers without a kernel."""
     script = f"{scripts((*PLAYER_SCRIPTS, 'player.js'))}\n(() => {{{_START_PLAYER}}})();"
     return _document("trajectories", data, script, False)
 
 
 def comparison_page(data: Mapping[str, Json]) -> str:
-    """Two runs side by side as one HTML document: of what `compared` gives."""
+    """Return the comparison of two runs as one HTML document; `data` comes from `compared`."""
     return _document(str(data["name"]), data, scripts(COMPARISON_SCRIPTS), False)
 
 
 def _document(title: str, data: Mapping[str, Json], script: str, follow: bool) -> str:
     style = read("page.css")
+    # The hashes allow exactly this style and this script.
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:"
     policy += "; connect-src 'self'" if follow else ""
     parts = {
@@ -61,12 +62,13 @@ def _document(title: str, data: Mapping[str, Json], script: str, follow: bool) -
         "data": pack(data),
         "follow": "yes" if follow else "no",
     }
+    # Placeholders look like {{name}}; inserted text is not searched for further ones.
     first, *rest = read("page.html").split("{{")
     return first + "".join(parts[piece.partition("}}")[0]] + piece.partition("}}")[2] for piece in rest)
 
 
 def is_page(file: Path) -> bool:
-    """True for a file that begins as our pages do."""
+    """Return True if the file begins like a page of ours."""
     try:
         with file.open("rb") as opened:
             return _TITLE_END in opened.read(_HEAD_BYTES)
@@ -75,10 +77,10 @@ def is_page(file: Path) -> bool:
 
 
 def write_report(run: Path) -> Path:
-    """Write `run/report.html`, whole or not at all. Returns its path.
+    """Write `run/report.html` atomically and return its path.
 
     Raises:
-        StoreError: `run` is no run folder, or a record in it is of an unknown version.
+        StoreError: `run` is not a run folder, or one of its records has an unknown version.
     """
     path = run / "report.html"
     write_whole(path, page(payload(run)))
@@ -86,12 +88,12 @@ def write_report(run: Path) -> Path:
 
 
 def scripts(names: tuple[str, ...]) -> str:
-    """The scripts of these names, one after the other."""
+    """Return the scripts of these names, joined in order."""
     return "\n".join(read(name) for name in names)
 
 
 def read(name: str) -> str:
-    """A file of the page."""
+    """Return a file of the page."""
     return (_FILES / name).read_text(encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
-"""Trajectories as the page takes them: a short row each for the list, and the whole of it in packed chunks.
+"""Trajectories in the form of the report: one short row each for the list, and full details in packed chunks.
 
-Figures are rounded and long texts cut, visibly: the page is for looking, the store keeps what is exact.
+Numbers are rounded and long texts are cut, with a visible mark. The store keeps the exact values.
 """
 
 import base64
@@ -20,11 +20,11 @@ from repl_rl.runs.store import Transition, transitions
 
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 _MOST_CALLS = 50
-"""Of one line; how many there are beyond is told."""
+"""Most calls of one line that the page shows; it also shows the number of further calls."""
 
 
 def legible(text: str) -> str:
-    """`text` as far as the page shows it, with a visible mark where the middle was left out."""
+    """Return `text` as the page shows it, with a visible mark if its middle is left out."""
     return _utf8(clip(text))
 
 
@@ -34,11 +34,12 @@ def _utf8(text: str) -> str:
 
 
 def error_class(transition: Transition) -> str:
-    """What went wrong in a line: the exception's name where one was printed, else the status; "" if nothing did."""
+    """Return the error class of a line: the name of a printed exception, else the status; "" without an error."""
     run = transition.line.execution
     if run is None or not (run.status.is_error or run.status is LineStatus.SANDBOX_FAULT):
         return ""
     if run.status in (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR):
+        # The last printed row names the exception.
         rows = [row for row in transition.output[-TEXT_CHARS:].split("\n") if row.strip()]
         named = _ERROR.match(rows[-1]) if rows else None
         if named is not None:
@@ -47,16 +48,16 @@ def error_class(transition: Transition) -> str:
 
 
 def pack(value: Json) -> str:
-    """Compressed JSON in base64: it holds no `<`, whatever a program printed."""
+    """Return compressed JSON in base64, which holds no `<`, even if a program printed one."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def row(entry: Credited, prompts: dict[str, int]) -> list[Json]:
-    """The list's row of a trajectory; `prompts` numbers the different prompts and grows.
+    """Return the list's row of a trajectory. `prompts` maps each distinct prompt to its number; new ones are added.
 
     Columns: id, task, prompt, policy step, outcome, stop, line statuses, error classes, sum of line rewards, sampled
-    tokens, answer, whether it is solved.
+    tokens, answer, solved.
     """
     t = entry.trajectory
     classes = dict.fromkeys(name for name in map(error_class, transitions(t)) if name)
@@ -77,7 +78,7 @@ def row(entry: Credited, prompts: dict[str, int]) -> list[Json]:
 
 
 def detail(entry: Credited) -> dict[str, Json]:
-    """A trajectory as the page draws it, with what was sampled for its calls of host functions."""
+    """Return the details of a trajectory, with the children of its host function calls."""
     t = entry.trajectory
     rows = trained_children(t, [credit.advantage for credit in entry.credit_L]) if entry.credit_L else ()
     return _drawn(t, entry.credit_L, {child.id: advantages_L for child, advantages_L in rows}, trained=True)
@@ -86,7 +87,10 @@ def detail(entry: Credited) -> dict[str, Json]:
 def _drawn(
     t: Trajectory, credit_L: Sequence[LineCredit], advantages: Mapping[str, Sequence[float]], trained: bool
 ) -> dict[str, Json]:
-    """`advantages`: of the children below, a row each; `trained`: the update has a row for it."""
+    """Return the details of a trajectory or child.
+
+    `advantages` holds one row per child below it. `trained` is True if the update has a row for it.
+    """
     found = zip(transitions(t), credit_L or (None,) * len(t.lines), strict=True)
     lines: list[Json] = [_line(transition, credit) for transition, credit in found]
     failure = None if t.failure is None else legible(f"{t.failure.kind}: {t.failure.message}")
@@ -141,13 +145,13 @@ def _call(call: HostCall) -> dict[str, Json]:
 
 
 def _child(child: Trajectory, advantages: Mapping[str, Sequence[float]], trained: bool) -> dict[str, Json]:
-    """What was sampled for a call. Its lines have the advantage of the line that asked, and no reward that counts."""
+    """Return the details of a child of a call. Its lines have the advantage of the calling line, and reward 0."""
     credit_L = [LineCredit(0.0, advantage) for advantage in advantages.get(child.id, ())]
     return {**_told(child), **_drawn(child, credit_L, advantages, trained), "trained": trained}
 
 
 def whole(entry: Credited) -> dict[str, Json]:
-    """A trajectory as the page draws it, with what it takes from the list's row elsewhere."""
+    """Return the details of a trajectory, including the fields that the list's row holds elsewhere."""
     return {**_told(entry.trajectory), **detail(entry)}
 
 
@@ -163,18 +167,20 @@ def _told(t: Trajectory) -> dict[str, Json]:
 
 
 def all_lines(trajectory: Trajectory) -> Iterator[Line]:
-    """Its lines, and those of what was sampled for their calls."""
+    """Yield the lines of a trajectory and of all its children."""
     yield from trajectory.lines
     for child in trajectory.children:
         yield from all_lines(child)
 
 
 def step_figures(entries: Sequence[Credited]) -> dict[str, Json]:
-    """What the trajectories of one step add to the metrics: lines by error class, and what rewards are made of."""
+    """Return the step's additions to the metrics: lines per error class, and mean rewards by line status."""
+    # Rollouts that failed on our side are not samples, so they do not count.
     sound = [entry for entry in entries if entry.trajectory.failure is None]
     classes: dict[str, int] = {}
     earned: dict[str, float] = {}
     for entry in sound:
+        # Trajectories that were not trained on have no credit.
         for transition, credit in zip(transitions(entry.trajectory), entry.credit_L, strict=False):
             status = transition.line.execution.status.value if transition.line.execution else "not run"
             earned[status] = earned.get(status, 0.0) + credit.reward
@@ -192,7 +198,7 @@ def step_figures(entries: Sequence[Credited]) -> dict[str, Json]:
 
 
 def captions(ids: Iterable[int], texts: Sequence[str]) -> dict[str, Json]:
-    """The text of each id that occurs; ids without one are shown as numbers."""
+    """Return the text of each id that occurs; the page shows an id without a text as a number."""
     return {str(i): _utf8(texts[i]) for i in sorted(set(ids)) if 0 <= i < len(texts)}
 
 

@@ -1,7 +1,7 @@
-"""Follow a running training in the browser: the report of a run folder, made anew when the run has got on.
+"""Local web server for the report of a running training; it renders the report again after each finished step.
 
-It listens on the loopback interface only, and answers only addresses that begin with a token drawn at its start: other
-users of the machine, and pages of other sites in the same browser, do not know it.
+It listens only on the loopback interface. It answers only addresses that begin with a random token drawn at its start.
+Other users of the machine and pages of other sites in the same browser do not know the token.
 """
 
 import hmac
@@ -19,10 +19,10 @@ _HOSTS = ("127.0.0.1", "localhost")
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Serves the report of one run folder at `address` until it is shut down.
+    """HTTP server that serves the report of one run folder at `address` until shutdown.
 
     Raises:
-        StoreError: `run` is no run folder.
+        StoreError: `run` is not a run folder.
         OSError: the port is taken.
     """
 
@@ -38,12 +38,13 @@ class ReportServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open, token included."""
+        """URL of the page, with the token."""
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def made(self) -> tuple[str, str, str]:
-        """(version, page, packed data) of what is on disk now; the version changes with each finished step."""
+        """Return (version, page, packed data) of the current files; the version changes with each finished step."""
         with self._lock:
+            # The lock lets one request render the page while others wait for the result.
             version = "-".join(_stamp(self.run / name) for name in ("metrics.jsonl", "summary.json"))
             if version != self._made[0]:
                 data = payload(self.run)
@@ -55,8 +56,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
 
     def do_GET(self) -> None:
-        """`/TOKEN/` is the page, `/TOKEN/version` and `/TOKEN/data` are what it asks for later."""
+        """Serve the page at `/TOKEN/`, and its later requests at `/TOKEN/version` and `/TOKEN/data`."""
         _, token, name = (*urlsplit(self.path).path.split("/", 2), "", "")[:3]
+        # A page of another site may reach this port by DNS rebinding, but its Host header then names that site.
         host = self.headers.get("Host", "").rpartition(":")[0]
         known = hmac.compare_digest(token.encode(), self.server.token.encode())
         if host not in _HOSTS or not known or name not in ("", "version", "data"):
@@ -83,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged."""
+        """Log no requests."""
 
 
 def _stamp(path: Path) -> str:

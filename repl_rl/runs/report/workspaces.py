@@ -1,4 +1,4 @@
-"""A trajectory's workspace as the page shows it: cut, and as text only."""
+"""Trajectory's workspace in the form of the report: shortened, and as text only."""
 
 import base64
 import json
@@ -11,18 +11,19 @@ from repl_rl.record.setup import Setup
 from repl_rl.tasks.workspace import size_of
 
 _PART_CHARS = 1000
-"""Of each value, file and program; all of it is stored."""
+"""Most characters per value, file and program; the store keeps all of them."""
 _MOST_PARTS = 20
 
 
 def drawn(setup: Setup) -> dict[str, Json]:
-    """Its digest, and a list of parts: what each is called, how large it is, and the beginning and end of its text."""
+    """Return the digest and a list of parts, each with its name, its size, and the beginning and end of its text."""
     try:
         return {"digest": setup.digest, "parts": _parts(setup)}
     except (StoreError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return {"digest": setup.digest, "parts": [["not readable", "", _legible(str(error))]]}
 
 
+# The rollouts of a group share their workspace.
 @lru_cache(maxsize=256)
 def _parts(setup: Setup) -> list[Json]:
     said = json.loads(setup.content)

@@ -1,4 +1,4 @@
-"""Trajectories on disk, readable without torch or a tokenizer, and their other forms: notebooks and console text."""
+"""Trajectories on disk, readable without torch or a tokenizer, with export to notebooks and console text."""
 
 from repl_rl.runs.store.files import Store, append, is_step_file, read, step_file, write_step, write_tokens
 from repl_rl.runs.store.members import Damage

@@ -1,4 +1,4 @@
-"""Trajectories on disk: one file a step, written record by record, read in order or by id."""
+"""Trajectory files: one per step, appended record by record, read in order or by id."""
 
 import difflib
 import json
@@ -29,7 +29,7 @@ _TOKENS = "tokens.json"
 
 
 def step_file(folder: Path, step: int) -> Path:
-    """Where a `trajectories/` folder has those of a step (>= 0)."""
+    """Return the path of a step's file (step >= 0) in a `trajectories/` folder."""
     return folder / f"{step:06d}.jsonl.gz"
 
 
@@ -38,8 +38,8 @@ def write_step(
 ) -> Path:
     """Write the trajectories of one step as `folder/NNNNNN.jsonl.gz`, replacing an older file of that step.
 
-    `credit` has an entry a trajectory, or none at all. Each record is on its way to the disk before the next one is
-    packed: a process that is killed here loses the record at hand and no other.
+    `credit` has one entry per trajectory, or is empty. Each record goes to the operating system before the next one is
+    packed. A process that is killed here loses only the current record.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = step_file(folder, step)
@@ -50,7 +50,7 @@ def write_step(
 
 
 def is_step_file(path: Path) -> bool:
-    """True for a file that begins with a record of ours, as this version or an older one wrote it."""
+    """Return True if the file begins with a trajectory record of this or an older version."""
     try:
         found = next(_plain_places(path) if is_plain(path) else scan(path), None)
     except (StoreError, OSError):
@@ -59,10 +59,10 @@ def is_step_file(path: Path) -> bool:
 
 
 def append(path: Path, entries: Iterable[Credited | Trajectory]) -> None:
-    """Append records to a file of this format, which may not exist yet; their workspaces are stored beside it.
+    """Append records to a trajectory file, which may not exist yet; store their workspaces in the same folder.
 
     Raises:
-        StoreError: the file is damaged or of another make; what was appended could not be found.
+        StoreError: the file is damaged or has another format; appended records could not be found.
     """
     if path.exists():
         last = next((found for found in scan(path) if isinstance(found, Damage)), None)
@@ -73,21 +73,22 @@ def append(path: Path, entries: Iterable[Credited | Trajectory]) -> None:
             credited = entry if isinstance(entry, Credited) else Credited(entry)
             keep(path.parent, credited.trajectory.workspace)
             file.write(pack(credited.trajectory.id, dump(credited)))
-            file.flush()  # an unbuffered file may write a part and call that success
+            # An unbuffered file may write only a part and report success: hence the buffer, flushed per record.
+            file.flush()
         os.fsync(file.fileno())
 
 
 def write_tokens(folder: Path, texts: Sequence[str]) -> None:
-    """Store the text of each token id beside the trajectories, as captions for readers without a tokenizer."""
+    """Store the text of each token id next to the trajectories, as captions for readers without a tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _TOKENS).write_text(json.dumps(list(texts)))
 
 
 class Store:
-    """The trajectories of a run folder, of a `trajectories/` folder, or of one file. Opening it reads the index only.
+    """Trajectories of a run folder, a `trajectories/` folder, or one file. Opening it reads only the index.
 
     Raises:
-        StoreError: there is no such file or folder.
+        StoreError: the file or folder does not exist.
     """
 
     def __init__(self, source: Path) -> None:
@@ -101,9 +102,10 @@ class Store:
             raise StoreError(f"no trajectories at {str(source)!r}; give a run's folder or one of its trajectory files")
         self.source = source
         self.damage: list[Damage] = []
-        """What could not be read, as far as it was noticed. Reading on past it is safe."""
+        """Unreadable parts noticed so far. Reading on after one is safe."""
         self._places: list[Place] = []
         self._size = 0
+        # Build the index: the position of each record, without unpacking any.
         for path in sorted(source.glob("*.jsonl.gz")) if source.is_dir() else [source]:
             if not path.is_file() or (path != source and not lies_in(source, path)):
                 self.damage.append(Damage(path, 0, "it is a link that leads out of its folder, or no file"))
@@ -115,6 +117,7 @@ class Store:
                 else:
                     self.damage.append(found)
         self._by_id: dict[str, Place] = {}
+        # The first trajectory of an id wins.
         for place in self._places:
             self._by_id.setdefault(place.id, place)
 
@@ -127,10 +130,10 @@ class Store:
         return tuple(place.id for place in self._places)
 
     def __getitem__(self, id: str) -> Credited:
-        """The trajectory of that id; the first one if there are several. A child is found below its parent.
+        """Return the trajectory of that id, the first one if there are several. A child is found below its parent.
 
         Raises:
-            StoreError: there is none, or it is damaged.
+            StoreError: it does not exist, or is damaged.
         """
         if id not in self._by_id:
             child = self._child(id)
@@ -143,7 +146,7 @@ class Store:
         return _load(self._by_id[id])
 
     def _child(self, id: str) -> Credited | None:
-        """A trajectory that was sampled for a call of another one."""
+        """Return a child trajectory, which was sampled for a host function call of another one."""
         parent = id.rpartition("/")[0]
         if not parent:
             return None
@@ -152,10 +155,11 @@ class Store:
         return next((Credited(child) for child in children if child.id == id), None)
 
     def __iter__(self) -> Iterator[Credited]:
-        """All readable trajectories in order. A damaged one is left out and noted in `damage`."""
+        """Yield all readable trajectories in order. A damaged one is skipped and added to `damage`."""
         plain: Path | None = None
         unpacked, most = 0, most_unpacked(self._size)
         for place in self._places:
+            # A plain file can only be read from its beginning, so all its entries come at its first place.
             if place.plain:
                 if place.path != plain:
                     plain = place.path
@@ -163,6 +167,7 @@ class Store:
                 continue
             try:
                 record = unpack(place)
+                # Limit the total, so that a hostile file cannot fill the memory.
                 unpacked += len(record)
                 if unpacked > most:
                     self._note(Damage(place.path, place.offset, beyond(most)))
@@ -178,7 +183,7 @@ class Store:
             self.damage.append(found)
 
     def tokens(self) -> tuple[str, ...]:
-        """The text of each token id; () where the run did not store it.
+        """Return the text of each token id, or () if the run did not store it.
 
         Raises:
             StoreError: the file is a link that leads out of the folder, or holds something else.
@@ -196,10 +201,10 @@ class Store:
 
 
 def read(source: Path) -> Iterator[Trajectory]:
-    """Trajectories of a step's file, or of all steps of a run folder or a `trajectories/` folder, in order.
+    """Yield the trajectories of a step's file, a run folder or a `trajectories/` folder, in order.
 
     Raises:
-        StoreError: the file is missing; or, after all that can be read, a part is damaged.
+        StoreError: the file is missing; or a part is damaged, raised after everything readable.
     """
     store = Store(source)
     for entry in store:

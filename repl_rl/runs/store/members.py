@@ -1,7 +1,7 @@
-"""A file of gzip members, one a record. Each member names its own size and id in gzip's extra field.
+"""Files of gzip members, one per record. Each member stores its own size and id in gzip's extra field.
 
-So any gzip reader unpacks the whole file; ours walks from member to member without unpacking, which is the index. A
-write that was cut short leaves a last member that is shorter than it says, and everything before it whole.
+Any gzip reader unpacks the whole file. `scan` walks from member to member without unpacking, and so builds the index.
+An interrupted write leaves a last member that is shorter than its stored size; everything before it is complete.
 """
 
 import gzip
@@ -21,31 +21,34 @@ _MAGIC, _DEFLATE, _EXTRA, _UNKNOWN_SYSTEM = b"\x1f\x8b", 8, 4, 255
 _NAME = b"RL"
 _LEVEL = 6
 MOST_RECORD_BYTES = 32 << 20
-"""Longest record that is read: a trajectory of a million tokens has less. Compressed it may be a thousandth of that."""
+"""Longest record that is read, bytes.
+
+A trajectory of a million tokens is smaller. Compressed, such a record may have a thousandth of these bytes.
+"""
 MOST_RATIO = 100
-"""Most bytes that are unpacked per byte on disk, beyond one record. Log probabilities do not compress so far."""
+"""Most bytes that are unpacked per byte on disk, beyond one record. Log probabilities do not compress that well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record lies."""
+    """Position of a record in a file."""
 
     path: Path
     offset: int
-    """Bytes from the beginning of the file; in a `plain` file, the number of its line, from 0."""
+    """Bytes from the beginning of the file; in a `plain` file, the number of the line, from 0."""
     size: int
-    """Bytes of the member; 0 in a `plain` file."""
+    """Size of the member in bytes; 0 in a `plain` file."""
     id: str
 
     @property
     def plain(self) -> bool:
-        """True where the file is gzip from elsewhere, which can only be read from its beginning."""
+        """True if the file is ordinary gzip of another writer, which can only be read from its beginning."""
         return self.size == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A part of a file that holds no readable record."""
+    """Part of a file that holds no readable record."""
 
     path: Path
     offset: int
@@ -57,17 +60,18 @@ class Damage:
 
 
 def pack(id: str, record: bytes) -> bytes:
-    """One member."""
+    """Return one gzip member with the record and its id."""
     name = id.encode("utf-8", "surrogatepass")
     body = zlib.compress(record, _LEVEL, wbits=-zlib.MAX_WBITS)
     size = _HEAD.size + _FIELD.size + len(name) + len(body) + _TAIL.size
     head = _HEAD.pack(_MAGIC, _DEFLATE, _EXTRA, 0, 0, _UNKNOWN_SYSTEM)
+    # The subfield holds the member's size and its id; its length counts the 4 bytes of the size.
     field = _FIELD.pack(8 + len(name), _NAME, 4 + len(name), size)
     return head + field + name + body + _TAIL.pack(zlib.crc32(record), len(record) & 0xFFFFFFFF)
 
 
 def scan(path: Path) -> Iterator[Place | Damage]:
-    """The records of a file in order, and at most one `Damage`, which comes last. Nothing is unpacked."""
+    """Yield the positions of a file's records in order, and at most one `Damage`, as the last item. Unpack nothing."""
     size = path.stat().st_size
     with path.open("rb") as file:
         offset = 0
@@ -88,6 +92,7 @@ def _place(file: BinaryIO, path: Path, offset: int) -> Place | Damage:
         return Damage(path, offset, f"torn: {len(head)} bytes are left, which is no record")
     magic, method, flags, *_ = _HEAD.unpack_from(head)
     _, name, length, size = _FIELD.unpack_from(head, _HEAD.size)
+    # `head` already includes the 4 bytes of the size, which `length` counts again.
     least = len(head) + length - 4 + _TAIL.size
     if (magic, method, flags, name) != (_MAGIC, _DEFLATE, _EXTRA, _NAME) or length < 4 or size < least:
         return Damage(path, offset, "no record begins here")
@@ -95,14 +100,14 @@ def _place(file: BinaryIO, path: Path, offset: int) -> Place | Damage:
 
 
 def is_plain(path: Path) -> bool:
-    """True for gzip without our sizes: written by version 1, or packed again by another program."""
+    """Return True for gzip without stored sizes: written by version 1, or repacked by another program."""
     with path.open("rb") as file:
         head = file.read(4)
     return head[:3] == _MAGIC + bytes([_DEFLATE]) and head[3:] != bytes([_EXTRA])
 
 
 def plain_lines(path: Path) -> Iterator[bytes | Damage]:
-    """The lines of a plain file, and at most one `Damage`, which comes last."""
+    """Yield the lines of a plain file, and at most one `Damage`, as the last item."""
     unpacked, most = 0, most_unpacked(path.stat().st_size)
     with gzip.open(path, "rb") as file:
         try:
@@ -120,11 +125,12 @@ def plain_lines(path: Path) -> Iterator[bytes | Damage]:
 
 
 def unpack(place: Place) -> bytes:
-    """The record at `place`.
+    """Return the record at `place`.
 
     Raises:
-        StoreError: it is damaged.
+        StoreError: it is damaged, or larger than `MOST_RECORD_BYTES`.
     """
+    # A plain file has no index, so read it from its beginning.
     if place.plain:
         for number, line in enumerate(plain_lines(place.path)):
             if number == place.offset and isinstance(line, bytes):
@@ -138,6 +144,7 @@ def unpack(place: Place) -> bytes:
         member = file.read(place.size)
     unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
+        # Ask for one byte more than allowed, so that a record that is too long shows.
         record = unpacking.decompress(member, MOST_RECORD_BYTES + 1)
     except zlib.error as error:
         raise StoreError(f"{where} is damaged: {error}") from error
@@ -149,10 +156,10 @@ def unpack(place: Place) -> bytes:
 
 
 def most_unpacked(size: int) -> int:
-    """Most bytes that are unpacked of `size` bytes on disk."""
+    """Return the most bytes that are unpacked of `size` bytes on disk."""
     return MOST_RECORD_BYTES + MOST_RATIO * size
 
 
 def beyond(most: int) -> str:
-    """The reason of a `Damage` where the rest is not read."""
+    """Return the reason in a `Damage` for a file that unpacks to more than `most` bytes."""
     return f"it unpacks to more than {most:,} bytes, {MOST_RATIO} times what is on disk; the rest is not read"

@@ -1,7 +1,7 @@
-"""A trajectory as a Jupyter notebook (nbformat 4.5), and back.
+"""Export of a trajectory to a Jupyter notebook (nbformat 4.5), and import from one.
 
-Each line is a code cell with what it printed. The exact record lies in the notebook's metadata, as the store's line of
-JSON, and its workspace beside it. They alone are read back: cells are for people, and what they show is escaped.
+Each line is a code cell with its output. The notebook's metadata holds the exact record, as a line of JSON, and the
+workspace. Only the metadata is read back. The cells are for people, and their text is escaped.
 """
 
 import json
@@ -19,17 +19,18 @@ _WORKSPACE = "repl_rl_workspace"
 
 
 def write_notebook(entry: Credited, path: Path) -> None:
-    """Write `path`."""
+    """Write the trajectory as a notebook to `path`."""
     path.write_text(to_notebook(entry), encoding="utf-8")
 
 
 def to_notebook(entry: Credited) -> str:
-    """The notebook, as JSON."""
+    """Return the notebook as JSON."""
     t = entry.trajectory
     answer = "none" if t.answer is None else repr(t.answer)
     outcome = "not graded" if t.outcome is None else f"{t.outcome:g}"
     head = f"trajectory {t.id}\nended: {t.stop}; outcome: {outcome}; answer: {answer}\n\n{t.prompt.text}"
     credit_L = entry.credit_L or (None,) * len(t.lines)
+    # The prompt becomes a raw cell, which Jupyter does not execute.
     first: dict[str, object] = {"cell_type": "raw", "id": "prompt", "metadata": {}, "source": printable(head)}
     pairs = zip(transitions(t), credit_L, strict=True)
     setup = {_WORKSPACE: t.workspace.content.decode()} if t.workspace is not None else {}
@@ -43,10 +44,10 @@ def to_notebook(entry: Credited) -> str:
 
 
 def read_notebook(path: Path) -> Credited:
-    """The trajectory that `write_notebook` wrote; cells that were changed since have no effect on it.
+    """Return the trajectory that `write_notebook` wrote; edited cells have no effect on it.
 
     Raises:
-        StoreError: it is no notebook, or holds no trajectory.
+        StoreError: it is not a notebook, or holds no trajectory.
     """
     try:
         metadata = json.loads(path.read_text())["metadata"]
@@ -56,6 +57,7 @@ def read_notebook(path: Path) -> Credited:
     if record is None:
         raise StoreError(f"{path} holds no trajectory; give a notebook that was exported from one")
     entry = parse(str(record).encode("utf-8", "surrogatepass"), str(path))
+    # A record names its workspace only by digest; the metadata holds its content.
     if entry.trajectory.workspace is None or setup is None:
         return entry
     workspace = Workspace.read(str(setup).encode("utf-8", "surrogatepass"))

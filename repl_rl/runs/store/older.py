@@ -1,7 +1,7 @@
-"""What records of older schema versions do not say, guessed from their texts: the one place where that is done.
+"""Upgrade of records of older schema versions; missing fields are inferred from their texts.
 
-What was executed at a console's prompt was typed there as it stands; of whatever else was executed nothing is known, so
-nothing of it can be executed again. An observation that holds a marker was cut there.
+A line that was executed at a console's prompt counts as typed there unchanged. For other executed text the console's
+input is unknown, so it cannot be executed again. An observation with a truncation marker counts as truncated.
 """
 
 import re
@@ -21,9 +21,10 @@ _KINDS = {
 
 
 def upgraded(record: TrajectoryRecord) -> TrajectoryRecord:
-    """A record of an older version as this release would have written it, as far as that can be told."""
+    """Return a record of an older version in the current schema, as far as its fields can be inferred."""
     newer = record.copy()
     newer["workspace"] = None
+    # Version 3 lacks only `workspace`.
     if record["schema_version"] == 3:
         return newer
     newer["segments"] = list(_segments(record))
@@ -46,6 +47,7 @@ def _segments(record: TrajectoryRecord) -> Iterator[SegmentRecord]:
         lines: list[LineRecord] = []
         for line in segment["sampled"]:
             newer = line.copy()
+            # Text that follows no console prompt was run by a tool, so the console's input is unknown.
             if line["execution"] is not None:
                 newer["ran"] = list(buffer.feed(line["text"])) if _PROMPT.search(before) else []
             lines.append(newer)

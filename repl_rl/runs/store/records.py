@@ -1,4 +1,4 @@
-"""The JSON form of a trajectory and its credit, in the schema of `SCHEMA_VERSION`; older ones are still read."""
+"""JSON form of a trajectory and its credit, in the schema of `SCHEMA_VERSION`; older versions can be read."""
 
 import json
 import re
@@ -42,15 +42,15 @@ READABLE = (1, 2, 3, SCHEMA_VERSION)
 
 
 def dump(entry: Credited) -> bytes:
-    """One line of JSON, in ASCII, with its newline."""
+    """Return the entry as one line of ASCII JSON, with its newline."""
     return json.dumps(to_record(entry), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
 
 def parse(text: bytes, where: str, folder: Path | None = None) -> Credited:
-    """The inverse of `dump`. `where` begins the message of an error; `folder`: beside it, workspaces are stored.
+    """Parse a line that `dump` wrote. `where` begins error messages; workspaces are stored in `folder`.
 
     Raises:
-        StoreError: it is no record, of another version, or breaks an invariant.
+        StoreError: it is not a record, has an unknown version, or breaks an invariant.
     """
     try:
         return from_record(json.loads(text), folder)
@@ -61,7 +61,7 @@ def parse(text: bytes, where: str, folder: Path | None = None) -> Credited:
 
 
 def to_record(entry: Credited) -> TrajectoryRecord:
-    """The JSON form of a trajectory and its credit."""
+    """Return the JSON form of a trajectory and its credit."""
     trajectory = entry.trajectory
     failure = trajectory.failure
     record = TrajectoryRecord(
@@ -81,6 +81,7 @@ def to_record(entry: Credited) -> TrajectoryRecord:
         ],
         workspace=trajectory.workspace.digest if trajectory.workspace is not None else None,
     )
+    # Optional fields are written only if they hold something.
     if trajectory.host_functions:
         record["host_functions"] = list(trajectory.host_functions)
     if trajectory.parent:
@@ -94,7 +95,7 @@ def to_record(entry: Credited) -> TrajectoryRecord:
 
 
 def from_record(record: TrajectoryRecord, folder: Path | None = None) -> Credited:
-    """The inverse of `to_record`; every invariant is checked again. `folder`: see `parse`.
+    """Build a trajectory and its credit from JSON, and check every invariant again. `folder`: see `parse`.
 
     Raises:
         StoreError: the schema version or the policy step is missing or unknown (I10).
@@ -105,7 +106,9 @@ def from_record(record: TrajectoryRecord, folder: Path | None = None) -> Credite
             f"schema_version is {version!r} and policy_step is {record.get('policy_step')!r}; "
             f"this release reads records of version {', '.join(map(str, READABLE))} that name their policy step"
         )
+    # Old records are upgraded first, so that everything below knows only the current schema.
     newest = record if version == SCHEMA_VERSION else upgraded(record)
+    # The file may come from a stranger: check types before any field is used.
     check_types(newest, TrajectoryRecord)
     credit_L = tuple(LineCredit(c["reward"], c["advantage"], tuple(c["logprobs"])) for c in newest["credit"])
     return Credited(_trajectory(newest, folder), credit_L)
@@ -135,7 +138,8 @@ def _trajectory(record: TrajectoryRecord, folder: Path | None) -> Trajectory:
 
 
 def _stored(digest: str, folder: Path | None) -> StoredWorkspace:
-    if not _DIGEST.fullmatch(digest):  # it becomes the name of a file
+    # The digest becomes a file name, so it must not hold a path.
+    if not _DIGEST.fullmatch(digest):
         raise StoreError(f"its workspace {digest[:80]!r} is no digest of 64 hexadecimal digits")
     return StoredWorkspace(digest, folder)
 
@@ -162,6 +166,7 @@ def _line_record(line: Line, policy_step: int) -> LineRecord:
             record["calls"] = [_call_record(call) for call in run.calls]
     if line.alternatives:
         record["alternatives"] = [_alternative_record(other, policy_step) for other in line.alternatives]
+    # Most lines have the policy step of their trajectory, so only other values are stored.
     if line.policy_step != policy_step:
         record["policy_step"] = line.policy_step
     return record

@@ -1,4 +1,4 @@
-"""The schema of a stored trajectory: the fields of its JSON, as this release writes them."""
+"""JSON schema of a stored trajectory, as this release writes it."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -6,8 +6,11 @@ from types import NoneType, UnionType
 from typing import NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 SCHEMA_VERSION = 4
-"""Version 1 had no credit. Versions 1 and 2 had neither `ran` nor `cut`, and named the class of a failure. Versions 1
-to 3 had no `workspace`."""
+"""Current schema version.
+
+Version 1 had no credit. Versions 1 and 2 lacked `ran` and `cut`, and stored the class name of a failure. Versions 1 to
+3 lacked `workspace`.
+"""
 
 
 class CallRecord(TypedDict):
@@ -27,7 +30,7 @@ class AlternativeRecord(TypedDict):
     end: str
     advantage: float | None
     policy_step: NotRequired[int]
-    """As a line's."""
+    """As in `LineRecord`."""
 
 
 class LineRecord(TypedDict):
@@ -37,14 +40,14 @@ class LineRecord(TypedDict):
     end: str
     execution: tuple[str, float, str | None] | None
     ran: NotRequired[list[str]]
-    """What the console was given; there where `execution` is."""
+    """Lines that the console received; present if `execution` is."""
     calls: NotRequired[list[CallRecord]]
-    """Calls of host functions; there where it made some."""
+    """Calls of host functions; present if the line made any."""
     rewards: list[tuple[str, float]]
     alternatives: NotRequired[list[AlternativeRecord]]
-    """What else was written at its place; there where a sampler asked for several lines."""
+    """Other lines that were sampled in its place; present if the sampler asked for several."""
     policy_step: NotRequired[int]
-    """Of the policy that wrote it; there where it is not its trajectory's."""
+    """Policy step of the weights that wrote the line; present if it differs from the trajectory's."""
 
 
 class SegmentRecord(TypedDict, total=False):
@@ -72,17 +75,17 @@ class TrajectoryRecord(TypedDict):
     wall_s: float
     outcome: float | None
     outcomes: NotRequired[list[tuple[str, float]]]
-    """Its parts; there where it has several, or was not given by one judge."""
+    """Parts of the outcome; present if it has several, or if it did not come from one judge."""
     grade: NotRequired[float | None]
-    """There where `outcomes` is."""
+    """Present if `outcomes` is."""
     failure: tuple[str, str] | None
     credit: list[CreditRecord]
     host_functions: NotRequired[list[str]]
     parent: NotRequired[str]
     children: NotRequired[list["TrajectoryRecord"]]
-    """Trajectories that were sampled for host functions, without credit of their own."""
+    """Trajectories that were sampled for host functions, without their own credit."""
     workspace: str | None
-    """Digest of what the console began with; None: it was empty."""
+    """Digest of the console's workspace; None means that it was empty."""
 
 
 _SCALARS: Mapping[object, frozenset[type]] = {
@@ -92,21 +95,22 @@ _SCALARS: Mapping[object, frozenset[type]] = {
     float: frozenset({int, float}),
     NoneType: frozenset({NoneType}),
 }
-"""What JSON holds where a field is of that type."""
+"""JSON types that are allowed for each scalar type of a field."""
 
 
 def check_types(value: object, hint: object, where: str = "record") -> None:
-    """Hold JSON to a schema: a stranger's record may have anything in any field. Missing keys are not looked at.
+    """Check JSON against a schema, because a stranger's record may hold anything. Missing keys are not checked.
 
-    A tuple, as records have before they are written, is a list.
+    A tuple in the schema is a list in JSON; in-memory records still hold tuples.
 
     Raises:
-        TypeError: a value is of another type than its field; names the field.
+        TypeError: a value has another type than its field; the message names the field.
     """
     kinds = _scalars(hint)
     if kinds is not None:
         if type(value) not in kinds:
             raise TypeError(f"{where} is {value!r:.80}")
+    # An optional field: None, or the other type.
     elif get_origin(hint) is UnionType:
         if value is not None:
             check_types(value, next(each for each in get_args(hint) if each is not NoneType), where)
@@ -128,7 +132,8 @@ def _check_list(value: object, hint: object, where: str) -> None:
         for each, field in zip(value, inner, strict=True):
             check_types(each, field, where)
     elif (kinds := _scalars(inner[0])) is not None:
-        if not kinds.issuperset(map(type, value)):  # ids of tokens: thousands
+        # Compare sets of types, because a list of token ids holds thousands of entries.
+        if not kinds.issuperset(map(type, value)):
             raise TypeError(f"{where} holds something else: {value!r:.80}")
     else:
         for each in value:
@@ -142,7 +147,7 @@ def _fields(record: type) -> Mapping[str, object]:
 
 @cache
 def _scalars(hint: object) -> frozenset[type] | None:
-    """The types of JSON of a scalar, or of one that may be None; None: it is no scalar."""
+    """Return the JSON types of a scalar or optional scalar, or None for any other type."""
     if get_origin(hint) is UnionType:
         parts = [_scalars(each) for each in get_args(hint)]
         return None if None in parts else frozenset().union(*(part for part in parts if part is not None))

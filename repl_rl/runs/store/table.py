@@ -1,7 +1,7 @@
-"""Trajectories as a table with a row each, as the library `datasets` keeps it, and back without loss.
+"""Export of trajectories to a table with one row each, in the format of the library `datasets`, and lossless import.
 
-Columns are what other trainers read: ids, loss mask, log probabilities, rewards. The exact record stands beside them,
-as the store's line of JSON. It alone is read back, and columns that say otherwise are refused.
+Columns are those that other trainers read: ids, loss mask, log probabilities, rewards. A further column holds the exact
+record, as a line of JSON. Only that column is read back, and rows whose other columns contradict it are refused.
 """
 
 import json
@@ -28,13 +28,13 @@ PARQUET = ".parquet"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column."""
+    """One column of the table."""
 
     kind: str
-    """Its type, as Arrow calls it, and the shape of its lists; without a shape it is no list."""
+    """Arrow type, and the shape of its lists; a column without a shape holds no lists."""
     about: str
     of: Callable[[Trajectory, Sequence[LineCredit]], Cell]
-    """How it comes of a trajectory and the credit of its lines."""
+    """Function that computes the cell from a trajectory and the credit of its lines."""
 
 
 COLUMNS: Mapping[str, Column] = {
@@ -93,23 +93,23 @@ COLUMNS: Mapping[str, Column] = {
         lambda t, _: t.workspace.content.decode() if t.workspace is not None else None,
     ),
 }
-"""The columns, in order. Shapes: P tokens of the prompt, T tokens after it, L lines."""
+"""Columns in order. Shapes: P tokens of the prompt, T tokens after it, L lines."""
 
 
 def row_of(entry: Credited) -> Row:
-    """A row. Texts are captions: what UTF-8 cannot say is replaced in them, and is whole in the record.
+    """Return the row of an entry. Characters that UTF-8 cannot encode are replaced in texts, and kept in the record.
 
     Raises:
-        StoreError: its workspace is not stored any more.
+        StoreError: its workspace is no longer stored.
     """
     return {name: _sayable(column.of(entry.trajectory, entry.credit_L)) for name, column in COLUMNS.items()}
 
 
 def entry_of(row: Mapping[str, object], where: str) -> Credited:
-    """The inverse of `row_of`. Columns may be missing, but not `record`; others than ours are not looked at.
+    """Return the entry of a row of `row_of`. Columns other than `record` may be missing; unknown ones are ignored.
 
     Raises:
-        StoreError: it has no record, or a column says otherwise than it; `where` begins the message.
+        StoreError: it has no record, or a column contradicts the record; `where` begins the message.
     """
     record = row.get("record")
     if not isinstance(record, str):
@@ -121,6 +121,7 @@ def entry_of(row: Mapping[str, object], where: str) -> Credited:
         if workspace != entry.trajectory.workspace:
             raise StoreError(f"{where}: its workspace is not the one of its record; export it again")
         entry = replace(entry, trajectory=replace(entry.trajectory, workspace=workspace))
+    # Compute all columns again, so that an edited cell is refused instead of ignored.
     for name, said in row_of(entry).items():
         if name in row and row[name] != said:
             told = f"column {name!r} is {row[name]!r:.80}, its record says {said!r:.80}"
@@ -129,16 +130,16 @@ def entry_of(row: Mapping[str, object], where: str) -> Credited:
 
 
 def write_table(entries: Iterable[Credited], out: Path) -> int:
-    """Write a Parquet file, or else a folder as `datasets.load_from_disk` reads it; it is there whole or not at all.
+    """Write a Parquet file, or else a folder for `datasets.load_from_disk`. The write is atomic.
 
-    An older table in `out` is replaced; anything else there is refused.
-
-    Rows go to the disk as they come, so memory holds a few of them.
+    An older table in `out` is replaced; anything else there is refused. Rows are written as they arrive, so only a few
+    of them are in memory.
 
     Returns:
-        How many there are.
+        The number of rows.
     """
-    from datasets import Dataset, Features, List, Value  # takes seconds
+    # Takes seconds to import.
+    from datasets import Dataset, Features, List, Value
 
     out = followed("out", out)
     refuse_other_table(out)
@@ -151,7 +152,7 @@ def write_table(entries: Iterable[Credited], out: Path) -> int:
         yield from map(row_of, entries)
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    # The library keeps what it made, by the code that made it: in a folder of our own, nothing stale is found.
+    # `datasets` caches its results by the code that made them; a fresh cache folder can hold nothing stale.
     with TemporaryDirectory(prefix=".unfinished-", dir=out.parent) as cache:
         with _unwrapped():
             table = Dataset.from_generator(rows, features=Features(kinds), cache_dir=cache)
@@ -165,7 +166,7 @@ def write_table(entries: Iterable[Credited], out: Path) -> int:
 
 
 def refuse_other_table(out: Path) -> None:
-    """Refuse a path where something else than a table of `write_table` is.
+    """Raise ConfigError for a path that holds something other than a table of `write_table`.
 
     Raises:
         ConfigError: it may not be replaced.
@@ -177,12 +178,13 @@ def refuse_other_table(out: Path) -> None:
 
 
 def _are_own(columns: Iterable[str]) -> bool:
-    """True for columns of ours alone: one that a user has added is not replaced."""
+    """Return True if all columns are ours; a table with a user's column is not replaced."""
     return "record" in (names := set(columns)) and names <= COLUMNS.keys()
 
 
 def _is_own_parquet(file: Path) -> bool:
-    from pyarrow import ArrowException  # takes a second
+    # Takes a second to import.
+    from pyarrow import ArrowException
     from pyarrow.parquet import read_schema
 
     try:
@@ -192,7 +194,7 @@ def _is_own_parquet(file: Path) -> bool:
 
 
 def _is_own_folder(folder: Path) -> bool:
-    """True for a folder of version 0.2: its columns are ours."""
+    """Return True for a table folder of version 0.2, by its columns."""
     try:
         said = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
         return _are_own(said["features"])
@@ -201,33 +203,34 @@ def _is_own_folder(folder: Path) -> bool:
 
 
 TABLE = Output("export", "out", ("data-*.arrow", "dataset_info.json", "state.json"), _is_own_folder, "choose another")
-"""The folder of a table: what is in one, and how one of version 0.2 is recognised."""
+"""Output type of a table folder: its file names, and the test that recognizes one of version 0.2."""
 
 
 def is_table(source: Path) -> bool:
-    """Whether `source` is what `write_table` writes, and no run or file of trajectories."""
+    """Return True if `source` is a table of `write_table`, and not a run or trajectory file."""
     return source.suffix == PARQUET or (source / "state.json").is_file() or (source / "dataset_dict.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that is open."""
+    """Table that is open for reading."""
 
     entries: Iterator[Credited]
-    """Its trajectories, read row by row. Reading raises as `entry_of`."""
+    """Trajectories, read row by row. Reading raises the errors of `entry_of`."""
     rows: int
     others: tuple[str, ...]
-    """Names of columns that are not ours."""
+    """Names of columns that `COLUMNS` does not have."""
 
 
 @contextmanager
 def open_table(source: Path) -> Iterator[Table]:
-    """A table that `write_table` wrote, for the length of a `with`.
+    """Open a table that `write_table` wrote, for the length of a `with`.
 
     Raises:
-        StoreError: it cannot be read, or has parts.
+        StoreError: it cannot be read, or has several parts.
     """
-    from datasets import Dataset, load_from_disk  # takes seconds
+    # Takes seconds to import.
+    from datasets import Dataset, load_from_disk
 
     with TemporaryDirectory(prefix="repl-rl-") as cache:
         try:
@@ -235,7 +238,8 @@ def open_table(source: Path) -> Iterator[Table]:
                 table = Dataset.from_parquet(str(source), cache_dir=cache)
             else:
                 table = load_from_disk(str(source))
-        except Exception as error:  # the library raises errors of many kinds, none with a common root
+        # The library raises many types of errors, which have no common base class.
+        except Exception as error:
             raise StoreError(f"{source} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
         if isinstance(table, Mapping):
             raise StoreError(f"{source} has the parts {', '.join(table)}; give the folder of one of them")
@@ -245,7 +249,7 @@ def open_table(source: Path) -> Iterator[Table]:
 
 @contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Have our own errors, and the system's, out of those that the library puts around them."""
+    """Raise the ReplRLError or OSError that the library wrapped in errors of other types."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A trajectory as the text of a console session, and back to what was typed and shown."""
+"""Trajectory as the text of a console session, and a parser for such text."""
 
 import re
 from collections.abc import Iterator
@@ -12,32 +12,35 @@ _UNUSUAL = re.compile(r"[^\x20-\x7e\n\t]")
 _MARK = re.compile("[⟦⟧]")
 _ENDED = (Stop.ANSWERED, Stop.EXITED, Stop.EOS)
 _NO_NEWLINE = "\\"
-"""A line of its own: the output above it does not end in a newline."""
+"""Marks that the output above it does not end in a newline; it is a line by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A line of the policy and what was spliced in after it."""
+    """Line of the policy and the observation after it."""
 
     line: Line
     observed: Observed | None
-    """Next prompt included; None: nothing was spliced in after it."""
+    """Observation with the next prompt; None means that nothing was inserted after the line."""
     prompt: str
-    """The prompt that the line was written at: ">>> ", "... ", or "" where it was not written at a console's prompt."""
+    """Prompt before the line: ">>> ", "... ", or "" if the line was not written at a console's prompt."""
     typed: bool
-    """The console was given the line as it stands; False: nothing ran, or other code, such as a block of the line."""
+    """True if the console received the line unchanged.
+
+    False if nothing ran, or other code, such as a block of the line.
+    """
     asked: str
-    """The console's next prompt, at the end of what was observed; "" where there is none."""
+    """Next prompt of the console, at the end of the observation; "" if it has none."""
 
     @property
     def output(self) -> str:
-        """What was observed, without the next prompt."""
+        """Observation without the next prompt."""
         return self.observed.text.removesuffix(self.asked) if self.observed is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was typed at one prompt, and what it printed."""
+    """Line that was typed at one prompt, and its output."""
 
     source: str
     """One physical line, without its newline."""
@@ -45,7 +48,7 @@ class Turn:
 
 
 def transitions(trajectory: Trajectory) -> tuple[Transition, ...]:
-    """Each line with its observation, shape (L,)."""
+    """Return each line with its observation, shape (L,)."""
     found: list[Transition] = []
     typist = Typist()
     prompt = PS1 if trajectory.prompt.text.endswith(PS1) else ""
@@ -57,11 +60,11 @@ def transitions(trajectory: Trajectory) -> tuple[Transition, ...]:
             run = line.execution
             typed = run is not None and typist.typed(line.text, run.ran, line.end is LineEnd.EOS)
             if typed and found and not prompt and found[-1].observed is not None:
-                # The sampler spliced the prompt in itself, after text of its own.
+                # The sampler inserted the prompt itself, after its own text.
                 prompt = _asked(found[-1].observed.text)
                 found[-1] = replace(found[-1], asked=prompt)
             observed = after if number == len(segment.lines) and isinstance(after, Observed) else None
-            # Nothing is asked after the end, whatever the last output looks like.
+            # No prompt follows the end, even if the last output looks like one.
             over = trajectory.stop in _ENDED and len(found) + 1 == len(trajectory.lines)
             asked = _asked(observed.text) if typed and observed is not None and not over else ""
             found.append(Transition(line, observed, prompt, typed, asked))
@@ -74,24 +77,27 @@ def _asked(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with everything that could steer a terminal made visible; newlines and tabs stay."""
+    """Return `text` with control and other unprintable characters escaped; newlines and tabs are kept."""
     return _UNUSUAL.sub(lambda found: found[0] if found[0].isprintable() else repr(found[0])[1:-1], text)
 
 
 def guarded(output: str, prompt: bool = False) -> str:
-    """`output` safe to print, with a backslash before whatever looks like a prompt: no program can fake a typed line.
+    """Return `output` safe to print.
 
-    With `prompt`, one at its very end is the console's own and stays.
+    A backslash before text that looks like a prompt keeps a program from faking a line.
+
+    With `prompt`, a prompt at the very end is the console's own and is kept.
     """
     body = output.removesuffix(_asked(output)) if prompt else output
     return _AMBIGUOUS.sub(r"\\", printable(body)) + output[len(body) :]
 
 
 def to_text(trajectory: Trajectory) -> str:
-    """The session as text: the prompt, then each physical line at its prompt, then what it printed.
+    """Return the session as text: the prompt, then each physical line at its prompt, then its output.
 
-    It is safe to print: control characters are made visible. Output that looks like a prompt gets a backslash before
-    it, so that no program can fake a line of the policy; a last line of only a backslash ends output without newline.
+    The text is safe to print, because control characters are escaped. Output that looks like a prompt gets a backslash
+    before it, so that no program can fake a line of the policy. A last line of only a backslash means that the output
+    does not end in a newline.
     """
     head = trajectory.prompt.text.removesuffix(PS1)
     parts = [_ended(guarded(head))] if head else []
@@ -104,7 +110,7 @@ def to_text(trajectory: Trajectory) -> str:
 
 
 def marked(trajectory: Trajectory) -> str:
-    """What follows the prompt, with ⟦ and ⟧ around what was observed. It is safe to print, and output has no marks."""
+    """Return the text after the prompt, safe to print, with ⟦ and ⟧ around observations. Output has no such marks."""
     texts = [
         f"⟦{_unmarked(segment.text)}⟧"
         if isinstance(segment, Observed)
@@ -119,7 +125,7 @@ def _unmarked(text: str) -> str:
 
 
 def from_text(text: str) -> tuple[Turn, ...]:
-    """What was typed and printed, from the text that `to_text` or a real console gives; text before it is left out."""
+    """Parse typed lines and outputs from `to_text` or a real console; text before the first prompt is skipped."""
     return tuple(_turns(text))
 
 
@@ -131,6 +137,7 @@ def _turns(text: str) -> Iterator[Turn]:
     source: str | None = None
     output: list[str] = []
     for row in text.split("\n"):
+        # A prompt without text may have lost its trailing space, for example in pasted text.
         typed = row.startswith((PS1, PS2)) or row in (PS1.rstrip(), PS2.rstrip())
         if typed:
             if source is not None:

@@ -1,4 +1,4 @@
-"""Workspaces beside the trajectories that began with them: `workspaces/DIGEST.json`, each of them once."""
+"""Workspaces next to their trajectories, as `workspaces/DIGEST.json`, each stored once."""
 
 import hashlib
 import os
@@ -11,23 +11,23 @@ from repl_rl.record.setup import Setup
 
 _FOLDER = "workspaces"
 _MOST_BYTES = 256 << 20
-"""More than a workspace may have."""
+"""Read limit in bytes; more than a workspace may have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWorkspace:
-    """A workspace that a record names. It is read when its content is asked for; equal digests are equal."""
+    """Workspace that a record names. Its content is read on first use; workspaces with equal digests are equal."""
 
     digest: str
     folder: Path | None
-    """Where the trajectories lie; None: in no folder."""
+    """Folder of the trajectories; None means that the record is in no folder."""
 
     @property
     def content(self) -> bytes:
-        """See `Setup.content`.
+        """Content of the workspace; see `Setup.content`.
 
         Raises:
-            StoreError: it is not stored here, or is not what its name says.
+            StoreError: it is not stored here, or does not match its digest.
         """
         if self.folder is None:
             raise StoreError(
@@ -35,6 +35,7 @@ class StoredWorkspace:
             )
         path = _path(self.folder, self.digest)
         there = os.path.lexists(path)
+        # The folder may come from a stranger: follow no link out of it and read no oversized file.
         if there and (not lies_in(self.folder, path) or not path.is_file() or path.stat().st_size > _MOST_BYTES):
             raise StoreError(f"the workspace {path} is no file of its run, or too large; copy it from its run")
         try:
@@ -54,10 +55,10 @@ class StoredWorkspace:
 
 
 def keep(folder: Path, setup: Setup | None) -> None:
-    """Store what a trajectory in `folder` begins with, if it is not there yet.
+    """Store the workspace of a trajectory in `folder`, if it is not stored yet.
 
     Raises:
-        StoreError: it is a stored one that is not there any more.
+        StoreError: it is a stored workspace whose file no longer exists.
     """
     if setup is not None and not (path := _path(folder, setup.digest)).exists():
         write_whole(path, setup.content.decode())

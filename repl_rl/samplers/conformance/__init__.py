@@ -1,6 +1,6 @@
-"""What every sampler must keep, as checks that any sampler can be put through: `check(sampler)` gives a table.
+"""Conformance suite for samplers: checks that every sampler has to pass. `check(sampler)` returns a table.
 
-A scripted policy writes the sampler's `rehearsals` and texts that no protocol expects. Consoles are in this process,
+A scripted policy writes the sampler's `rehearsals`, and texts that no protocol expects. Consoles run in this process,
 so a rehearsal must not write code that you would not run yourself.
 """
 
@@ -34,7 +34,7 @@ _CHAT_TEMPLATE = """
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     name: str
     passed: bool
@@ -48,26 +48,27 @@ def check(
     timeout_s: float = TIMEOUT_S,
     only: Sequence[str] = (),
 ) -> list[Row]:
-    """Put `sampler` through the checks, each in an event loop of its own.
+    """Run the checks on `sampler`, with a new event loop per check.
 
     Args:
-        sampler: what is checked.
-        renderer: tokenizer, and chat format, that its prompts are written with; None: the bundled policy's, which
-            is given a plain chat template.
+        sampler: sampler under test.
+        renderer: tokenizer and chat format of its prompts. None means the bundled policy's, with a plain chat template.
         template: prompt template, see `Renderer.prompt`.
-        timeout_s: wall clock of one check, seconds. A sampler that blocks its thread for so long is left behind, and
-            the checks that would come after are not made.
-        only: names of checks, as in `CHECKS`; none: all of them.
+        timeout_s: wall clock of one check, seconds. A sampler that blocks its thread for that long is abandoned, and
+            the remaining checks are skipped.
+        only: names of checks, as in `CHECKS`; an empty sequence means all.
 
     Raises:
         ConfigError: the sampler does not fit the tokenizer or its chat template.
     """
     bench = Bench(sampler, renderer or _bundled(), template)
-    sampler.check_policy(bench.renderer, template)  # before any clock runs: it may import what takes seconds
+    # Before any timeout starts, because it may import slow packages.
+    sampler.check_policy(bench.renderer, template)
     rows = []
     for each in (each for each in CHECKS if not only or each.__name__ in only):
         row, finished = _run(each, bench, timeout_s)
         rows.append(row)
+        # The abandoned thread could disturb later checks.
         if not finished:
             break
     return rows
@@ -80,8 +81,9 @@ def _bundled() -> Renderer:
 
 
 def _run(each: Check, bench: Bench, timeout_s: float) -> tuple[Row, bool]:
-    """The row of one check, and whether it came to an end."""
+    """Return the row of one check, and True if the check has finished."""
     name = each.__name__.replace("_", " ")
+    # In a thread, because a sampler may block its thread forever.
     thread = InThread(lambda: _in_new_loop(each(bench)), name)
     thread.join(timeout_s)
     if not thread.outcome.done():
@@ -92,7 +94,7 @@ def _run(each: Check, bench: Bench, timeout_s: float) -> tuple[Row, bool]:
 
 
 def _in_new_loop(work: Coroutine[None, None, None]) -> None:
-    """`asyncio.run` without waiting for what ignores its cancellation."""
+    """Run `work` like `asyncio.run`, but do not wait for tasks that ignore their cancellation."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _loop, _context: None)
     try:
@@ -102,7 +104,7 @@ def _in_new_loop(work: Coroutine[None, None, None]) -> None:
 
 
 def _where(thread: threading.Thread) -> str:
-    """The line that a thread executes, as far up as it is not Python's own event loop."""
+    """Return the line that a thread executes, outside of asyncio and threading."""
     frame = sys._current_frames().get(thread.ident or 0)
     stack: Sequence[traceback.FrameSummary] = traceback.extract_stack(frame) if frame else ()
     own = [f for f in stack if "asyncio" not in f.filename and "threading" not in f.filename]

@@ -1,4 +1,4 @@
-"""The checks. Each raises AssertionError with a sentence that says what was promised and what happened."""
+"""Checks of the conformance suite. Each raises AssertionError with a sentence about the promise and the result."""
 
 import asyncio
 import itertools
@@ -32,7 +32,7 @@ _TAIL_IDS = 16
 
 @dataclass(frozen=True)
 class Bench:
-    """A sampler and what it is checked with."""
+    """Sampler under test, with everything that the checks need."""
 
     sampler: RolloutSampler
     renderer: Renderer
@@ -41,16 +41,18 @@ class Bench:
 
     @cached_property
     def scripts(self) -> list[list[int]]:
-        """Ids of what the policy writes: each rehearsal, and texts that no protocol expects. They never run out."""
+        """Ids that the policy writes: each rehearsal, and texts that no protocol expects. They never run out."""
         encode, end = self.renderer.written, self.renderer.end_id
         rehearsed = [[i for turn in turns for i in (*encode(turn), end)] for turns in self.sampler.rehearsals]
         draw = random.Random(0)
         noise = "".join(draw.choice(string.printable) for _ in range(400))
+        # An immediate end, a line without end, empty lines, and noise.
         odd = [[], [*encode("a")] * _FILLER, [*encode("\n")] * 20, [*encode(noise)]]
+        # End tokens and more text follow each script, so that any sampler can end its rollout.
         return [[*ids, *itertools.repeat(end, 20), *([*encode("a\n")] * _FILLER)] for ids in (*rehearsed, *odd)]
 
     def rollouts(self, engine: Engine, sandbox: Sandbox | None = None, concurrency: int = 64) -> Rollouts:
-        """Rollouts of the sampler on `engine`."""
+        """Return rollouts of the sampler on `engine`."""
         return Rollouts(
             engine,
             sandbox or self.sandbox,
@@ -62,12 +64,12 @@ class Bench:
         )
 
     def witness(self, context_tokens: int = 1 << 20, trouble: Trouble = no_trouble) -> Witness:
-        """An engine that plays `scripts`."""
+        """Return a recording engine that plays `scripts`."""
         return Witness(self.scripts, context_tokens, trouble, self.renderer.forbidden_ids)
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """Enough tasks that every script is likely to be played."""
+        """Tasks, of such a number that every script is very likely played."""
         return [Task(str(i), f"Question {i}?", _REFERENCE) for i in range(5 * len(self.scripts))]
 
 
@@ -81,14 +83,14 @@ def hold(promise: bool, text: str) -> None:
 
 
 async def the_prompt_is_the_same_for_all_rollouts_of_a_task(bench: Bench) -> None:
-    """A group has one prompt, or it has no baseline."""
+    """Check that all rollouts of a task have the same prompt. A group without a common prompt has no baseline."""
     task = bench.tasks[0]
     prompts = {bench.sampler.prompt(task, bench.renderer, bench.template, "3.11.0") for _ in range(3)}
     hold(len(prompts) == 1, f"three calls of prompt() gave {len(prompts)} different prompts")
 
 
 async def every_rollout_ends(bench: Bench) -> None:
-    """Whatever the policy writes, without the help of the wall clock."""
+    """Check that rollouts end for any text of the policy, without the help of the wall clock."""
     found = await bench.rollouts(bench.witness()).collect(bench.tasks)
     failures = [t.failure.message for t in found if t.failure is not None]
     hold(not failures, f"{len(failures)} of {len(found)} rollouts failed: {'; '.join(failures[:1])}")
@@ -97,21 +99,23 @@ async def every_rollout_ends(bench: Bench) -> None:
 
 
 async def the_record_is_what_the_engine_saw(bench: Bench) -> None:
-    """Every id in its place, sampled ones with their own log probability, observed ones masked."""
+    """Check that every id is in its place: sampled ones with their log probability, observed ones masked."""
     engine = bench.witness()
     rollouts = bench.rollouts(engine, concurrency=1)
     for task in bench.tasks:
+        # One rollout at a time, so that the newest session of the engine is its own.
         (trajectory,) = await rollouts.collect([task])
         if trajectory.failure is None:
             compare(trajectory, engine.seen[-1])
 
 
 def compare(t: Trajectory, seen: Seen) -> None:
-    """Hold a record to what its engine sampled and was given."""
+    """Check that a trajectory agrees with the ids that its engine sampled and was given."""
     ids, mask, logprobs = t.completion_ids, t.loss_mask, t.logprobs_T()
     _compare_alternatives(t, seen)
     if t.lines and t.lines[-1].alternatives and len(seen.ids) < len(ids):
-        seen.give(ids[len(seen.ids) :])  # the line that was chosen last, and what came after it, were not asked about
+        # The engine was not called again after the last choice between candidates, so it lacks the chosen line.
+        seen.give(ids[len(seen.ids) :])
     hold(seen.prompt_ids == t.prompt.token_ids, f"rollout {t.id}: the engine was given another prompt")
     hold(list(ids[: len(seen.ids)]) == seen.ids, f"rollout {t.id}: the engine saw other ids than the record has")
     hold(not any(mask[len(seen.ids) :]), f"rollout {t.id}: the record trains on ids that the engine never sampled")
@@ -121,7 +125,7 @@ def compare(t: Trajectory, seen: Seen) -> None:
 
 
 def _compare_alternatives(t: Trajectory, seen: Seen) -> None:
-    """Each alternative was sampled by the engine at the place of its line, and no id of it is in the record."""
+    """Check that each alternative was sampled by the engine at the place of its line."""
     at = 0
     for segment in t.segments:
         if isinstance(segment, Observed):
@@ -136,7 +140,7 @@ def _compare_alternatives(t: Trajectory, seen: Seen) -> None:
 
 
 async def rollouts_share_no_state(bench: Bench) -> None:
-    """The same tasks give the same trajectories, one after the other or all at once."""
+    """Check that the same tasks give the same trajectories, one after the other and all at once."""
     tasks = bench.tasks
 
     async def play(concurrency: int) -> list[tuple[object, ...]]:
@@ -149,39 +153,42 @@ async def rollouts_share_no_state(bench: Bench) -> None:
 
 
 async def the_reference_answer_is_never_shown(bench: Bench) -> None:
-    """Neither in the prompt nor in an observation."""
+    """Check that neither the prompt nor an observation contains the reference answer."""
     for t in await bench.rollouts(bench.witness()).collect(bench.tasks):
         shown = [t.prompt.text, *(s.text for s in t.segments if isinstance(s, Observed))]
         hold(not any(_REFERENCE in text for text in shown), f"rollout {t.id} shows the reference answer to the policy")
 
 
 async def no_splice_splits_a_word(bench: Bench) -> None:
-    """No text spliced in before a line ends in a space that the tokenizer joins with the next word."""
+    """Check that no text spliced in before a line ends in a space that the tokenizer joins with the next word."""
     if not bench.renderer.samples_space:
         return
     for t in await bench.rollouts(bench.witness()).collect(bench.tasks):
         befores = itertools.pairwise((t.prompt, *t.segments))
+        # Prompts and observations directly before a line of the policy.
         for before in (one for one, other in befores if isinstance(other, Sampled) and not isinstance(one, Sampled)):
             tail = bench.renderer.decode(before.token_ids[-_TAIL_IDS:])
             hold(not tail.endswith(" "), f"rollout {t.id} splices {tail[-20:]!r}; end it before its last space")
 
 
 async def a_full_context_ends_the_rollout(bench: Bench) -> None:
-    """With a typed stop, and without an error."""
+    """Check that a full context ends the rollout with a typed stop, without an error."""
     for task in bench.tasks[:8]:
         prompt = bench.sampler.prompt(task, bench.renderer, bench.template, "3.11.0")
+        # The context has room for the prompt and a few ids.
         engine = bench.witness(len(prompt.token_ids) + 24)
         (t,) = await bench.rollouts(engine).collect([task])
         hold(t.failure is None, f"rollout {t.id} failed in a small context: {t.failure and t.failure.message}")
 
 
 async def cancellation_passes(bench: Bench) -> None:
-    """A cancelled rollout ends soon, and its engine session is closed."""
+    """Check that a cancelled rollout ends soon, and that its engine session is closed."""
     for chunk in (1, 2):
         pause = Pause()
         engine = bench.witness(trouble=at(chunk, pause))
         run = asyncio.ensure_future(bench.rollouts(engine).collect(bench.tasks[:1]))
         arrived = asyncio.ensure_future(pause.reached.wait())
+        # A rollout with fewer chunks ends without reaching the pause.
         await asyncio.wait({run, arrived}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
         run.cancel()
@@ -191,18 +198,19 @@ async def cancellation_passes(bench: Bench) -> None:
 
 
 async def errors_of_the_engine_pass(bench: Bench) -> None:
-    """They end the run, so a sampler must not catch them."""
+    """Check that the sampler does not catch errors of the engine. They end the run."""
     for chunk in (1, 2):
         engine = bench.witness(trouble=at(chunk, EngineDied("gone")))
         try:
             await bench.rollouts(engine).collect(bench.tasks[:4])
         except EngineDied:
             continue
+        # The collection returned, which is correct only if no session reached that chunk.
         hold(max(seen.chunks for seen in engine.seen) < chunk, "the engine died and the sampler went on; catch less")
 
 
 async def errors_of_the_console_pass(bench: Bench) -> None:
-    """A console that failed on our side drops the rollout, so a sampler must not catch that either."""
+    """Check that the sampler does not catch a console failure of ours, which drops the rollout."""
     sandbox = FaultySandbox(bench.sandbox)
     for task in bench.tasks:
         before = sandbox.sessions
@@ -213,12 +221,13 @@ async def errors_of_the_console_pass(bench: Bench) -> None:
 
 
 async def the_thread_is_never_blocked(bench: Bench) -> None:
-    """All rollouts share one thread: what waits must be awaited."""
+    """Check that the sampler never blocks the thread, which all rollouts share."""
     longest = 0.0
 
     async def beat() -> None:
         nonlocal longest
         while True:
+            # Subtract time in which the machine did not run this process.
             before = time.monotonic() - denied_s()
             await asyncio.sleep(0.005)
             longest = max(longest, time.monotonic() - denied_s() - before)

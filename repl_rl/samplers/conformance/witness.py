@@ -1,4 +1,4 @@
-"""An engine that plays scripts and remembers what it sampled and what it was given: the other side of the record."""
+"""Recording engine: it plays scripts and records the ids that it sampled and was given, for checks of trajectories."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,17 +18,17 @@ from repl_rl.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A chunk that was sampled and taken back, with what was observed before it."""
+    """Chunk that was sampled and taken back."""
 
     at: int
-    """Where it began."""
+    """Position of its first id."""
     ids: tuple[int, ...]
     logprobs: tuple[float | None, ...]
 
 
 @dataclass(slots=True)
 class Seen:
-    """One session: each id after the prompt with its log probability (nats), None where the id was observed."""
+    """Record of one session: each id after the prompt with its log probability (nats), or None for an observed id."""
 
     prompt_ids: tuple[int, ...]
     ids: list[int] = field(default_factory=list)
@@ -37,49 +37,52 @@ class Seen:
     taken: list[Taken] = field(default_factory=list)
 
     def give(self, ids: Sequence[int]) -> None:
-        """Ids that were given: observed, but where a chunk that was taken back here begins so, which was chosen."""
+        """Record given ids.
+
+        They are observed, unless they start with a chunk that was taken back here. That chunk was then chosen.
+        """
         here = (t for t in self.taken if t.at == len(self.ids) and t.ids == (*ids[: len(t.ids)],))
         own = max((t.logprobs for t in here), key=len, default=())
         self.ids += ids
         self.logprobs += [*own, *[None] * (len(ids) - len(own))]
 
     def take_back(self, at: int) -> None:
-        """The newest chunk, which began at `at`, is no part of the session any more."""
+        """Remove the newest chunk, which began at `at`, from the session."""
         self.taken.append(Taken(at, tuple(self.ids[at:]), tuple(self.logprobs[at:])))
         del self.ids[at:], self.logprobs[at:]
 
     def sampled_at(self, at: int) -> list[tuple[tuple[int, ...], tuple[float | None, ...]]]:
-        """What was sampled at a place and taken back, with its log probabilities."""
+        """Return ids and log probabilities that were sampled at a position and taken back."""
         return [(t.ids[at - t.at :], t.logprobs[at - t.at :]) for t in self.taken if t.at <= at]
 
 
 class Pause:
-    """A place where a session waits for ever."""
+    """Point at which a session waits forever."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
 
     async def wait(self) -> None:
-        """Say that it was reached, then never return."""
+        """Signal that it was reached, and never return."""
         self.reached.set()
         await asyncio.Event().wait()
 
 
 Trouble = Callable[[int], Exception | Pause | None]
-"""Number of the chunk, from 1 -> an error to raise, a pause, or nothing."""
+"""Function from the number of a chunk, from 1, to an error to raise, a pause, or None."""
 
 
 def no_trouble(chunk: int) -> None:
-    """Every chunk goes well."""
+    """Return None, so that every chunk succeeds."""
 
 
 def at(number: int, trouble: Exception | Pause) -> Trouble:
-    """Trouble at one chunk."""
+    """Return a function with trouble at one chunk."""
     return lambda chunk: trouble if chunk == number else None
 
 
 class Witness:
-    """A scripted engine in front of which every id passes by. Log probabilities differ from token to token."""
+    """Scripted engine that records every id. Log probabilities differ from token to token."""
 
     name = "witness"
     policy_step = 0
@@ -140,6 +143,7 @@ class _WitnessSession:
         self._before = len(seen.ids)
         chunk = await self._inner.sample(given, max_tokens=max_tokens, stop_ids=stop_ids, watch=watch)
         start = len(seen.ids) + len(given)
+        # A value that depends on position and id, so that exchanged log probabilities are noticed.
         logprobs = tuple(-((at + token) % 97 + 1) / 128 for at, token in enumerate(chunk.token_ids, start))
         seen.give(given)
         seen.ids += chunk.token_ids
@@ -147,28 +151,29 @@ class _WitnessSession:
         return replace(chunk, logprobs=logprobs)
 
     async def undo(self, call: asyncio.Task[Chunk]) -> int:
+        # The record of the session must lose the same chunk.
         sampled = await self._inner.undo(call)
         self._seen.take_back(self._before)
         return sampled
 
 
 class Watched(RolloutSampler):
-    """Plays one rollout as another sampler does, and remembers whether that came to its end without an error."""
+    """Sampler that plays a rollout as another sampler, and records if that ended without an error."""
 
     def __init__(self, inner: RolloutSampler) -> None:
         self._inner = inner
         self.returned = False
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        """That of the other sampler."""
+        """Return the prompt of the other sampler."""
         return self._inner.prompt(task, renderer, template, version)
 
     async def on_start(self, episode: Episode) -> None:
-        """That of the other sampler."""
+        """Call `on_start` of the other sampler."""
         await self._inner.on_start(episode)
 
     async def on_end(self, rollout: str, result: Trajectory | BaseException) -> None:
-        """That of the other sampler."""
+        """Call `on_end` of the other sampler."""
         await self._inner.on_end(rollout, result)
 
     async def rollout(self, episode: Episode) -> None:
@@ -177,7 +182,7 @@ class Watched(RolloutSampler):
 
 
 class FaultySandbox:
-    """Consoles that fail on our side at their first line."""
+    """Sandbox whose consoles fail with a sandbox fault at their first line."""
 
     name = "faulty"
 

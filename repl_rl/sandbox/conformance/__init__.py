@@ -1,6 +1,6 @@
-"""One suite for every sandbox: fidelity, isolation seen from inside, limits, host functions, latency.
+"""Conformance suite of every sandbox: fidelity, isolation seen from inside, limits, host functions, latency.
 
-`run(kind)` gives a table.
+`run(kind)` returns a table.
 """
 
 import statistics
@@ -36,7 +36,7 @@ _HARVESTED = """
     test_generators test_genexps test_listcomps test_setcomps test_deque test_unpack test_unpack_ex test_extcall
     test_syntax test_descrtut test_itertools test_metaclass test_cmd test_bool
 """
-"""Files of `test/` in the standard library, where it is installed."""
+"""Files of `test/` in the standard library. Those that are not installed are skipped."""
 _HARVESTED_MODULES = """
     statistics heapq bisect random ast enum fractions textwrap types reprlib difflib collections/__init__ functools
     json/__init__ string decimal _pydecimal ipaddress pickletools
@@ -44,12 +44,12 @@ _HARVESTED_MODULES = """
 _LATENCY_LINES = ("x = 1", "1 + 1", "print('a')", "1/0")
 _LATENCY_REPEATS = 50
 WORKSPACE_LIMITS = replace(CHECK_LIMITS, cpu_s=6.0)
-"""What `workspaces` is checked with: a workspace that never ends is refused after so long."""
+"""Limits of the sandbox that `workspaces` checks. A workspace that never ends is rejected after `cpu_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     section: str
     name: str
@@ -58,7 +58,7 @@ class Row:
 
 
 def doctest_transcripts(limit: int | None = None) -> list[Transcript]:
-    """Doctests of the standard library that is installed here, at most `limit` transcripts."""
+    """Return doctests of the installed standard library, at most `limit` transcripts."""
     library = Path(sysconfig.get_path("stdlib"))
     paths = [library / "test" / f"{name}.py" for name in _HARVESTED.split()]
     paths += [library / f"{name}.py" for name in _HARVESTED_MODULES.split()]
@@ -69,11 +69,12 @@ def doctest_transcripts(limit: int | None = None) -> list[Transcript]:
 async def fidelity(
     sandbox: Sandbox, cases: Sequence[Transcript], section: str, command: Sequence[str] = ()
 ) -> list[Row]:
-    """Are they printed byte for byte as the reference prints them? One row, and one more a difference.
+    """Check that the cases print the same bytes as under the reference. Return one row, and one more per difference.
 
-    `command`: see `reference_texts`. Cases that the reference does not repeat, or on which it fails, are left out, and
-    counted.
+    `command`: see `reference_texts`. Cases that the reference does not reproduce, or on which it fails, are left out
+    and counted.
     """
+    # Run the reference twice to find the cases that it does not reproduce.
     first, second = await reference_texts(cases, command), await reference_texts(cases, command)
     both = zip(cases, reproduced(first, second), strict=True)
     stable = [(case, texts) for case, texts in both if texts is not None]
@@ -91,7 +92,7 @@ async def fidelity(
 
 
 async def isolation(sandbox: Sandbox) -> list[Row]:
-    """Every probe from inside, and the namespaces of three consoles compared."""
+    """Run every probe from inside, and compare the namespaces of three consoles."""
     rows = []
     async with world() as outside:
         for probe in probes(outside):
@@ -105,7 +106,7 @@ async def isolation(sandbox: Sandbox) -> list[Row]:
 
 
 async def limits(sandbox: Sandbox, unlimited: Collection[str] = ()) -> list[Row]:
-    """Every limit but those `unlimited`, hit on purpose. The sandbox must have been opened with `CHECK_LIMITS`."""
+    """Hit every limit on purpose, except those in `unlimited`. The sandbox must be opened with `CHECK_LIMITS`."""
     rows = []
     for check in [check for check in CHECKS if check.name not in unlimited]:
         problem = await run_check(sandbox, check)
@@ -114,7 +115,7 @@ async def limits(sandbox: Sandbox, unlimited: Collection[str] = ()) -> list[Row]
 
 
 async def host_calls(sandbox: Sandbox) -> list[Row]:
-    """Functions of the host, called from lines."""
+    """Call functions of the host from lines."""
     rows = []
     for check in HOST_CHECKS:
         problem = await run_host_check(sandbox, check)
@@ -123,9 +124,9 @@ async def host_calls(sandbox: Sandbox) -> list[Row]:
 
 
 async def workspaces(sandbox: Sandbox, *, isolates: bool, unlimited: Collection[str] = ()) -> list[Row]:
-    """Consoles that begin with a workspace: what they promise beside the others, and all that those promise.
+    """Check consoles that begin with a workspace: their own guarantees, and all guarantees of other consoles.
 
-    `isolates`: isolation is among the promises; `unlimited`: limits that are not. The sandbox must have been opened
+    `isolates`: isolation is a guarantee of this sandbox; `unlimited`: limits that are not. The sandbox must be opened
     with `WORKSPACE_LIMITS`.
     """
     rows = []
@@ -139,7 +140,7 @@ async def workspaces(sandbox: Sandbox, *, isolates: bool, unlimited: Collection[
 
 
 async def latency(sandbox: Sandbox) -> list[Row]:
-    """Median round trip of a few lines, milliseconds. It passes when every line came back as it should."""
+    """Measure the median round trip of a few lines, milliseconds. A row passes if every line has an expected status."""
     rows = []
     async with sandbox.session() as session:
         for line in _LATENCY_LINES:
@@ -151,14 +152,15 @@ async def latency(sandbox: Sandbox) -> list[Row]:
 
 
 async def run(kind: SandboxKind | str, *, doctests: int | None = 60) -> list[Row]:
-    """The whole suite against one kind of sandbox; `doctests`: how many transcripts to replay, None: all.
+    """Run the whole suite against one sandbox. `doctests`: number of transcripts to replay; None means all.
 
     Raises:
-        ConfigError, SandboxUnavailable: as `open_sandbox`.
+        ConfigError, SandboxUnavailable: as in `open_sandbox`.
     """
     cases = doctest_transcripts(doctests)
     variants = [variant for case in cases for variant in (in_blocks(case), joined(case)) if variant.lines]
     chosen = SANDBOXES.chosen(kind)
+    # Small limits, so that the checks hit them quickly.
     async with open_sandbox(chosen, limits=CHECK_LIMITS) as sandbox:
         checked = await isolation(sandbox) if chosen.isolates else []
         checked += await limits(sandbox, chosen.unlimited)
@@ -166,6 +168,7 @@ async def run(kind: SandboxKind | str, *, doctests: int | None = 60) -> list[Row
         checked += await latency(sandbox)
     async with open_sandbox(chosen, limits=WORKSPACE_LIMITS) as sandbox:
         checked += await workspaces(sandbox, isolates=chosen.isolates, unlimited=chosen.unlimited)
+    # Fidelity is checked with the default limits.
     async with open_sandbox(chosen) as sandbox:
         command = chosen.reference(SCRIPT)
         rows = await fidelity(sandbox, edge_transcripts(), "corner cases", command)

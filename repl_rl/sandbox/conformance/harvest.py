@@ -1,4 +1,4 @@
-"""Console transcripts: hand-made ones for the corners, and doctests of whatever is installed, which is not imported."""
+"""Console transcripts: hand-written edge cases, and doctests of installed modules, which are not imported."""
 
 import ast
 import doctest
@@ -11,7 +11,7 @@ from repl_rl.machine.docstrings import docstrings
 from repl_rl.record.console import typed_lines
 
 _SESSIONS = Path(__file__).with_name("edges.txt")
-"""Sessions, separated by lines of four dashes."""
+"""File with sessions, separated by lines of four dashes."""
 
 _FORM_FEED = ("x = 1\x0c", "x", "if True:\r    1", "1\x00", "\x0c1", "'a\x85b'", "'line\u2028end'", "1\r")
 _LONG = ("x = " + "+".join(["1"] * 500), "x", "(" * 150 + ")" * 150, "-" * 50 + "1", "[" * 90 + "]" * 90)
@@ -27,18 +27,18 @@ class Transcript:
     name: str
     lines: tuple[str, ...]
     examples: int
-    """How many doctest examples they come from."""
+    """Number of doctest examples that they come from."""
 
 
 def edge_transcripts() -> list[Transcript]:
-    """The hand-made ones."""
+    """Return the hand-written transcripts."""
     sessions = [tuple(text.strip("\n").split("\n")) for text in _SESSIONS.read_text("utf-8").split("----\n")]
     sessions += [_FORM_FEED, _LONG]
     return [Transcript(f"edge {number}", lines, len(lines)) for number, lines in enumerate(sessions)]
 
 
 def transcripts(paths: Iterable[Path]) -> Iterator[Transcript]:
-    """One transcript a docstring."""
+    """Yield one transcript per docstring."""
     for path in paths:
         for name, text in docstrings(path):
             try:
@@ -62,14 +62,14 @@ def _parses(line: str) -> bool:
 
 
 def in_blocks(transcript: Transcript) -> Transcript:
-    """Its one-line statements, each moved into an `if True:` block."""
+    """Return its one-line statements, each moved into an `if True:` block."""
     simple = _single_statements(transcript.lines)
     lines = [part for line in simple for part in ("if True:", "    " + line, "")]
     return Transcript(transcript.name + " in blocks", tuple(lines), len(simple))
 
 
 def joined(transcript: Transcript) -> Transcript:
-    """Its one-line statements, joined with `;` in pairs."""
+    """Return its one-line statements, joined with `;` in pairs."""
     simple = _single_statements(transcript.lines)
     lines = ["; ".join(simple[start : start + 2]) for start in range(0, len(simple), 2)]
     return Transcript(transcript.name + " joined", tuple(lines), len(simple))

@@ -1,4 +1,4 @@
-"""Functions of the host, called from inside: what every sandbox that offers them must give."""
+"""Checks of host functions that lines call, for every sandbox that offers them."""
 
 import json
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from repl_rl.sandbox.base import Calling, Sandbox
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """Lines, and how the last of them must end."""
+    """Lines, and the expected end of the last one."""
 
     name: str
     lines: tuple[str, ...]
@@ -37,7 +37,7 @@ HOST_CHECKS = (
 
 
 class Adder:
-    """A host that adds numbers."""
+    """Host that adds numbers."""
 
     functions = {"add": "add(*numbers)"}  # noqa: RUF012
     argument_bytes = 4096
@@ -51,7 +51,7 @@ class Adder:
 
 
 async def run_host_check(sandbox: Sandbox, check: HostCheck) -> str:
-    """ "" when it ends as it must, else what happened."""
+    """Return an empty string if the check passes, else the result of the last line."""
     async with sandbox.session() as session:
         if not isinstance(session, Calling):
             return "its sessions have no `offer`"

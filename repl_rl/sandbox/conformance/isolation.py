@@ -1,4 +1,4 @@
-"""What a console can see and do of the world outside, asked from inside of it."""
+"""Isolation probes: lines that test, from inside a console, which parts of the host it can see or change."""
 
 import asyncio
 import json
@@ -29,16 +29,16 @@ _HARMLESS_CALLS = (
     "syscall(321, 999, 0, 0)",
     "syscall(425, 0, 0)",
 )
-"""Calls that a filter refuses before it looks at their arguments. Without a filter they fail otherwise, or do nothing:
-probes must not change a machine that turns out not to be isolated."""
+"""System calls that a filter refuses before it reads their arguments. Without a filter they fail with another error, or
+do nothing: probes must not change a machine that turns out not to be isolated."""
 _MACHINE_WIDE = (
     *("semget", "semctl", "semop", "semtimedop", "io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents"),
     *("io_pgetevents", "inotify_init1", "inotify_add_watch", "inotify_rm_watch", "cachestat", "listns"),
     *("open_tree_attr", "statmount", "listmount", "lsm_get_self_attr", "lsm_set_self_attr", "lsm_list_modules"),
     "set_mempolicy_home_node",
 )
-"""Calls that take what is counted for the whole machine or user, and newer ones that a filter must know by number.
-Each is made with arguments of -1, which no kernel accepts."""
+"""Calls on resources that are counted per machine or user, and newer calls that a filter must know by number. Each is
+made with arguments of -1, which no kernel accepts."""
 HOMES = (
     "import os, sys",
     "pythons = {os.path.abspath(prefix) for prefix in (sys.prefix, sys.base_prefix)}",
@@ -49,15 +49,15 @@ HOMES = (
     "",
     "[other for name in (os.listdir('/home') if os.path.exists('/home') else ()) for other in others('/home/' + name)]",
 )
-"""Lists what home folders hold that is no part of this Python, which a user may have installed there."""
+"""Lines that list the files in home folders that are not part of this Python. A user may have installed it there."""
 _TERMINALS = 16
-"""Most pseudo terminals of one console."""
+"""Maximum pseudo terminals of one console."""
 _SPACES = ("pid", "ipc", "mnt", "net", "user", "uts")
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One promise: after `lines`, the last one prints `expected`."""
+    """One guarantee: after `lines`, the last one prints `expected`."""
 
     name: str
     lines: tuple[str, ...]
@@ -66,7 +66,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Things of the host that a console must not find."""
+    """Objects of the host that a console must not find."""
 
     secret_file: Path
     port: int
@@ -76,7 +76,7 @@ class Outside:
 
 @asynccontextmanager
 async def world() -> AsyncIterator[Outside]:
-    """A file, a listening socket and a process with a secret in its arguments, for the length of the context."""
+    """Yield a file, a listening socket and a process with a secret in its environment, within the context."""
     secret = secrets.token_hex(16)
     with tempfile.NamedTemporaryFile("w", prefix="canary-") as file, socket.create_server(("127.0.0.1", 0)) as server:
         file.write(secret)
@@ -98,7 +98,7 @@ def _refused(code: str, error: str = "OSError") -> tuple[str, ...]:
 
 
 def probes(outside: Outside) -> list[Probe]:
-    """Every promise about isolation that can be checked from inside one console."""
+    """Return every guarantee of isolation that can be checked from inside one console."""
     return [*_privileges(), *_network(outside), *_others(outside), *_files(outside)]
 
 
@@ -114,6 +114,7 @@ def _privileges() -> list[Probe]:
         Probe("no new privileges", (_status("NoNewPrivs"),), "['1']\n"),
         Probe("seccomp filter is on", (_status("Seccomp"),), "['2']\n"),
         *(
+            # A filter refuses with errno 1 (EPERM). Without a filter, a call fails with another error, or succeeds.
             Probe(f"refused: {call}", (_LIBRARY, f"c.{call}, ctypes.get_errno() == 1"), "(-1, True)\n")
             for call in _HARMLESS_CALLS
         ),
@@ -135,7 +136,7 @@ def _privileges() -> list[Probe]:
 
 
 def _machine_wide() -> list[tuple[str, int]]:
-    """Names of `_MACHINE_WIDE` and their numbers on this machine, which are those inside."""
+    """Return the names in `_MACHINE_WIDE` and their numbers on this machine, which are valid inside, too."""
     table = json.loads(asset("sandbox/repl_kernel/denied_syscalls.json").read_text())["syscalls"]
     return [(name, table[name][platform.machine()]) for name in _MACHINE_WIDE]
 
@@ -151,6 +152,7 @@ def _loopback(address: str) -> Probe:
 
 
 def _network(outside: Outside) -> list[Probe]:
+    # Consoles have ::1 only if the kernel has IPv6.
     addresses = ("127.0.0.1", "::1") if os.path.exists("/proc/net/if_inet6") else ("127.0.0.1",)
     return [
         *map(_loopback, addresses),
@@ -164,6 +166,7 @@ def _network(outside: Outside) -> list[Probe]:
             ),
             "True\n",
         ),
+        # 192.0.2.1 is reserved for documentation, so no machine answers there.
         Probe("no way out", ("import socket", *_refused("socket.create_connection(('192.0.2.1', 80), 2)")), _REFUSED),
         Probe(
             "host's loopback is not ours",
@@ -261,7 +264,7 @@ def _files(outside: Outside) -> list[Probe]:
 
 
 async def run_probe(sandbox: Sandbox, probe: Probe) -> str:
-    """ "" when the promise holds, else what was printed instead."""
+    """Return an empty string if the guarantee holds, else the text that was printed instead."""
     async with sandbox.session() as session:
         text = ""
         for line in probe.lines:
@@ -272,7 +275,7 @@ async def run_probe(sandbox: Sandbox, probe: Probe) -> str:
 
 
 async def foreign_terminal(sandbox: Sandbox) -> str:
-    """ "" when a console cannot reach the terminal of a sibling, else what it said."""
+    """Return an empty string if a console cannot reach the terminal of a sibling, else the text that it printed."""
     async with sandbox.session() as one, sandbox.session() as other:
         for session in (one, other):
             await session.push("import os")
@@ -280,6 +283,7 @@ async def foreign_terminal(sandbox: Sandbox) -> str:
         seen = (await other.push("{*os.listdir('/dev/pts')} - {'ptmx'}")).text
         if seen != "set()\n":
             return f"a sibling's terminals are seen: {seen}"
+        # Write to the sibling's terminal by its path; the first console must read nothing.
         await other.push("a, b = os.openpty()")
         await other.push(f"_ = os.write(os.open({path!r}, os.O_RDWR | os.O_NOCTTY), b'secret')")
         await one.push("os.set_blocking(a, False)")
@@ -289,12 +293,12 @@ async def foreign_terminal(sandbox: Sandbox) -> str:
 
 
 def host_spaces() -> dict[str, str]:
-    """The namespaces of this process."""
+    """Return the namespaces of this process."""
     return {space: os.readlink(f"/proc/self/ns/{space}") for space in _SPACES}
 
 
 async def spaces(sandbox: Sandbox, count: int) -> list[dict[str, str]]:
-    """The namespaces of `count` consoles that live at the same time."""
+    """Return the namespaces of `count` consoles that live at the same time."""
 
     async def one(barrier: asyncio.Barrier) -> dict[str, str]:
         async with sandbox.session() as session:
@@ -302,6 +306,7 @@ async def spaces(sandbox: Sandbox, count: int) -> list[dict[str, str]]:
             names = [
                 (await session.push(f"print(os.readlink('/proc/self/ns/{space}'))")).text.strip() for space in _SPACES
             ]
+            # Keep the console open until all have answered: ids of namespaces can be reused.
             await barrier.wait()
         return dict(zip(_SPACES, names, strict=True))
 
@@ -310,6 +315,6 @@ async def spaces(sandbox: Sandbox, count: int) -> list[dict[str, str]]:
 
 
 def shared(found: Sequence[dict[str, str]]) -> list[str]:
-    """Kinds of namespaces that a console shares with another one, or with the host."""
+    """Return the kinds of namespaces that a console shares with another one or with the host."""
     everybody = [host_spaces(), *found]
     return [space for space in _SPACES if len({each[space] for each in everybody}) < len(everybody)]

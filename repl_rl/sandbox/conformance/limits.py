@@ -1,4 +1,4 @@
-"""What a line may use: each limit is hit on purpose, and what follows is checked."""
+"""Limit checks: each limit is hit on purpose, and then the session is checked."""
 
 from dataclasses import dataclass, replace
 
@@ -8,13 +8,13 @@ from repl_rl.sandbox.base import Limits, PushResult, Sandbox
 CHECK_LIMITS = replace(
     Limits(), line_timeout_s=1.0, interrupt_grace_s=0.8, cpu_s=4.0, memory_mb=256, output_bytes=4096, disk_mb=4
 )
-"""What `run` opens a sandbox with."""
+"""Limits with which `run` opens a sandbox."""
 _SLACK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class LimitCheck:
-    """After `setup`, `line` must give `status`; the session then continues or has ended."""
+    """Limit check: after `setup`, `line` must give `status`, and the session must continue or be ended."""
 
     name: str
     setup: tuple[str, ...]
@@ -22,10 +22,9 @@ class LimitCheck:
     status: LineStatus
     ended: bool
     shows: str = ""
-    """What its text must contain."""
+    """Text that the output must contain."""
     times: int = 1
-    """It is given again, at most so often, until it has `status`, or has ended the session where it is to: some
-    limits are hit in their own time."""
+    """Maximum repetitions of `line` until it has the expected result. Some limits are hit only after a while."""
 
 
 _CHAINS = (
@@ -34,7 +33,7 @@ _CHAINS = (
     *("        if os.fork() == 0: burn(); os._exit(0)", "        os.wait()", ""),
     *("for _ in range(2): os.fork() or chain()", ""),
 )
-"""Processes outside of the line's group that each stay below the limit of one process, for ever."""
+"""Processes outside of the line's process group that each stay below the limit of one process, for ever."""
 
 CHECKS = (
     LimitCheck(
@@ -62,7 +61,8 @@ CHECKS = (
     LimitCheck(
         "processes",
         ("import os",),
-        "p = [os.fork() or os.execlp('sleep', 'sleep', '99') for _ in range(99)]",  # waits for no child to begin
+        # Does not wait for the children to begin.
+        "p = [os.fork() or os.execlp('sleep', 'sleep', '99') for _ in range(99)]",
         LineStatus.EXCEPTION,
         False,
         "BlockingIOError",
@@ -75,7 +75,7 @@ CHECKS = (
 
 
 async def run_check(sandbox: Sandbox, check: LimitCheck) -> str:
-    """ "" when it ends as promised, else what happened."""
+    """Return an empty string if it ends as promised, else a description of the difference."""
     async with sandbox.session() as session:
         for line in check.setup:
             await session.push(line)

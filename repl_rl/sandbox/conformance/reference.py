@@ -1,4 +1,4 @@
-"""Runs transcripts through the reference console and through a sandbox, and compares them line by line."""
+"""Comparison of a sandbox with the reference console: both run the same transcripts, line by line."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ _CONSOLES_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A line that printed something else than under the reference."""
+    """Line whose output differs from the reference."""
 
     name: str
     line: str
@@ -31,10 +31,11 @@ class Mismatch:
 
 
 async def reference_texts(transcripts: Sequence[Transcript], command: Sequence[str] = ()) -> list[list[str] | None]:
-    """What the reference prints for each line of each transcript; None for one on which the reference itself fails.
+    """Return the reference's output for each line of each transcript. None means that the reference itself fails on it.
 
     Args:
-        command: how to start the sandbox's Python, unbuffered, with the script as its last argument; empty: this one.
+        command: command that starts the sandbox's Python, unbuffered, with the script as its last argument; empty means
+            this Python.
     """
     request = json.dumps({"transcripts": [transcript.lines for transcript in transcripts]}).encode()
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +58,7 @@ def _normal(text: str) -> str:
 
 
 def reproduced(first: Sequence[list[str] | None], second: Sequence[list[str] | None]) -> list[list[str] | None]:
-    """The texts of each transcript that prints the same both times under the reference (but for addresses), or None."""
+    """Return the texts of each transcript, or None if the two runs of the reference differ in more than addresses."""
 
     def same(one: list[str] | None, two: list[str] | None) -> bool:
         return None not in (one, two) and [*map(_normal, one or ())] == [*map(_normal, two or ())]
@@ -66,7 +67,7 @@ def reproduced(first: Sequence[list[str] | None], second: Sequence[list[str] | N
 
 
 async def replay(sandbox: Sandbox, transcript: Transcript) -> list[str]:
-    """What the sandbox prints for each line; a blank line's or a withheld line's silence included."""
+    """Return the sandbox's output for each line, including the empty output of blank and withheld lines."""
     texts = []
     async with sandbox.session() as session:
         for line in transcript.lines:
@@ -77,7 +78,8 @@ async def replay(sandbox: Sandbox, transcript: Transcript) -> list[str]:
 
 
 async def compare(sandbox: Sandbox, transcripts: Sequence[Transcript], expected: Sequence[list[str]]) -> list[Mismatch]:
-    """Replay all of them, several at a time. One mismatch a transcript at most: what follows it means nothing."""
+    """Replay all transcripts, several at a time. Return at most one mismatch per transcript: later lines depend on
+    it."""
     gate = asyncio.Semaphore(_CONSOLES_AT_ONCE)
 
     async def one(transcript: Transcript, texts: list[str]) -> Mismatch | None:

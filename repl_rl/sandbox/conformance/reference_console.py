@@ -1,9 +1,9 @@
-"""The reference: `code.InteractiveConsole.interact` of the Python that runs this script, with its own library only.
+"""Reference console: `code.InteractiveConsole.interact` of the Python that runs this script, with its own library only.
 
-Reads `{"transcripts": [[line, ...], ...]}` from standard input and prints, as JSON, for each transcript what each of
-its lines printed. Each transcript runs in a forked process of its own, in an empty folder. A transcript that ends its
-console gives fewer texts than lines. One on which the reference itself fails gives null: Python 3.13.0 does on a null
-byte, and those before 3.13 on an exception in `sys.excepthook`.
+It reads `{"transcripts": [[line, ...], ...]}` from standard input. It prints, as JSON, the output of each line of each
+transcript. Each transcript runs in its own forked process, in an empty folder. A transcript that ends its console gives
+fewer texts than lines. A transcript on which the reference itself fails gives null. Python 3.13.0 fails on a null byte.
+Earlier versions fail on an exception in `sys.excepthook`.
 """
 
 import builtins
@@ -22,11 +22,12 @@ from itertools import pairwise
 
 
 class Scripted(code.InteractiveConsole):
-    """Takes its lines from a list, and notes how much output there was when each line was asked for."""
+    """Console that takes its lines from a list, and records the size of the output before each line."""
 
     def __init__(self, lines: list[str], output_fd: int, marks: int) -> None:
         main = types.ModuleType("__main__")
-        # As this script's own __main__ has it: the interpreter itself gives it one before Python 3.14.
+        # Before Python 3.14, the interpreter creates `__annotations__` in `__main__`, so do the same as in this
+        # script's.
         begun: dict[str, object] = {"__annotations__": {}} if "__annotations__" in globals() else {}
         main.__dict__.update(__loader__=BuiltinImporter, **begun, __builtins__=builtins)
         sys.modules["__main__"] = main
@@ -47,7 +48,7 @@ class Scripted(code.InteractiveConsole):
 
 
 def redirect(path: str) -> int:
-    """Standard output and error to one file, unbuffered, as `python -u` has them; no standard input."""
+    """Redirect standard output and error to one file, unbuffered, as in `python -u`. Standard input is empty."""
     output_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
@@ -56,11 +57,12 @@ def redirect(path: str) -> int:
 
 
 def cut(folder: str, lines: list[str]) -> list[str]:
-    """The output of each of `lines` in the transcript that ran in `folder`; fewer when one ended the console."""
+    """Return the output per line of the transcript that ran in `folder`; fewer texts if a line ended the console."""
     with open(os.path.join(folder, "marks")) as file:
         marks = [int(mark) for mark in file]
     with open(os.path.join(folder, "output"), "rb") as file:
         data = file.read()
+    # The console ended before it asked for another line.
     if len(marks) <= len(lines):
         marks.append(len(data))
     return [data[start:end].decode("utf-8", "replace") for start, end in pairwise(marks)]
@@ -80,6 +82,7 @@ if __name__ == "__main__":
             os.mkdir(os.path.join(folder, "scratch"))
             os.chdir(os.path.join(folder, "scratch"))
             random.seed()
+            # A transcript that does not end is killed after this time, seconds.
             signal.alarm(20)
             console = Scripted(lines, fd, marks)
             try:

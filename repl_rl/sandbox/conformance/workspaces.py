@@ -1,4 +1,4 @@
-"""Consoles that begin with a workspace: apart from siblings, from other tasks' consoles, and within the limits."""
+"""Workspace checks: consoles are separate from siblings and from other tasks, and within the limits."""
 
 import asyncio
 import base64
@@ -16,11 +16,12 @@ _SEEN = "([1, 2, 3], 'kept', None)\n"
 _CHANGES = ("rows.clear()", "open('kept.txt', 'w').write('changed')", "os.environ['MARK'] = 'seen'")
 
 _LOOKS, _BETWEEN_LOOKS_S = 10, 0.1
-"""On a busy machine a console once held a descriptor more for a moment; what a workspace leaves open stays."""
+"""Number of comparisons, and seconds between them. On a busy machine a console held one more descriptor for a moment; a
+descriptor that a workspace leaves open stays."""
 
 
 class Given:
-    """A workspace of these parts."""
+    """Workspace of these parts."""
 
     def __init__(
         self, values: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None, *lines: str
@@ -33,11 +34,11 @@ class Given:
 
 KEPT = Given({"rows": [1, 2, 3]}, {"kept.txt": b"kept"})
 EMPTYISH = Given(None, None, "import math")
-"""One without a file, for promises about a console's folder."""
+"""Workspace without files, to check guarantees about a console's folder."""
 
 
 class Begun:
-    """A sandbox all of whose consoles begin with one workspace."""
+    """Sandbox whose consoles all begin with one workspace."""
 
     def __init__(self, inner: Sandbox, setup: Setup) -> None:
         self.name = inner.name
@@ -55,7 +56,7 @@ async def _said(session: SandboxSession, lines: Sequence[str]) -> str:
 
 
 async def siblings(sandbox: Sandbox) -> str:
-    """ "" where no console sees what another one of its workspace has changed, alive or dead."""
+    """Return an empty string if no console sees the changes of another one of its workspace, alive or dead."""
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(console_of(sandbox, KEPT))
         second = await stack.enter_async_context(console_of(sandbox, KEPT))
@@ -68,7 +69,7 @@ async def siblings(sandbox: Sandbox) -> str:
 
 
 async def strangers(sandbox: Sandbox) -> str:
-    """ "" where consoles without this workspace see nothing of it."""
+    """Return an empty string if consoles without this workspace see no part of it."""
     look = "import os; 'rows' in globals(), os.path.exists('kept.txt')"
     async with console_of(sandbox, KEPT), console_of(sandbox, EMPTYISH) as other, sandbox.session() as plain:
         seen = [await _said(console, (look,)) for console in (other, plain)]
@@ -76,7 +77,7 @@ async def strangers(sandbox: Sandbox) -> str:
 
 
 async def held_open(sandbox: Sandbox) -> str:
-    """ "" where a console holds no descriptor more than one that began empty."""
+    """Return an empty string if a console holds no more descriptors than one that began empty."""
     count = "import os; len(os.listdir('/proc/self/fd'))"
     async with sandbox.session() as plain, console_of(sandbox, KEPT) as begun:
         for _ in range(_LOOKS):
@@ -88,7 +89,7 @@ async def held_open(sandbox: Sandbox) -> str:
 
 
 async def refusals(sandbox: Sandbox) -> str:
-    """ "" where a workspace that leaves its limits, or something that siblings would share, is refused."""
+    """Return an empty string if workspaces that exceed limits or leave shared state are rejected."""
     bad = {
         "an error": Given(None, None, "1 / 0"),
         "memory": Given(None, None, "x = bytearray(10 ** 9)"),
@@ -103,7 +104,7 @@ async def refusals(sandbox: Sandbox) -> str:
 
 
 async def endless(sandbox: Sandbox) -> str:
-    """ "" where a workspace that never ends is refused, and siblings of other workspaces go on meanwhile."""
+    """Return an empty string if a workspace that never ends is rejected, while siblings of other workspaces run on."""
     async with asyncio.TaskGroup() as both:
         stuck = both.create_task(_refused(sandbox, Given(None, None, "while True: pass")))
         beside = both.create_task(siblings(sandbox))
@@ -128,7 +129,7 @@ WORKSPACE_CHECKS: Mapping[str, Callable[[Sandbox], Awaitable[str]]] = {
 
 
 async def run_workspace_check(sandbox: Sandbox, name: str) -> str:
-    """ "" when the promise holds, else what happened."""
+    """Return an empty string if the guarantee holds, else a description of the failure."""
     try:
         return await WORKSPACE_CHECKS[name](sandbox)
     except ConfigError as error:

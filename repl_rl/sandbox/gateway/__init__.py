@@ -1,4 +1,4 @@
-"""The `gateway` sandbox: consoles on somebody else's Jupyter Server or Kernel Gateway, a kernel for each."""
+"""The `gateway` sandbox: consoles on an external Jupyter Server or Kernel Gateway, one kernel per console."""
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _CLIENT = "jupyter_kernel_client"
 
 @dataclass(frozen=True, slots=True)
 class Gateway(SandboxKind):
-    """The server that the environment names."""
+    """Kernels of the Jupyter server that the environment names."""
 
     kind: ClassVar[str] = "gateway"
     about: ClassVar[str] = "kernels of the Jupyter server at JUPYTER_GATEWAY_URL, which alone isolates them"

@@ -1,4 +1,4 @@
-"""Where a Jupyter server is: in the variables that Jupyter's own gateway client reads. They are stored with no run."""
+"""Address of a Jupyter server, from the variables that Jupyter's own gateway client reads. No run stores them."""
 
 import os
 import urllib.parse
@@ -12,20 +12,20 @@ URL, TOKEN = "JUPYTER_GATEWAY_URL", "JUPYTER_GATEWAY_AUTH_TOKEN"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server, and which of its kernels."""
+    """Address of a server, and the name of one of its kernels."""
 
     url: str
     kernel: str
-    """Name of a kernelspec; "": ours where the server has it, else the server's default."""
+    """Name of a kernelspec. Empty means ours if the server has it, else the server's default."""
     token: str
-    """What the server asks for; "": nothing."""
+    """Token for the server. Empty means none."""
 
     @classmethod
     def named(cls) -> Self:
-        """The one that the environment names.
+        """Return the address that the environment names.
 
         Raises:
-            ConfigError: it names none, or says a token in the URL.
+            ConfigError: it names none, or the URL contains a token.
         """
         url = os.environ.get(URL, "")
         parts = urllib.parse.urlsplit(url)

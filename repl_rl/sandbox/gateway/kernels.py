@@ -1,4 +1,4 @@
-"""Our end of the process that owns a run's kernels."""
+"""Host end of the process that owns a run's kernels."""
 
 import asyncio
 import contextlib
@@ -21,21 +21,21 @@ _REFUSED = (401, 403)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server said."""
+    """Answer of the server."""
 
     status: int
-    """Of HTTP; 0: it cannot be reached."""
+    """HTTP status. 0 means that the server cannot be reached."""
     said: object
     error: str
 
     @property
     def refuses(self) -> bool:
-        """It does not take the token."""
+        """True if the server does not accept the token."""
         return self.status in _REFUSED
 
 
 class Kernels:
-    """Starts and ends kernels on one server, through a process that ends them all when this one is gone."""
+    """Client that starts and ends kernels on one server. Its child process ends them all when this process is gone."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -45,13 +45,14 @@ class Kernels:
 
     @classmethod
     async def on(cls, address: Address) -> Self:
-        """The kernels of a server; nothing is asked of it yet."""
+        """Start the child process for a server. It sends no request yet."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", str(_OWNER)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C of the terminal must not end it before its kernels
+            # A Ctrl-C in the terminal must not end this process before its kernels.
+            start_new_session=True,
             limit=_LINE_BYTES,
         )
         kernels = cls(process)
@@ -59,15 +60,15 @@ class Kernels:
         return kernels
 
     async def specs(self) -> Answer:
-        """Which kernels there are."""
+        """Return the kernelspecs of the server."""
         return await self._ask("get", "kernelspecs")
 
     async def start(self, kernel: str) -> str:
-        """Start one; its id.
+        """Start a kernel, and return its id.
 
         Raises:
-            SandboxLost: the server cannot be reached, or does not take the token any more.
-            SandboxFault: it can start none.
+            SandboxLost: the server cannot be reached, or does not accept the token any more.
+            SandboxFault: the server cannot start a kernel.
         """
         answer = await self._ask("start", kernel)
         if answer.status == 0 or answer.refuses:
@@ -77,12 +78,12 @@ class Kernels:
         return str(answer.said["id"])
 
     def end(self, kernel_id: str) -> None:
-        """End one, in the background."""
+        """End a kernel in the background."""
         if not self._hearing.done():
             self._tell({"do": "end", "what": kernel_id, "number": next(self._numbers)})
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all kernels."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -107,7 +108,8 @@ class Kernels:
 
     def _tell(self, line: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it is gone: `_hear` says so
+        with contextlib.suppress(OSError):
+            # The process is gone; `_hear` reports it.
             self._process.stdin.write(json.dumps(line).encode() + b"\n")
 
     async def _hear(self) -> None:
@@ -116,13 +118,15 @@ class Kernels:
             told = json.loads(line)
             asked = self._asked.get(told["number"])
             if asked is None and isinstance(told.get("said"), Mapping) and "id" in told["said"]:
+                # The request was cancelled, but the kernel has started.
                 self._end_unwanted(told["said"]["id"])
             elif asked is not None and not asked.done():
                 asked.set_result(Answer(told["status"], told.get("said"), told.get("error", "")))
+        # The process has ended, so the remaining requests get no answer.
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_exception(SandboxLost("the process that owns the kernels is gone"))
 
     def _end_unwanted(self, kernel_id: str) -> None:
-        """Whoever asked for this kernel was cancelled before it came."""
+        """End a kernel whose request was cancelled before it started."""
         self._tell({"do": "end", "what": kernel_id, "number": next(self._numbers)})

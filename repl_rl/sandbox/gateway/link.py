@@ -1,4 +1,4 @@
-"""The websocket to one kernel, through Jupyter's own client of it: code goes in, a value comes out."""
+"""Websocket to one kernel, through Jupyter's own client: runs code and returns a value."""
 
 import json
 import logging
@@ -13,18 +13,18 @@ from repl_rl.errors import SandboxFault, SandboxLost
 from repl_rl.sandbox.gateway.address import Address
 
 _LOOK_S = 0.02
-"""How often a thread that waits for a reply looks whether the kernel asks something, or is gone."""
+"""Interval at which a thread that waits for a reply checks for questions and for the end of the kernel, seconds."""
 _CONNECT_S = 30.0
 _log = logging.getLogger(__name__)
 Content: TypeAlias = Mapping[str, object]
 
 
 class KernelDied(Exception):
-    """The kernel's own process ended; its server lives."""
+    """Error for a kernel whose own process ended while its server lives."""
 
 
 class KernelLink:
-    """One kernel. All methods but `close` block: call them in a thread, one at a time."""
+    """Connection to one kernel. All methods except `close` block, so call them in a thread, one by one."""
 
     def __init__(self, address: Address, kernel_id: str) -> None:
         channels = f"ws{address.url.removeprefix('http')}/api/kernels/{kernel_id}/channels"
@@ -34,7 +34,7 @@ class KernelLink:
 
     @property
     def open(self) -> bool:
-        """False once the connection is lost, or closed."""
+        """False once the connection is lost or closed."""
         return not self._closed and bool(self._client.connection_ready.is_set())
 
     def connect(self) -> None:
@@ -48,12 +48,13 @@ class KernelLink:
             raise SandboxLost("the Jupyter server accepts no websocket to its kernel")
 
     def ask(self, code: str, value: str, limit_s: float, answer: Callable[[str], str]) -> str:
-        """Run `code`, then the `repr` of what `value` names there. `answer`: what the kernel's `input` returns.
+        """Run `code`, then return the `repr` of the expression `value`. `answer` gives the results of the kernel's
+        `input`.
 
         Raises:
-            SandboxLost: the connection is gone, or nothing came in time.
+            SandboxLost: the connection is gone, or no reply came in time.
             KernelDied: the kernel's process ended meanwhile.
-            SandboxFault: the code raises there.
+            SandboxFault: the code raised an exception.
         """
         if not self.open:
             raise SandboxLost("the connection to the Jupyter server is gone, and the console with it")
@@ -77,8 +78,10 @@ class KernelLink:
                 if reply["parent_header"].get("msg_id") == asked:
                     content: Content = reply["content"]
                     return content
+            # Questions of the kernel are calls of host functions.
             for question in self._client.stdin_channel.get_msgs():
                 if question["parent_header"].get("msg_id") == asked:
+                    # The time of the host's answer does not count towards the limit.
                     begun = time.monotonic()
                     self._client.input(answer(str(question["content"]["prompt"])))
                     deadline += time.monotonic() - begun
@@ -86,9 +89,11 @@ class KernelLink:
                 raise SandboxLost(f"the Jupyter server has not answered for {limit_s:g} s")
 
     def _refuse_gone(self) -> None:
-        """
+        """Raise an exception if no reply can come any more.
+
         Raises:
-            SandboxLost, KernelDied: nobody will reply any more.
+            SandboxLost: the connection is gone.
+            KernelDied: the kernel's process ended.
         """
         for message in self._client.iopub_channel.get_msgs():
             if message["content"].get("execution_state") in ("restarting", "dead"):
@@ -97,22 +102,22 @@ class KernelLink:
             raise SandboxLost("the connection to the Jupyter server is gone, and the console with it")
 
     def close(self) -> None:
-        """Let go of the websocket. Not from its own thread."""
+        """Close the websocket. Do not call this in the websocket's own thread."""
         self._closed = True
         self._client.stop_channels()
 
 
 def _table(content: Content, name: str) -> Content:
-    """A table that a kernel's reply should have; an empty one where it has none."""
+    """Return a table of a kernel's reply, or an empty one if it is missing."""
     found = content.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def parsed(said: str) -> dict[str, object]:
-    """What a relay said.
+    """Parse the reply of a relay.
 
     Raises:
-        SandboxFault: it is no such thing.
+        SandboxFault: it is not a JSON object.
     """
     try:
         value = json.loads(said)

@@ -1,8 +1,8 @@
-"""A process that owns the kernels of one run on a Jupyter server: whatever ends the run, it ends them.
+"""Process that owns the kernels of one run on a Jupyter server, and ends them however the run ends.
 
-Lines of JSON come on its standard input: first the server, then requests, each answered by a line. At the end of input,
-which comes by our SIGKILL too, it ends every kernel that was started and not ended. It is run by its path, and imports
-the standard library only.
+It reads lines of JSON from standard input: first the server, then requests. It answers each request with a line. At the
+end of input it ends every kernel that still runs; our SIGKILL ends the input, too. It is started by its path, and
+imports the standard library only.
 """
 
 import json
@@ -21,7 +21,7 @@ _SHOWN_CHARS = 300
 
 
 class Owner:
-    """Talks to the server, and knows which kernels live."""
+    """Client of the server that tracks which kernels run."""
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
@@ -32,7 +32,7 @@ class Owner:
         self._lock = threading.Lock()
 
     def ask(self, method: str, path: str, content: Said | None = None) -> Said:
-        """The server's answer: `status` 0 where there was none; `said` or `error`."""
+        """Return the status of the server's answer, and its content or an error. Status 0 means no answer."""
         body = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(f"{self._url}/api/{path}", body, self._headers, method=method)
         try:
@@ -48,7 +48,7 @@ class Owner:
             return {"status": 0, "error": str(error)[:_SHOWN_CHARS]}
 
     def start(self, kernel: str) -> Said:
-        """Start a kernel, the server's own choice where no name is given."""
+        """Start a kernel. An empty name means the server's default."""
         answer = self.ask("POST", "kernels", {"name": kernel} if kernel else {})
         model = answer.get("said")
         if isinstance(model, dict) and isinstance(model.get("id"), str):
@@ -57,7 +57,7 @@ class Owner:
         return answer
 
     def end(self, kernel_id: str) -> Said:
-        """End a kernel. One of which the server knows nothing has ended."""
+        """End a kernel. A kernel that the server does not know has ended."""
         answer = self.ask("DELETE", f"kernels/{kernel_id}")
         if answer["status"] in (200, 204, 404):
             with self._lock:
@@ -65,7 +65,7 @@ class Owner:
         return answer
 
     def end_all(self) -> None:
-        """End what is left."""
+        """End all kernels that still run."""
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             list(threads.map(self.end, list(self._kernels)))
 
@@ -80,12 +80,13 @@ def _answer(owner: Owner, asked: Said, writing: threading.Lock) -> None:
     try:
         with writing:
             print(json.dumps({**answer, "number": asked["number"]}), flush=True)
-    except OSError:  # nobody listens any more
+    except OSError:
+        # The reader is gone.
         return
 
 
 def serve() -> None:
-    """Answer until the end of input, then end what is left."""
+    """Answer requests until the end of input, then end all kernels that still run."""
     server = json.loads(sys.stdin.readline())
     owner, writing = Owner(server["url"], server["token"]), threading.Lock()
     with ThreadPoolExecutor(_AT_ONCE) as threads:

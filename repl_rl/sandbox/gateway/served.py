@@ -1,4 +1,4 @@
-"""Consoles from one Jupyter server, leased from a pool."""
+"""Sandbox of consoles on one Jupyter server, leased from a pool."""
 
 import asyncio
 import base64
@@ -26,13 +26,13 @@ from repl_rl.sandbox.served import PATIENCE_S
 
 log = logging.getLogger(__name__)
 _THREADS = 1024
-"""Lines that run at a time, at most: each waits in a thread."""
+"""Maximum lines that run at once. Each waits in a thread."""
 _SET_UP_S = 60.0
 
 
 @cache
 def _package() -> str:
-    """What runs there, packed."""
+    """Return the kernel's package as a base64-encoded zip file."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as package:
         for path in sorted(asset("sandbox/repl_kernel").iterdir()):
@@ -42,7 +42,7 @@ def _package() -> str:
 
 
 def _set_up(preload: Sequence[str]) -> str:
-    """The one set-up cell. It leaves a function that asks the relay."""
+    """Return the set-up cell. It defines a function that sends requests to the relay."""
     variables = {name: value for name, value in ENVIRONMENT.items() if name != "PATH"}
     options = json.dumps({"isolate": False, "preload": list(preload)})
     cell = asset("sandbox/gateway_cell.py").read_text()
@@ -54,20 +54,21 @@ def _mute(prompt: str) -> str:
 
 
 class _Source:
-    """Where consoles come from: a kernel of the server for each."""
+    """Source of consoles: one kernel of the server per console."""
 
     def __init__(self, kernels: Kernels, address: Address, births: Births) -> None:
         self.kernel = address.kernel
-        """Which is started; "": the server's default."""
+        """Name of the kernel to start. Empty means the server's default."""
         self.threads = ThreadPoolExecutor(_THREADS, "gateway")
         self._kernels, self._address, self._births = kernels, address, births
         self._cell = _set_up(births.preload)
 
     async def open(self) -> GatewaySession:
-        """A fresh console. A server that is away is waited for.
+        """Start a fresh console. If the server is away, retry for a while.
 
         Raises:
-            SandboxFault: none could be started; SandboxLost: the server is gone.
+            SandboxFault: no console could be started.
+            SandboxLost: the server is gone.
         """
         for pause_s in PATIENCE_S:
             try:
@@ -78,7 +79,7 @@ class _Source:
         return await self.opened()
 
     async def opened(self) -> GatewaySession:
-        """As `open`, without patience."""
+        """As `open`, but without retries."""
         kernel_id = await self._kernels.start(self.kernel)
         link = KernelLink(self._address, kernel_id)
         let_go = partial(self._kernels.end, kernel_id)
@@ -86,6 +87,7 @@ class _Source:
         try:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self.threads, link.connect)
+            # The set-up cell starts the relay, which then starts the console.
             set_up = partial(link.ask, self._cell, f"callable({ASK})", _SET_UP_S, _mute)
             await loop.run_in_executor(self.threads, set_up)
             await session.begin()
@@ -99,7 +101,7 @@ class _Source:
 
 
 class GatewaySandbox:
-    """Leases consoles from a pool."""
+    """Sandbox that leases consoles from a pool."""
 
     name = "gateway"
 
@@ -113,7 +115,7 @@ class GatewaySandbox:
 
     @asynccontextmanager
     async def prepared(self, setup: Setup) -> AsyncIterator[GatewaySession]:
-        """As `Preparing.prepared`; the workspace is made anew for each console."""
+        """As `Preparing.prepared`. The workspace is made anew for each console."""
         async with self._pool.lease() as session:
             await session.begin(setup)
             yield session
@@ -124,10 +126,10 @@ def _unavailable(problem: str, remedy: str) -> SandboxUnavailable:
 
 
 def _kernel(answer: Answer, address: Address) -> str:
-    """The kernel to start, by the server's list of those that it has; "": its default.
+    """Return the name of the kernel to start, after a check of the server's list. Empty means the server's default.
 
     Raises:
-        SandboxUnavailable: the server is none, does not take the token, or has no such kernel.
+        SandboxUnavailable: this is no Jupyter server, it rejects the token, or it does not have this kernel.
     """
     if answer.status == 0:
         raise _unavailable(f"{address.url} cannot be reached ({answer.error})", f"start the server, or mend {URL}")
@@ -145,10 +147,10 @@ def _kernel(answer: Answer, address: Address) -> str:
 
 @asynccontextmanager
 async def serve(address: Address, births: Births) -> AsyncIterator[GatewaySandbox]:
-    """Kernels of a server and their pool, for the length of the context.
+    """Serve consoles from a pool of a server's kernels for the duration of the context.
 
     Raises:
-        SandboxUnavailable: the server cannot be used, or has no kernel on which a console can be had.
+        SandboxUnavailable: the server cannot be used, or none of its kernels can run a console.
     """
     kernels = await Kernels.on(address)
     source = _Source(kernels, address, births)
@@ -156,6 +158,7 @@ async def serve(address: Address, births: Births) -> AsyncIterator[GatewaySandbo
     try:
         source.kernel = _kernel(await kernels.specs(), address)
         try:
+            # Open one console now, so that an unusable kernel is an error here and not in a rollout.
             first = await source.opened()
         except SandboxFault as fault:
             remedy = f"name a Python kernel with ipykernel on Linux behind the # of {URL}"

@@ -1,4 +1,4 @@
-"""One console behind a Jupyter kernel. What comes from there is a claim, checked field by field."""
+"""Console behind a Jupyter kernel. All data from there is untrusted, and checked field by field."""
 
 import asyncio
 import base64
@@ -20,17 +20,17 @@ from repl_rl.sandbox.typed import Typed, of_death, of_reply
 from repl_rl.sandbox.wire import MalformedReply, claimed, plain_text
 
 ASK = "_repl_ask"
-"""The function that the set-up cell leaves behind."""
+"""Name of the function that the set-up cell defines."""
 _SLACK_S = 30.0
-"""How long a network and a busy server may add to what was asked."""
+"""Time that a network and a busy server may add to a request, seconds."""
 _WORKSPACE_BYTES = 4 << 20
-"""Of a workspace, compressed: servers close a websocket on which more than 10 MiB come at once."""
+"""Maximum compressed size of a workspace. Servers close a websocket that receives more than 10 MiB at once."""
 _TOO_LONG = b'{"error": "the call is longer than is allowed"}'
 
 
 @dataclass(frozen=True, slots=True)
 class _Died:
-    """As `Ended`."""
+    """Implementation of `Ended`."""
 
     code: int | None
     text: str
@@ -38,10 +38,10 @@ class _Died:
 
 
 class GatewaySession:
-    """A console, reached through its relay beside a Jupyter kernel. Not for use by two tasks at once."""
+    """Console that is reached through its relay next to a Jupyter kernel. Two tasks must not use it at once."""
 
     def __init__(self, link: KernelLink, threads: Executor, limits: Limits, let_go: Callable[[], None]) -> None:
-        """`let_go`: ends its kernel."""
+        """`let_go` ends its kernel."""
         self._link, self._threads, self._limits, self._let_go = link, threads, limits, let_go
         self._typed = Typed(decide=False)
         self._host: Host | None = None
@@ -55,7 +55,7 @@ class GatewaySession:
 
     @property
     def dead(self) -> bool:
-        """True once nobody can reach it any more."""
+        """True once the connection is lost or closed."""
         return not self._link.open
 
     def offer(self, host: Host) -> None:
@@ -65,11 +65,12 @@ class GatewaySession:
         self._host = host
 
     async def begin(self, setup: Setup | None = None) -> None:
-        """Start the console, anew where there is one.
+        """Start the console. If one runs already, replace it.
 
         Raises:
             SetupError: the workspace cannot be made.
-            SandboxFault: no console can be had; SandboxLost: its server is gone.
+            SandboxFault: no console could be started.
+            SandboxLost: its server is gone.
         """
         chosen = asdict(self._limits)
         names = ("cpu_s", "memory_mb", "output_bytes", "processes", "disk_mb")
@@ -84,6 +85,7 @@ class GatewaySession:
         if setup is not None and isinstance(refused, dict):
             place, value, problem = (plain_text(str(refused.get(name))) for name in ("place", "value", "problem"))
             raise SetupError(f"workspace {setup.digest[:12]}, {place}", value, f"{problem}; mend the task's workspace")
+        # The reply is untrusted: check the shape of the version.
         version = said.get("python")
         if not (isinstance(version, list) and len(version) == 3 and all(isinstance(part, int) for part in version)):
             raise SandboxFault(f"no console could be started: {plain_text(str(said.get('fault')))[-2000:]}")
@@ -97,13 +99,15 @@ class GatewaySession:
         code = self._typed.add(line)
         if isinstance(code, PushResult):
             return code
-        self._ended = True  # until the line is back: a cancelled push leaves a console that nobody can follow
+        # True until the reply comes: after a cancelled push, the state of the console is unknown.
+        self._ended = True
         limit_s = self._limits.line_timeout_s + self._limits.interrupt_grace_s
         grace_s = self._limits.interrupt_grace_s
         asked = {"do": "line", "code": code, "timeout_s": self._limits.line_timeout_s, "grace_s": grace_s}
         try:
             said = await self._ask({**asked, "offer": self._offer()}, limit_s)
-        except KernelDied:  # whatever ran there can end its kernel: nothing but the server keeps them apart
+        except KernelDied:
+            # A line can end its kernel, because only the server isolates the two.
             return PushResult("", False, LineStatus.KILLED, None, time.perf_counter() - started)
         return self._result(said, time.perf_counter() - started)
 
@@ -129,12 +133,13 @@ class GatewaySession:
         return of_death(died, self._limits, elapsed_s, interrupted=interrupted)
 
     async def _ask(self, asked: Mapping[str, object], limit_s: float) -> dict[str, object]:
-        """Ask the relay, within so many seconds and what a network may add."""
+        """Send a request to the relay. The timeout is `limit_s` plus slack for the network."""
         code = f"_repl_said = {ASK}({json.dumps(asked)!r})"
         loop = asyncio.get_running_loop()
         calls: set[asyncio.Future[bytes]] = set()
 
-        def answer(prompt: str) -> str:  # in the thread that waits for the reply
+        def answer(prompt: str) -> str:
+            # This runs in the thread that waits for the reply.
             call = asyncio.run_coroutine_threadsafe(self._answered(prompt, calls), loop)
             return base64.b64encode(call.result()).decode()
 
@@ -146,7 +151,7 @@ class GatewaySession:
                 call.cancel()
 
     async def _answered(self, prompt: str, calls: "set[asyncio.Future[bytes]]") -> bytes:
-        """What the host says to a call of one of its functions."""
+        """Return the host's answer to a call of one of its functions."""
         host = self._host
         try:
             content = base64.b64decode(prompt, validate=True)
@@ -159,7 +164,7 @@ class GatewaySession:
         return await call
 
     def close(self) -> None:
-        """End its kernel, and let go of everything."""
+        """End its kernel, and release its resources."""
         self._ended = True
         if not self._closed:
             self._closed = True

@@ -1,4 +1,4 @@
-"""The `nodes` sandbox: consoles on the machines of a Ray cluster, apart from the engine, for lines that compute."""
+"""The `nodes` sandbox: consoles on machines of a Ray cluster, separate from the engine, for lines that compute."""
 
 import os
 from collections.abc import Sequence
@@ -14,15 +14,18 @@ from repl_rl.sandbox.base import Births, Sandbox, SandboxKind
 from repl_rl.sandbox.local import Local
 
 ADDRESS = "RAY_ADDRESS"
-"""The variable that Ray's own programs read, too."""
+"""Variable with the address of the cluster. Ray's own programs read it, too."""
 INNER = Local()
-"""What holds consoles on each machine."""
+"""Sandbox that holds the consoles on each machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes(SandboxKind):
-    """Its cluster is the one that this process is on, as a node of a fleet is; else the one that the environment names,
-    which is stored with no run; else one is started on this machine, to try it."""
+    """Consoles on the machines of a Ray cluster.
+
+    The cluster is the one that this process is part of, as a rollout worker is. Otherwise it is the one that the
+    environment names; no run stores that address. Otherwise a cluster is started on this machine, for trials.
+    """
 
     kind: ClassVar[str] = "nodes"
     about: ClassVar[str] = "machines of a Ray cluster, for lines that compute"
@@ -45,7 +48,7 @@ class Nodes(SandboxKind):
         return INNER.reference(script)
 
     async def doctor(self) -> str:
-        """See `SandboxKind.doctor`; it starts no cluster."""
+        """See `SandboxKind.doctor`. It starts no cluster."""
         self._refuse_without_ray()
         return f"ray {installed('ray')} is installed; no cluster was looked for"
 
@@ -55,10 +58,10 @@ class Nodes(SandboxKind):
 
 
 def cluster_address() -> str:
-    """HOST:PORT of the cluster that the environment names; "": none.
+    """Return HOST:PORT of the cluster that the environment names. Empty means that it names none.
 
     Raises:
-        ConfigError: it names something else.
+        ConfigError: the variable contains anything else.
     """
     address = os.environ.get(ADDRESS, "")
     host, _, port = address.rpartition(":")

@@ -1,6 +1,6 @@
-"""The process that holds consoles on a machine: an ordinary sandbox, whose consoles are asked for by number.
+"""Process that holds consoles on a machine. It runs an ordinary sandbox, and identifies each console by a number.
 
-Deadlines are kept here, beside the console, so that what a network adds to a line is not the line's.
+Deadlines are enforced here, on the console's machine, so that network latency does not count towards a line.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Relay:
-    """Host functions that are answered elsewhere. It is the `Host` of one console."""
+    """`Host` of one console that leaves the answers of host functions to another process."""
 
     def __init__(self, offered: Offered) -> None:
         self._offered = offered
@@ -26,7 +26,7 @@ class Relay:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._untold: list[tuple[int, bytes]] = []
         self.called = asyncio.Event()
-        """There are calls that nobody was told of."""
+        """Set while there are calls that were not reported yet."""
 
     @property
     def functions(self) -> Mapping[str, str]:
@@ -51,7 +51,7 @@ class Relay:
             del self._waiting[number]
 
     def told(self) -> tuple[tuple[int, bytes], ...]:
-        """The calls that nobody was told of, each with its number; those of a line that is over are none."""
+        """Return the calls that were not reported yet, each with its number. Calls of an ended line are left out."""
         calls, self._untold = self._untold, []
         self.called.clear()
         return tuple(call for call in calls if call[0] in self._waiting)
@@ -64,7 +64,7 @@ class Relay:
 
 
 class _Lease:
-    """A console, and what it does at the moment."""
+    """Lease of a console, and its running line."""
 
     def __init__(self, sandbox: Sandbox, setup: Carried | None) -> None:
         self.stack = AsyncExitStack()
@@ -75,7 +75,7 @@ class _Lease:
         self.relay: Relay | None = None
 
     async def close(self) -> None:
-        """End it. Whoever waits for its line learns that it is over."""
+        """End the console, and cancel its running line."""
         running = [task for task in (self.line, self.opening) if task is not None and not task.done()]
         for task in running:
             task.cancel()
@@ -85,20 +85,20 @@ class _Lease:
 
 
 def _heard(task: asyncio.Future[T]) -> None:
-    """Whoever asked for it may be gone."""
+    """Retrieve the exception, because the task that waits for it may be gone."""
     if not task.cancelled():
         task.exception()
 
 
 class ConsoleHost:
-    """Everything is called in one event loop."""
+    """Holder of the consoles on one machine. All methods run on one event loop."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._sandbox: Sandbox | None = None
         self._leases: dict[int, _Lease] = {}
         self._refused: set[int] = set()
-        """Numbers that were closed before their lease began: calls may overtake each other."""
+        """Numbers that were closed before their lease began, because calls may overtake each other."""
 
     async def open(self, kind: str, births: Births) -> tuple[int, int, int]:
         """See `Hosting.open`."""
@@ -113,6 +113,7 @@ class ConsoleHost:
             self._refused.discard(number)
             return
         lease = self._leases[number] = _Lease(self._sandbox, setup)
+        # `close` may cancel the task, which is no error here.
         await asyncio.wait({lease.opening})
         if not lease.opening.cancelled() and (error := lease.opening.exception()) is not None:
             self._leases.pop(number, None)
@@ -134,6 +135,7 @@ class ConsoleHost:
         lease = self._known(number)
         if lease.line is None:
             raise SandboxFault(f"console {number} runs no line")
+        # Wait for the end of the line or for a call of a host function.
         called = asyncio.create_task(lease.relay.called.wait()) if lease.relay is not None else None
         try:
             await asyncio.wait({lease.line} if called is None else {lease.line, called}, return_when="FIRST_COMPLETED")

@@ -1,4 +1,4 @@
-"""Keeps a host on each machine: starts them, notices what dies, and puts another one in its place."""
+"""Console hosts of a sandbox: starts one per machine, detects lost ones by heartbeats, and replaces them."""
 
 import asyncio
 import logging
@@ -17,26 +17,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long is waited, seconds."""
+    """Intervals and timeouts, seconds."""
 
     look_s: float = 2.0
-    """Between two looks at which machines there are."""
+    """Interval between queries for the machines of the cluster."""
     beat_s: float = 2.0
-    """Between two questions whether a host lives."""
+    """Interval between heartbeats of a host."""
     start_s: float = 120.0
-    """For the process of a host to start."""
+    """Timeout for the start of a host's process."""
     lost_s: float = 30.0
-    """A host that has not answered one for so long is given up."""
+    """Timeout of a heartbeat. A host that exceeds it is lost."""
     pauses_s: tuple[float, ...] = PATIENCE_S
-    """Before another host is started on a machine where the last ones did not start. Their sum is how long one waits
-    for any machine, before whoever waits for a console is told that there is none."""
+    """Pauses before further hosts are started on a machine where the last ones did not start. Their sum is the timeout
+    for any machine: after it, waiting leases fail."""
     end_s: float = 20.0
-    """For hosts to end their consoles, before they are killed."""
+    """Time for hosts to end their consoles before they are killed."""
 
 
 @dataclass(slots=True)
 class _Tried:
-    """Hosts that did not start on a machine."""
+    """Failed starts on a machine."""
 
     times: int = 0
     next_s: float = 0.0
@@ -44,7 +44,7 @@ class _Tried:
 
 @dataclass(slots=True)
 class _Up:
-    """A host that gives consoles, and what asks whether it lives."""
+    """Running host, and the task that sends its heartbeats."""
 
     host: Hosting
     asking: "asyncio.Task[None]"
@@ -52,24 +52,24 @@ class _Up:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What every host is to hold."""
+    """Settings of every host."""
 
     kind: str
-    """Of sandbox."""
+    """Name of the sandbox on each machine."""
     births: Births
-    """In all: consoles that are kept warm are spread over the machines."""
+    """Options for all machines together. The warm consoles are spread over the machines."""
     consoles: int
-    """Of a machine at a time, at most."""
+    """Maximum consoles per machine at a time."""
     waits: Waits = field(default_factory=Waits)
 
     def of_each(self, machines: int) -> Births:
-        """For each of so many machines."""
+        """Return the options for each of `machines` machines."""
         warm = min(self.consoles, -(-self.births.warm // max(1, machines)))
         return Births(self.births.limits, tuple(self.births.preload), warm, self.births.starting)
 
 
 class Hosts:
-    """The hosts of one sandbox. Open it, and close it."""
+    """Console hosts of one sandbox. Call `open` first, and `close` at the end."""
 
     def __init__(self, machines: Machines, wanted: Wanted) -> None:
         self._machines, self._wanted, self._waits = machines, wanted, wanted.waits
@@ -83,10 +83,10 @@ class Hosts:
         self._last_words = "no host was started"
 
     async def open(self) -> tuple[int, int, int]:
-        """Start a host on each machine; the version of the Python inside.
+        """Start a host on each machine. Return the version of the Python inside.
 
         Raises:
-            SandboxUnavailable: there is no machine, or on none of them a console can be had.
+            SandboxUnavailable: the cluster has no machine, or none of its machines can hold a console.
         """
         try:
             names = list(await self._machines.names())
@@ -102,7 +102,7 @@ class Hosts:
         return self._python_version
 
     async def _try(self, name: str) -> None:
-        """Start a host on a machine; where it cannot be, that is said, and tried again later."""
+        """Start a host on a machine. A failure is logged, and retried later."""
         tried = self._tried.setdefault(name, _Tried())
         try:
             await self._start(name)
@@ -123,9 +123,11 @@ class Hosts:
                 host = await self._machines.start(name)
         except TimeoutError:
             raise HostLost(f"its process has not started within {self._waits.start_s:g} s") from None
+        # Heartbeats also cover the opening of the sandbox, which may hang.
         asking = asyncio.create_task(self._ask(host))
         try:
             version = await host.open(self._wanted.kind, self._births)
+            # All hosts must have the same Python, because the sandbox has one `python_version`.
             first = self._python_version or version
             if version != first:
                 mine, theirs = (".".join(map(str, one)) for one in (first, version))
@@ -139,7 +141,7 @@ class Hosts:
         self.leases.join(host)
 
     async def _ask(self, host: Hosting) -> None:
-        """Ask a host whether it lives until it does not answer."""
+        """Send heartbeats to a host until it does not answer."""
         try:
             while True:
                 async with asyncio.timeout(self._waits.lost_s):
@@ -151,7 +153,7 @@ class Hosts:
             self.lost(host, f"it has not answered for {self._waits.lost_s:g} s")
 
     def lost(self, host: Hosting, why: str) -> None:
-        """A host is gone: it gives no consoles any more, and whoever waits for its answers learns of it."""
+        """Remove a lost host. It gets no further leases, and calls that wait for it fail."""
         up = self._up.get(host.name)
         if up is not None and up.host is host:
             log.warning("the consoles on machine %s are lost: %s", host.name, why)
@@ -161,16 +163,17 @@ class Hosts:
         host.kill()
 
     async def _watch(self) -> None:
-        """Use machines that come, and those again whose host is gone."""
+        """Start hosts on new machines, and on machines whose host is gone."""
         since_s = time.monotonic()
         while True:
             await asyncio.sleep(self._waits.look_s)
             with suppress(HostLost):
                 due = [name for name in await self._machines.names() if self._due(name)]
                 for name in due:
-                    # each by itself: one machine that takes its time keeps no other waiting
+                    # Start each in its own task, so that a slow machine does not delay the others.
                     self._trying[name] = asyncio.create_task(self._try(name))
             now_s = time.monotonic()
+            # Measure the time without any host.
             since_s = now_s if self._up else since_s
             if now_s - since_s > sum(self._waits.pauses_s):
                 self.leases.refuse(lambda: SandboxLost(f"no machine holds consoles: {self._last_words}"))
@@ -181,9 +184,10 @@ class Hosts:
         return name not in self._tried or time.monotonic() >= self._tried[name].next_s
 
     async def close(self) -> None:
-        """End all hosts, and their consoles."""
+        """End all hosts and their consoles."""
         self.leases.refuse(lambda: SandboxFault("the sandbox is closed"))
-        if self._watching is not None:  # before the others, since it starts some
+        if self._watching is not None:
+            # This task starts others, so end it first.
             self._watching.cancel()
             await asyncio.wait({self._watching})
         tasks = [*(up.asking for up in self._up.values()), *self._trying.values()]

@@ -1,6 +1,6 @@
-"""Which host gives the next console: the one that holds the fewest; whoever came first is served first.
+"""Scheduler of leases: the host with the fewest consoles gives the next one, and waiting tasks are served in order.
 
-It knows no clock, no Ray and no console.
+It does not depend on a clock, Ray or consoles.
 """
 
 import asyncio
@@ -13,46 +13,46 @@ H = TypeVar("H")
 
 
 class Leases(Generic[H]):
-    """Places on hosts, so many on each."""
+    """Slots on hosts, the same number on each."""
 
     def __init__(self, most: int) -> None:
-        """`most`: consoles of a host at a time (>= 1)."""
+        """`most`: maximum consoles per host at a time (>= 1)."""
         self._most = most
         self._held: dict[H, int] = {}
-        """The host that was chosen last stands last: of those that hold equally many it is the last to be chosen."""
+        """Consoles per host. The host that was chosen last is at the end, so that ties go to the others."""
         self._waiting: deque[asyncio.Future[H]] = deque()
 
     @property
     def held(self) -> dict[H, int]:
-        """Consoles of each host."""
+        """Consoles per host."""
         return dict(self._held)
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
+        """Number of tasks that wait for a slot."""
         return sum(not one.done() for one in self._waiting)
 
     def join(self, host: H) -> None:
-        """A host has come."""
+        """Add a host."""
         self._held.setdefault(host, 0)
         self._serve()
 
     def leave(self, host: H) -> None:
-        """A host is gone, with its consoles."""
+        """Remove a host, with its consoles."""
         self._held.pop(host, None)
 
     def refuse(self, error: Callable[[], Exception]) -> None:
-        """Everybody who waits learns of it; who comes next waits again."""
+        """Fail all waiting tasks. Later tasks wait again."""
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():
                 waiting.set_exception(error())
 
     async def take(self) -> H:
-        """A place on a host. It is the caller's until it is given back.
+        """Wait for a slot on a host. The slot belongs to the caller until `give`.
 
         Raises:
-            Exception: what `refuse` makes.
+            Exception: the error that `refuse` makes.
         """
         waiting: asyncio.Future[H] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
@@ -60,6 +60,7 @@ class Leases(Generic[H]):
         try:
             return await waiting
         except asyncio.CancelledError:
+            # The slot was assigned just before the cancellation; release it.
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 self.give(waiting.result())
             with suppress(ValueError):
@@ -67,7 +68,7 @@ class Leases(Generic[H]):
             raise
 
     def give(self, host: H) -> None:
-        """A place is free again. One on a host that is gone is none."""
+        """Release a slot. A slot on a removed host is ignored."""
         if host in self._held:
             self._held[host] -= 1
             self._serve()
@@ -79,5 +80,6 @@ class Leases(Generic[H]):
                 return
             waiting = self._waiting.popleft()
             if not waiting.done():
+                # Move the host to the end, so that ties go to the others.
                 self._held[host] = self._held.pop(host) + 1
                 waiting.set_result(host)

@@ -1,4 +1,4 @@
-"""What is said between a sandbox of `nodes` and the process that holds its consoles on a machine."""
+"""Messages and interfaces between a `nodes` sandbox and the processes that hold its consoles."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from repl_rl.sandbox.base import Births, PushResult
 
 
 class HostLost(SandboxLost):
-    """The process that held a console is gone, or its machine is."""
+    """Error for a console whose process or machine is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A workspace on its way; see `Setup`."""
+    """Workspace in transit; see `Setup`."""
 
     digest: str
     content: bytes
@@ -30,78 +30,78 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How far a line has come: to its end, or to calls of host functions, which wait for their answers."""
+    """Progress of a line: its end, or calls of host functions that wait for an answer."""
 
     calls: tuple[tuple[int, bytes], ...] = ()
-    """Each with its number."""
+    """Calls, each with its number."""
     result: PushResult | None = None
-    """None: the line goes on; ask for its next turn."""
+    """Result of the line. None means that the line still runs, and has a next turn."""
     ended: bool = False
-    """No further line can be pushed."""
+    """True if no further line can be pushed."""
 
 
 class Hosting(Protocol):
-    """What holds consoles on one machine, as its owner sees it. Consoles have numbers, which the owner gives.
+    """Holder of the consoles on one machine, as its owner sees it. The owner numbers the consoles.
 
-    Every call raises HostLost where it is gone.
+    Every call raises HostLost if the holder is gone.
     """
 
     name: str
-    """Of its machine."""
+    """Name of its machine."""
 
     async def open(self, kind: str, births: Births) -> tuple[int, int, int]:
-        """Open the sandbox of that kind there; the version of the Python inside.
+        """Open the sandbox of that kind there. Return the version of the Python inside.
 
         Raises:
-            SandboxUnavailable: it cannot be had there.
+            SandboxUnavailable: the machine cannot provide that sandbox.
         """
 
     async def lease(self, number: int, setup: Carried | None) -> None:
-        """Lease a fresh console, with a workspace or (None) empty.
+        """Lease a fresh console. `setup` is its workspace; None means an empty console.
 
         Raises:
-            SetupError, SandboxFault: as the sandbox there does.
+            SetupError, SandboxFault: as in the sandbox there.
         """
 
     async def push(self, number: int, line: str, offered: Offered | None) -> Turn:
-        """Run a line up to its first turn. `offered` comes with a console's first line, where there is something.
+        """Run a line up to its first turn. `offered` comes with a console's first line, if functions are offered.
 
         Raises:
-            SandboxLost: the console died with what had made it.
+            SandboxLost: the console died together with its fork server or container.
         """
 
     async def turn(self, number: int) -> Turn:
-        """The next turn of the line that runs. Raises as `push` does."""
+        """Return the next turn of the running line. It raises as `push` does."""
 
     async def reply(self, number: int, call: int, content: bytes) -> None:
-        """Answer a call; one that nobody waits for any more is passed over."""
+        """Answer a call. The answer is ignored if the call has ended."""
 
     async def close(self, number: int) -> None:
-        """End a console, whatever it does, or its lease, if that has not begun."""
+        """End a console in any state, or its lease if that has not begun."""
 
     async def beat(self) -> None:
-        """It lives, and its event loop turns."""
+        """Return, as a heartbeat: the process lives, and its event loop runs."""
 
     async def end(self) -> None:
         """Close the sandbox there, with all of its consoles."""
 
     def kill(self) -> None:
-        """End the process at once. Calls that wait raise HostLost."""
+        """End the process at once. Waiting calls raise HostLost."""
 
 
 class Machines(Protocol):
-    """Where such processes can be."""
+    """Machines on which such processes can run."""
 
     async def names(self) -> Sequence[str]:
-        """The machines that live.
+        """Return the names of the machines that are alive.
 
         Raises:
-            HostLost: nobody knows.
+            HostLost: the cluster does not answer.
         """
 
     async def start(self, name: str) -> Hosting:
-        """A new process on a machine. It is the owner's, and ends with it.
+        """Start a process on a machine. It belongs to the owner, and ends with it.
 
         Raises:
-            HostLost: it does not start.
+            HostLost: the process does not start.
         """

@@ -1,4 +1,4 @@
-"""Hosts of consoles as actors of a Ray cluster."""
+"""Console hosts as actors of a Ray cluster."""
 
 import asyncio
 import logging
@@ -19,15 +19,15 @@ from repl_rl.sandbox.nodes.served import serve_on
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _THREAD = ThreadPoolExecutor(1, "ray")
-"""Connects and leaves. The processes of a cluster that is started here end with the thread that started them."""
+"""Thread that connects and disconnects. A cluster that is started here ends with the thread that started it."""
 CONSOLES = 64
-"""On each machine at a time, at most, for each process that plays; further rollouts wait for theirs."""
+"""Maximum consoles per machine at a time, per process that plays rollouts. Further rollouts wait for a slot."""
 _CALLS_A_CONSOLE = 8
-"""Calls of one console that a host answers at a time: a line, and answers of host functions, which take no time."""
+"""Maximum concurrent calls per console: one line, and answers of host functions, which take no time."""
 
 
 class RayHost:
-    """An actor as its owner sees it; see `Hosting`."""
+    """Actor as its owner sees it; see `Hosting`."""
 
     def __init__(self, name: str, actor: actors.Actor) -> None:
         self.name = name
@@ -78,16 +78,16 @@ async def _answer(reference: Awaitable[T]) -> T:
 
 
 class RayMachines:
-    """The machines of the cluster that this process is on; see `Machines`."""
+    """Machines of the cluster that this process is part of; see `Machines`."""
 
     def __init__(self) -> None:
         self._ids: dict[str, str] = {}
-        """Ray's name of each machine."""
+        """Ray's id of each machine, by name."""
 
     async def names(self) -> Sequence[str]:
         """See `Machines.names`."""
         found = await actors.machines(HostLost)
-        # Where an engine samples its host and its sampler need the cores.
+        # On a machine with GPUs, the engine and its sampler need the cores.
         apart = [one for one in found if not one.gpus]
         if found and not apart and not self._ids:
             log.warning("every machine of the cluster has GPUs: consoles take cores beside engines")
@@ -110,11 +110,11 @@ class RayMachines:
 
 @asynccontextmanager
 async def serve(address: str, births: Births) -> AsyncIterator[Sandbox]:
-    """Consoles on the machines of a cluster, see `shared`, for the length of the context.
+    """Run consoles on the machines of a cluster, see `shared`, for the duration of the context.
 
     Raises:
-        ConfigError: there is no such cluster, or none can be started here.
-        SandboxUnavailable: it has no machine for consoles, or on none of them one can be had.
+        ConfigError: the cluster does not exist, or none can be started here.
+        SandboxUnavailable: it has no machine for consoles, or none of its machines can hold one.
     """
     loop, stack = asyncio.get_running_loop(), ExitStack()
     on = shared("sandbox nodes", address, 1)

@@ -1,4 +1,4 @@
-"""The sandbox whose consoles are held elsewhere, on whatever `Machines` say."""
+"""Sandbox whose consoles run on the machines of a cluster, behind the interface `Machines`."""
 
 import asyncio
 import itertools
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HostedSandbox:
-    """Leases consoles from the hosts of a cluster."""
+    """Sandbox that leases consoles from the hosts of a cluster."""
 
     name = "nodes"
 
@@ -29,7 +29,7 @@ class HostedSandbox:
 
     @property
     def held(self) -> Mapping[Hosting, int]:
-        """How many consoles each host holds."""
+        """Number of consoles per host."""
         return self._hosts.leases.held
 
     def session(self) -> AbstractAsyncContextManager[HostedSession]:
@@ -37,7 +37,7 @@ class HostedSandbox:
         return self._leased(None)
 
     def prepared(self, setup: Setup) -> AbstractAsyncContextManager[HostedSession]:
-        """As `Preparing.prepared`; a workspace is made once on each machine where it is wanted."""
+        """As `Preparing.prepared`. Each machine makes a workspace once, when one of its consoles needs it."""
         return self._leased(setup)
 
     @asynccontextmanager
@@ -51,11 +51,11 @@ class HostedSandbox:
             self._let_go(host, number)
 
     async def _begun(self, setup: Carried | None) -> tuple[Hosting, int]:
-        """A host and the number of its new console. No line has run on one that is lost meanwhile, so another is asked.
+        """Lease a console, and return its host and its number. If a host is lost, try another one: no line has run yet.
 
         Raises:
-            SetupError, SandboxFault: as the sandbox there does.
-            SandboxLost: there has been no machine for too long.
+            SetupError, SandboxFault: as in the sandbox there.
+            SandboxLost: no machine was available for too long.
         """
         while True:
             host, number = await self._hosts.leases.take(), next(self._numbers)
@@ -64,16 +64,18 @@ class HostedSandbox:
             except HostLost as lost:
                 self._hosts.lost(host, str(lost))
             except (ReplRLError, RolloutFailure):
+                # The host refused the lease, so it holds no console for it.
                 self._hosts.leases.give(host)
                 raise
             except BaseException:
+                # Cancelled: the host may have started the console already.
                 self._let_go(host, number)
                 raise
             else:
                 return host, number
 
     def _let_go(self, host: Hosting, number: int) -> None:
-        """End a console in the background. Its place is free when it has ended."""
+        """End a console in the background. Its slot is released after its end."""
         task = asyncio.create_task(self._closed(host, number))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -89,16 +91,16 @@ class HostedSandbox:
             self._hosts.leases.give(host)
 
     async def settle(self) -> None:
-        """Until every lease that is over has been seen to."""
+        """Wait until every ended lease has been cleaned up."""
         await asyncio.gather(*self._closing)
 
 
 @asynccontextmanager
 async def serve_on(machines: Machines, wanted: Wanted) -> AsyncIterator[HostedSandbox]:
-    """Hosts on these machines, and their consoles, for the length of the context.
+    """Run hosts on these machines, and their consoles, for the duration of the context.
 
     Raises:
-        SandboxUnavailable: there is no machine, or on none of them a console can be had.
+        SandboxUnavailable: there is no machine, or none of them can hold a console.
     """
     hosts = Hosts(machines, wanted)
     try:

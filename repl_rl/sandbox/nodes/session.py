@@ -1,4 +1,4 @@
-"""One console on another machine, as whoever plays its rollout sees it: one call a line."""
+"""Console on another machine, as its rollout sees it: one call per line."""
 
 import asyncio
 import time
@@ -10,14 +10,14 @@ from repl_rl.sandbox.base import Host, PushResult, refuse_unfit
 from repl_rl.sandbox.nodes.messages import Hosting, HostLost, Offered, Turn
 
 _CLEANUP_S = 10.0
-"""How long host functions whose line is over may take to end."""
+"""Time for host functions to end after their line, seconds."""
 
 
 class HostedSession:
-    """A console that a host holds. Not for use by two tasks at once."""
+    """Console that a host holds. Two tasks must not use it at once."""
 
     def __init__(self, host: Hosting, number: int, lost: Callable[[str], None]) -> None:
-        """`lost` is told where the host is gone."""
+        """`lost` is called if the host is gone."""
         self._hosting, self._number, self._lost = host, number, lost
         self._host: Host | None = None
         self._told = self._ended = False
@@ -34,19 +34,21 @@ class HostedSession:
         self._host = host
 
     async def push(self, line: str) -> PushResult:
-        """As `SandboxSession.push`; what the way there takes is part of `elapsed_s`.
+        """As `SandboxSession.push`. `elapsed_s` includes the latency of the network.
 
         Raises:
-            SandboxLost: the console died with what had made it, or the process or machine that held it is gone.
+            SandboxLost: the console died with its fork server or container, or its process or machine is gone.
         """
         refuse_unfit(line, ended=self._ended)
         started = time.perf_counter()
-        self._ended = True  # until the line is back: a cancelled push leaves a console that nobody can follow
+        # True until the reply comes: after a cancelled push, the state of the console is unknown.
+        self._ended = True
         offered, self._told = self._offered(), True
         answering: set[asyncio.Task[None]] = set()
         try:
             turn = await self._hosting.push(self._number, line, offered)
             while turn.result is None:
+                # Answer the calls of host functions while the line runs on.
                 answering |= {asyncio.create_task(self._answer(*call)) for call in turn.calls}
                 turn = await self._next(answering)
         except HostLost as lost:
@@ -62,11 +64,12 @@ class HostedSession:
         return None if host is None or self._told else Offered(dict(host.functions), host.argument_bytes)
 
     async def _next(self, answering: "set[asyncio.Task[None]]") -> Turn:
-        """The next turn of the line. Raises what an answer raised: an error of ours, which ends the line."""
+        """Return the next turn of the line. An exception of an answer is an internal error, which ends the line."""
         following = asyncio.create_task(self._hosting.turn(self._number))
         try:
             while not following.done():
                 done, _ = await asyncio.wait({following, *answering}, return_when=asyncio.FIRST_COMPLETED)
+                # `result` raises the exception of a failed answer.
                 for task in done & answering:
                     answering.discard(task)
                     task.result()
@@ -79,7 +82,7 @@ class HostedSession:
             await self._hosting.reply(self._number, call, await self._host.answer(content))
 
     def leave(self) -> None:
-        """The lease is over."""
+        """End the lease."""
         self._ended = True
 
 
