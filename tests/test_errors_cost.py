@@ -1,4 +1,4 @@
-"""An error never becomes cheaper by making more of them, in any estimator, wherever the additional one stands (A5)."""
+"""An error never becomes cheaper by making more of them, in any estimator, wherever the additional one stands (K17)."""
 
 from dataclasses import replace
 from statistics import fmean

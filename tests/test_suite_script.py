@@ -44,14 +44,14 @@ def test_a_few_that_pass_alone_pass_and_are_named(tmp_path: Path, unlucky: int) 
     assert code == 0, said
     assert "run once more alone:" in said
     assert "test_toy.py::test_chance[a b - c]" in said.partition("run once more alone:")[2]
-    assert said.rstrip().endswith("mend it.")
+    assert said.rstrip().endswith("fix it.")
 
 
 def test_what_fails_again_fails_the_suite(tmp_path: Path) -> None:
     code, said = suite(tmp_path, UNLUCKY="2", BROKEN="1")
     assert code == 1
     assert "1 failed, 2 passed" in said
-    assert "mend it" not in said
+    assert "fix it" not in said
 
 
 def test_more_than_a_few_have_no_second_chance(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ sampled tokens. An `Observed` segment is text that the console printed. It has n
 The loss mask follows from these types and is stored nowhere.
 
 Suffixes name shapes: `_T` has one entry per completion token, `_L` one per line, `_G` one per rollout. The invariants
-I1 to I12 are listed in docs/specification.md.
+I1 to I17 are listed in docs/specification.md.
 """
 
 import hashlib

@@ -35,9 +35,8 @@ MAX_GRAD_NORM = 1.0
 
 
 _RATE, _RATE_OF_ADAPTERS = 1e-6, 1e-5
-"""Learning rates of pretrained models: of all weights, and of adapters. 1e-6 is TRL's default, the value of verl's
-examples, and the start that docs/howto.md recommended. Adapters need about ten times that: "LoRA Without Regret"
-(Schulman et al., 2025), and TRL's runs of it."""
+"""Learning rates of pretrained models: of all weights, and of adapters. 1e-6 is TRL's default and the value of verl's
+examples. Adapters need about ten times that: "LoRA Without Regret" (Schulman et al., 2025), and TRL's runs of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ class TrainerConfig:
 
     A step is a batch of rollouts and all updates that use it: `updates` times `mini_batches` optimizer steps.
     The defaults suit the bundled policy. On the command line, some settings have another default for any other model.
-    Micro-batch, number format and checkpointing then have the values that docs/howto.md recommended for a GPU. The
-    warm-up is an eighth of a default run; the measured run of docs/pretrained.md used a sixth.
+    Micro-batch, number format and checkpointing then have values for a GPU. The warm-up is an eighth of a default run;
+    the measured run of docs/pretrained.md used a sixth.
     """
 
     steps: Annotated[int, AtLeast(1)] = 80

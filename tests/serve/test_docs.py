@@ -83,6 +83,6 @@ def test_the_patience_that_the_page_tells_is_the_servers() -> None:
 def test_the_page_names_every_field_of_ours_and_what_it_refuses() -> None:
     table = PAGE.partition("| `repl` | |")[2].partition("\n\n")[0]
     assert [row.split("`")[1] for row in table.splitlines() if row.startswith("| `")] == list(Repl.model_fields)
-    refused = PAGE.partition("What would not be honoured")[2].partition("\n\n")[0]
+    refused = PAGE.partition("Unsupported fields are refused")[2].partition("\n\n")[0]
     assert {"n", "tools", "logprobs", "top_p", "response_format"} <= NEUTRAL.keys()
     assert all(f"`{name}`" in refused for name in ("n", "tools", "logprobs", "top_p", "response_format"))
