@@ -165,6 +165,21 @@ def test_a_name_is_one_component_of_a_path(tmp_path: Path, name: str, capsys: py
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("files", [[], [".config.toml.4194305.unfinished"]])
+def test_a_run_that_was_killed_before_it_had_settings_starts_when_it_is_resumed(
+    tmp_path: Path, files: list[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    mark(folder, "train")
+    for name in files:
+        (folder / name).write_text("seed =")
+    with taken(RunFolder(folder, overwrite=False, resume=True), "seed = 7\n", resume=True) as state:
+        assert state is None
+        assert (folder / "config.toml").read_text() == "seed = 7\n"
+        assert contents(folder) == ["checkpoints", "config.toml"]
+
+
 @pytest.mark.parametrize("fill", [a_text, others, a_policy])
 def test_what_is_no_run_is_not_resumed(tmp_path: Path, fill: Fill, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "mine"

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 from repl_rl.credit.credited import LineCredit
@@ -20,6 +21,8 @@ from repl_rl.runs.report import write_report
 from repl_rl.runs.store import write_step, write_tokens
 from repl_rl.runs.told import CONFIG, METRICS, SUMMARY, settings_of, summary_of, whole_lines
 
+_UNFINISHED = ".*.unfinished"
+"""Files that are being written."""
 _log = logging.getLogger(__name__)
 
 
@@ -31,12 +34,18 @@ def _trained(folder: Path) -> bool:
         return False
 
 
+def _is_begun(folder: Path) -> bool:
+    """Return True unless `folder` holds at most the unfinished files of a `train` that was killed at its start."""
+    ours = maker(folder) == RUN.verb
+    return any(not (ours and fnmatch(name, _UNFINISHED)) for name in contents(folder))
+
+
 RUN = Output(
     "train",
     "run folder",
     (
         *(CONFIG, METRICS, SUMMARY, "trajectories", "checkpoints", "states", "report.html", "curves.png"),
-        *("fleet", "fleet.json", "tensorboard", ".unfinished-*", ".*.unfinished"),
+        *("fleet", "fleet.json", "tensorboard", ".unfinished-*", _UNFINISHED),
     ),
     _trained,
     "choose another --name",
@@ -93,7 +102,7 @@ class RunFolder:
         """Raise ConfigError if a resume would start from a folder that is not a run."""
         if not place.is_dir():
             raise ConfigError("run folder", str(self.path), "it is no folder; choose another --name")
-        if contents(place) and not (place / CONFIG).is_file():
+        if _is_begun(place) and not (place / CONFIG).is_file():
             remedy = f"it has no {CONFIG}, so it is no run that can be resumed; choose another --name"
             raise ConfigError("run folder", str(self.path), remedy)
 
@@ -106,7 +115,9 @@ class RunFolder:
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
             # Check again: the folder may have changed since `__init__`.
-            if contents(self.path):
+            if not _is_begun(self.path):
+                clear(self.path)
+            else:
                 if not self._overwrite:
                     raise self._there()
                 RUN.refuse_other(self.path)
@@ -120,7 +131,7 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """True if the folder already holds a run."""
-        return self.path.is_dir() and bool(contents(self.path))
+        return self.path.is_dir() and _is_begun(self.path)
 
     def finished(self, steps: int) -> bool:
         """Return True if the run finished without an error after `steps` steps.
@@ -148,6 +159,7 @@ class RunFolder:
             remove_left_folders(place)
         remove_left_files(self.path)
         write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self.checkpoints.mkdir(exist_ok=True)  # a process may have been killed before it made the folder
         # Later steps are trained again: remove their trajectories and checkpoints.
         for file in (self.path / "trajectories").glob("[0-9]*.jsonl.gz"):
             if int(file.name.partition(".")[0]) > step:

@@ -34,8 +34,11 @@ from repl_rl import cli
 from repl_rl.cli.train import TrainConfig
 from repl_rl.engine import ENGINES, Engine, EngineKind, Opening, ScriptedEngine
 from repl_rl.machine.assets import asset
+from repl_rl.record.trajectory import Line
+from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read
+from repl_rl.sandbox import PushResult
 from repl_rl.settings.arguments import parse
 from repl_rl.trainer.states import different, newest
 from tests.doom import Doom
@@ -278,6 +281,7 @@ def train(arguments: Words, log: Path, kill_at: int | None = None, after_s: floa
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             use_one_thread()
+            note_addresses(log.with_suffix(ADDRESSES))
             doom = Doom(kill_at, after_s)
             sys.addaudithook(doom.hook)
             code = cli.main(arguments)
@@ -294,6 +298,20 @@ def train(arguments: Words, log: Path, kill_at: int | None = None, after_s: floa
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def note_addresses(note: Path) -> None:
+    """In the child: make the file `note` once a line prints an address, which no second run prints again."""
+    push = Episode.push
+
+    async def noting(episode: Episode, line: Line) -> PushResult:
+        result = await push(episode, line)
+        if " at 0x" in result.text:
+            os.close(os.open(note, os.O_CREAT))
+        return result
+
+    Episode.push = noting  # type: ignore[method-assign,assignment]
+
+
+ADDRESSES = ".addresses"
 LIMIT_S = 280.0
 """Of one training, which takes about 2 seconds."""
 
@@ -351,6 +369,8 @@ def judge(number: int, out: Path, seed: int) -> Verdict:
                 verdict.kills.append((kill_at, round(after_s, 3)))
             else:
                 break
+        if [*place.glob(f"*{ADDRESSES}")]:
+            verdict.promise = "whole"
         verdict.wrong += [f"resumed it ended with {code}: {last_lines(log)}"] if code else []
         verdict.wrong += [] if code else differences(place / "killed", place / "whole", verdict.promise)
     verdict.seconds = round(time.monotonic() - began_s, 1)
