@@ -246,6 +246,18 @@ def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "verb is 'trian'" in capsys.readouterr().err
 
 
+def test_a_python_without_docstrings_is_refused_in_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "repl_rl.cli", "eval"],
+        env={**os.environ, "PYTHONOPTIMIZE": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "unset PYTHONOPTIMIZE" in done.stderr
+
+
 @pytest.mark.parametrize("verb", ["train", "eval", "rollout", "doctor"])
 def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     with pytest.raises(SystemExit) as stop:

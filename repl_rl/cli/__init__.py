@@ -113,6 +113,9 @@ def _run(arguments: Sequence[str]) -> int:
             return 0
         if arguments[0] not in VERBS:
             raise ConfigError("verb", arguments[0], f"choose one of {', '.join(VERBS)}")
+        if sys.flags.optimize > 1:
+            advice = "it removes docstrings, which transformers reads; unset PYTHONOPTIMIZE, and omit -OO"
+            raise ConfigError("optimization level of Python", sys.flags.optimize, advice)
         try:
             code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
         except SystemExit:
