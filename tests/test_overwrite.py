@@ -165,6 +165,15 @@ def test_a_name_is_one_component_of_a_path(tmp_path: Path, name: str, capsys: py
     assert tree(tmp_path) == before
 
 
+def test_a_name_that_no_folder_can_have_is_refused_before_anything_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--out", str(tmp_path / "runs"), "--name", "n" * 300]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "at most 255 bytes; shorten --name" in said.err
+
+
 @pytest.mark.parametrize("files", [[], [".config.toml.4194305.unfinished"]])
 def test_a_run_that_was_killed_before_it_had_settings_starts_when_it_is_resumed(
     tmp_path: Path, files: list[str]

@@ -41,7 +41,7 @@ VERBS = {
 }
 """Commands with their help. A command is a module with `main(argv) -> exit code`, imported only when it is called."""
 _OUTLASTING = {"train", "sft", "transcripts", "serve"}
-"""Commands that continue when nobody reads their output, because their results are elsewhere."""
+"""Commands that continue without a reader of their output, because they write their results to files or clients."""
 _INTERRUPTED = 128 + signal.SIGINT
 _STOPPED = {128 + number for number in (signal.SIGINT, *STOPS)}
 _UNREAD = 128 + signal.SIGPIPE
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `repl-rl` and return its exit code. Without arguments it suggests the next commands.
 
     Exit codes: 0 success, 1 failure, 2 bad input. The code is 3 if the engine or the consoles died repeatedly. It is
-    130 if interrupted, 143 after SIGTERM, 138 after SIGUSR1 and 129 after SIGHUP. It is 141 if nobody reads the
-    output of a command that has no other result.
+    130 if interrupted, 143 after SIGTERM, 138 after SIGUSR1 and 129 after SIGHUP. It is 141 if the reader of
+    the output has gone and the command has no other result.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()

@@ -21,6 +21,8 @@ from repl_rl.runs.report import write_report
 from repl_rl.runs.store import write_step, write_tokens
 from repl_rl.runs.told import CONFIG, METRICS, SUMMARY, settings_of, summary_of, whole_lines
 
+_MOST_BYTES = 255
+"""Length of a file name that all usual file systems allow."""
 _UNFINISHED = ".*.unfinished"
 """Files that are being written."""
 _log = logging.getLogger(__name__)
@@ -80,6 +82,9 @@ class RunFolder:
             self._refuse(overwrite, resume)
 
     def _refuse(self, overwrite: bool, resume: bool) -> None:
+        if len(os.fsencode(self.path.name)) > _MOST_BYTES:
+            remedy = f"a name has at most {_MOST_BYTES} bytes; shorten --name"
+            raise ConfigError("run folder", f"{self.path.name[:20]}...", remedy)
         place = followed("run folder", self.path)
         if place.exists() and not (overwrite or resume):
             raise self._there()

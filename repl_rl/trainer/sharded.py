@@ -86,7 +86,7 @@ def parted(saved: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(like, DTensor) or saved.shape != like.shape:
         return saved
     here = saved.to(device=like.device, dtype=like.dtype)
-    # Without a source rank nothing is broadcast: each process takes its shard of its own copy.
+    # Without a source rank there is no broadcast: each process shards the copy that it has loaded.
     return distribute_tensor(here, like.device_mesh, like.placements, src_data_rank=None)
 
 

@@ -6,8 +6,8 @@ ended. The other figure samples: a process that is new to a look counts as if it
 rate. Short processes are seen as rarely as they are short, so this is right on average, and the figures agree.
 
 A console that has started no process is bounded by its own limit (RLIMIT_CPU). As long as the number of the youngest
-process of the namespace stays the same, a look reads only that number. A whole look touches a third of a MiB of memory
-that the consoles share, which then becomes the supervisor's own.
+process of the namespace stays the same, a look reads only that number. A whole look touches memory that the
+consoles share, and each touched page becomes the supervisor's own.
 """
 
 import os

@@ -14,7 +14,9 @@ from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import Stop
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.samplers import load_sampler
+from repl_rl.samplers.tools import Call
 from repl_rl.samplers.verifiers import VerifiersSampler
+from repl_rl.samplers.verifiers_seat import _arguments
 from repl_rl.tasks import Task, load_tasks
 from repl_rl.tasks.environments import installed
 from repl_rl.world import World
@@ -209,6 +211,10 @@ def test_bad_names_are_one_line_and_exit_code_2(
         load_tasks(tasks)
     assert main(["rollout", "--tasks", tasks, "--engine", "transformers"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_arguments_that_json_lacks_are_recorded_as_text() -> None:
+    assert _arguments(Call("f", kwargs={"items": {3}, "n": 1})) == '{"items": "{3}", "n": 1}'
 
 
 def test_tools_without_a_chat_are_refused(here: Path) -> None:

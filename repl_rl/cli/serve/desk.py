@@ -200,7 +200,7 @@ class Desk:
 
     def _refuse_long(self, given: str | list[int], field: str) -> None:
         """Reject a prompt that cannot fit, without encoding it. Encoding a long text would block all other clients."""
-        # A token stands for at most `_longest` characters, which bounds the number of tokens from below.
+        # A token has at most `_longest` characters, which bounds the number of tokens from below.
         most = self.rollouts.engine.context_tokens
         if isinstance(given, str) and len(given) >= most * self._longest:
             raise self._too_long(f"{len(given)} characters", field)
