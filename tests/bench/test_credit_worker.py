@@ -53,6 +53,7 @@ def test_a_run_that_chooses_a_rate_has_that_rate_and_no_figures_that_cost_time(t
     assert (run.seed, run.learning_rate, run.after, run.agreement) == (TUNING[0], 1e-3, {}, {})
 
 
+@pytest.mark.heavy
 def test_a_run_with_rollouts_ahead_says_how_old_they_were_and_leaves_none_under_way(tmp_path: Path) -> None:
     aged, fresh = conditions(["ahead_2/token_band"])[0], conditions([BASELINE])[0]
     with opened(replace(TINY, tokens=150, agreement_tokens=0), tmp_path) as worker:
@@ -64,6 +65,7 @@ def test_a_run_with_rollouts_ahead_says_how_old_they_were_and_leaves_none_under_
     assert old.gap < 1e-3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["failing", "slipping"])
 def test_runs_can_start_from_a_policy_that_was_taught(kind: Literal["failing", "slipping"], tmp_path: Path) -> None:
     settings = replace(TINY, start=kind, failing_steps=2, slipping_steps=3, agreement_tokens=0)

@@ -317,8 +317,16 @@ def play(
         fit(tiny_model(), tiny_tokenizer(), IDS, source, config, folder.checkpoints, on_step, chosen, keeper=keeper)
 
 
-@pytest.mark.parametrize("stop_after", [1, 4, 7])
-@pytest.mark.parametrize("curriculum", [True, False])
+@pytest.mark.parametrize(
+    ("stop_after", "curriculum"),
+    [
+        (4, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.heavy)
+            for case in ((1, True), (7, True), (1, False), (4, False), (7, False))
+        ),
+    ],
+)
 def test_a_run_that_is_gone_on_with_keeps_what_had_ended_and_begins_the_rest_again(
     stop_after: int, curriculum: bool, tmp_path: Path
 ) -> None:
@@ -374,7 +382,7 @@ def test_where_no_group_takes_longer_a_window_changes_nothing(tmp_path: Path) ->
     ]
 
 
-@pytest.mark.parametrize("stop_after", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("stop_after", [4, *(pytest.param(n, marks=pytest.mark.heavy) for n in (2, 3, 5, 6))])
 def test_a_run_with_a_window_that_is_gone_on_with_learns_from_each_group_once(stop_after: int, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         play(tmp_path, Straggling(tiny_model()), stop_after, config=WINDOW)

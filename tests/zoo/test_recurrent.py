@@ -280,6 +280,7 @@ def test_rollouts_with_lines_of_different_length_are_the_same_four_at_a_time_as_
             torch.testing.assert_close(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-4, rtol=0)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", ["Qwen3.5, text", "Falcon-H1", "Mamba 2", "LFM2"])
 @pytest.mark.parametrize("change", ["fast = false", "lora_rank", "checkpointing"])
 def test_such_a_model_trains_with_other_settings_of_the_update(
