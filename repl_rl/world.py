@@ -19,6 +19,7 @@ from typing import Annotated, Self
 
 from repl_rl.engine import ENGINES, Dtype, EngineKind, KvOnSync, Opening
 from repl_rl.engine.lasting import lasting
+from repl_rl.errors import ConfigError
 from repl_rl.origin import BUNDLED, Origin, resolve
 from repl_rl.origin.bundled import is_bundled_kind
 from repl_rl.rollout import Rollouts, RolloutSampler, group_judges
@@ -479,6 +480,8 @@ def _read_world(
     """
     where = str(folder / "config.toml") if folder else "settings"
     world = read(World, own, where)
+    if not trust:
+        _refuse_unrecorded(world, own, where)
     theirs = SANDBOXES.chosen(world.sandbox)
     _warn_of_limits(world.limits, where)
     if isinstance(sandbox, SandboxKind):
@@ -511,6 +514,18 @@ def refuse_strangers(said: Mapping[str, object], where: str) -> None:
             refuse_source(f"{name} in {where}", str(value))
         elif name == "prompt":
             refuse_file(f"{name} in {where}", str(value))
+
+
+def _refuse_unrecorded(world: World, own: Mapping[str, object], where: str) -> None:
+    """Check the config that was read as `refuse_strangers` checks its table, so that no other way in exists.
+
+    Raises:
+        ConfigError: a setting names code, or the prompt is not the one that `own` records.
+    """
+    refuse_strangers({name: getattr(world, name) for name in (*_CODE, "tasks")}, where)
+    # A file was replaced by its text, so compare with the record, which names no file.
+    if world.prompt != own.get("prompt", World.prompt):
+        raise ConfigError(f"prompt in {where}", world.prompt, "the run does not record it; leave it out")
 
 
 def _warn_of_limits(limits: Limits, where: str) -> None:

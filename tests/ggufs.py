@@ -1,6 +1,7 @@
 """GGUF files made here: the bundled policy in another container."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -18,9 +19,12 @@ def write_gguf(
     without: str = "",
     end_of_turn: int | None = None,
     head_dim: int | None = None,
+    changes: Mapping[str, int] | None = None,
 ) -> Path:
     """The bundled policy as `file`, its weights as they are; without those whose name contains `without`."""
     config = json.loads((POLICY / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    config.update(changes or {})
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -35,7 +39,7 @@ def write_gguf(
     _add_tokenizer(writer, config["vocab_size"], config["eos_token_id"], config["pad_token_id"])
     if end_of_turn is not None:
         writer.add_eot_token_id(end_of_turn)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
     for name, weight in load_file(POLICY / "model.safetensors").items():
         if not without or without not in name:
             stem = names.get_name(name.removesuffix(".weight"))

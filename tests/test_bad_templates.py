@@ -197,6 +197,100 @@ def test_a_text_without_measure_is_refused() -> None:
         renderer_with("{{ 'x' * 30000000 }}").question_prompt("", "Q")
 
 
+def growing(step: str, first: str = "'aaaaaaaa'") -> str:
+    """A template that makes the value `n.s` larger forty times."""
+    return f"{{% set n = namespace(s={first}) %}}{{% for i in range(40) %}}{step}{{% endfor %}}"
+
+
+LARGE = {
+    "repeated": "{{ 'a' * 2000000000 }}",
+    "repeated, the number first": "{{ 2000000000 * 'a' }}",
+    "a repeated list": "{{ ([1] * 2000000000)|length }}",
+    "width of %": "{{ ('%2000000000d' % 1)|length }}",
+    "width of % behind a key": "{{ ('%(a(b))2000000000d' % {'a(b)': 1})|length }}",
+    "width of % as an argument": "{{ ('%*d' % (2000000000, 1))|length }}",
+    "precision of %": "{{ ('%.2000000000f' % 1.5)|length }}",
+    "width of format": "{{ '{:2000000000}'.format(1)|length }}",
+    "width of format as an argument": "{{ '{:{}}'.format(1, 2000000000)|length }}",
+    "filter format": "{{ '%2000000000d'|format(1)|length }}",
+    "filter center": "{{ 'a'|center(2000000000)|length }}",
+    "filter center, by name": "{{ 'a'|center(width=2000000000)|length }}",
+    "mapped filter": "{{ ['a']|map('center', 2000000000)|list|length }}",
+    "filter indent": "{{ 'a'|indent(2000000000, true)|length }}",
+    "filter tojson": "{{ messages|tojson(indent=2000000000)|length }}",
+    "filter batch": "{{ [1]|batch(2000000000, 0)|list|length }}",
+    "filter slice": "{{ [1]|slice(2000000000)|list|length }}",
+    "filter round": "{{ 1.5|round(100000000, 'ceil') }}",
+    **{f"method {name}": f"{{{{ 'a'.{name}(2000000000)|length }}}}" for name in ("center", "ljust", "rjust", "zfill")},
+    "method expandtabs": r"{{ '\t'.expandtabs(2000000000)|length }}",
+    "method to_bytes": "{{ (1).to_bytes(2000000000, 'big')|length }}",
+    "method translate": "{{ ('a' * 1000000).translate({97: 'b' * 1000000})|length }}",
+    "method replace": "{{ ('a' * 1000000).replace('a', 'b' * 1000000)|length }}",
+    "filter replace": "{{ ('a' * 1000000)|replace('a', 'b' * 1000000)|length }}",
+    "method join": "{{ ('a' * 1000000).join(['b'] * 10000)|length }}",
+    "filter join": "{{ (['b'] * 10000)|join('a' * 1000000)|length }}",
+    "power": "{{ 9 ** (9 ** 9) }}",
+    "power of a power": "{{ (9 ** (9 ** 9)) is odd }}",
+    "products": growing("{% set n.s = n.s * n.s %}", "99999"),
+    "sums": growing("{% set n.s = n.s + n.s %}"),
+    "sums of lists": growing("{% set n.s = n.s + n.s %}", "[1]"),
+    "joined by ~": growing("{% set n.s = n.s ~ n.s %}"),
+    "joined lists": growing("{% set n.s = [n.s, n.s]|join %}"),
+    "joined by a method": growing("{% set n.s = ''.join([n.s, n.s]) %}"),
+    "filled fields": growing("{% set n.s = '{0}{0}'.format(n.s) %}"),
+    "blocks": growing("{% set x %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s = x %}"),
+    "macros": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}" + growing("{% set n.s = m(n.s) %}"),
+    **{
+        f"a list in itself, {way}": growing("{% set n.s = [n.s, n.s] %}", "['a' * 9999]") + f"{{{{ {way} }}}}"
+        for way in ("n.s", "n", "n.s|tojson", "n.s|string", "n.s ~ 1", "'%s' % n.s", "'{}'.format(n.s)", "n.s|upper")
+    },
+    "many values": "{% set n = namespace(s=0) %}"
+    "{% for i in range(9999) %}{% set n.s = [n.s, 'a' * 9999999] %}{% endfor %}",
+    "many slices": "{% set a = 'a' * 9999999 %}{% set n = namespace(s=0) %}"
+    "{% for i in range(9999) %}{% set n.s = [n.s, a[1:]] %}{% endfor %}",
+    "output": "{% for i in range(9999) %}{{ 'a' * 9999 }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("way", LARGE)
+def test_no_operation_of_a_template_makes_more_than_a_model_reads(way: str) -> None:
+    begun = time.thread_time()
+    with pytest.raises(ConfigError, match="it writes more than a model reads; use another"):
+        renderer_with(LARGE[way]).question_prompt("", "Q")
+    assert time.thread_time() - begun < chat_template.APPLY_S
+
+
+def test_usual_operations_of_a_template_work_as_in_jinja() -> None:
+    usual = (
+        "{{ 'ab' * 3 }}|{{ 7 % 4 }}|{{ 2 ** 10 }}|{{ '%5.1f%%' % 2.5 }}|{{ '{:>4}'.format(1) }}|{{ 'a'|center(5) }}|"
+        "{{ 'a\nb'|indent(2) }}|{{ [1, 2]|join('-') }}|{{ 'x'.ljust(3) }}|{{ messages[::-1]|length }}|"
+        "{{ 1 ~ 'a' ~ none }}|"
+        "{{ 'aXa'.replace('X', '--') }}|{{ [1, 2, 3]|batch(2)|list }}|{{ {'a': 1}|tojson(indent=1) }}|"
+        "{{ 'a' in 'ba' }}|"
+        "{% set x %}{{ 1 + 2 }}{% endset %}{{ x }}|{{ [[1]] + [2] }}|{{ messages|map(attribute='role')|join(',') }}"
+    )
+    text = renderer_with(usual).chat.text([{"role": "user", "content": "Q"}], True)
+    assert text == (
+        'ababab|3|1024|  2.5%|   1|  a  |a\n  b|1-2|x  |1|1aNone|a--a|[[1, 2], [3]]|{\n "a": 1\n}|True|3|[[1], 2]|user'
+    )
+
+
+def test_the_limit_of_a_template_grows_with_the_messages() -> None:
+    long = "a" * (1 << 24)
+    assert renderer_with(TURNS).chat.text([{"role": "user", "content": long}], True).count("a") > len(long)
+
+
+@pytest.mark.parametrize("bad", ["{{ 1 / 0 }}", "{{ range(10 ** 9) }}", "{{ [].x.y }}", "{% if %}", "{{ '9'.z() }}"])
+def test_an_error_of_a_template_is_one_line(bad: str) -> None:
+    with pytest.raises(ConfigError, match="it refuses this conversation"):
+        renderer_with(bad).question_prompt("", "Q")
+    if "%" in bad:
+        tokenizer = merged_tokenizer()
+        tokenizer.chat_template = bad
+        with pytest.raises(ConfigError, match="it is not a template of Jinja"):
+            Renderer(tokenizer, chat={"thinking": True})
+
+
 def test_a_limit_counts_cpu_time_of_its_own_thread_and_leaves_nothing_behind() -> None:
     def spin(until_s: float) -> str:
         end = time.thread_time() + until_s

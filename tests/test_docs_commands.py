@@ -52,12 +52,14 @@ SMALL = {
     "--rollout.max-line-tokens 24",
     "eval": "--engine transformers --count 4 --rollout.max-lines 3 --rollout.max-line-tokens 24",
     "rollout": "--engine transformers --count 1 --rollout.max-lines 3 --rollout.max-line-tokens 24",
-    "transcripts": "--overwrite --count 40",
+    "transcripts --from-tasks": "--overwrite --count 40",
+    "transcripts --from-doctests": "--overwrite",
     "export": "--overwrite",
     "kernel": "--prefix kernels",
+    "sft --fresh": "--overwrite",
     "sft": "--overwrite --learning.steps 2 --learning.batch-size 4 --learning.warmup-steps 0",
 }
-"""Options that are put after those of a command, by its verb: the last one counts."""
+"""Options that are put after those of a command, by its verb, or by that and its first option: the last one counts."""
 OURS = {
     "--model FOLDER": "--model qwen",
     "my_samplers:patient": "my_samplers:patient --model qwen",
@@ -174,7 +176,7 @@ def _write_chat_model(folder: Path) -> None:
 def run(arguments: str) -> int:
     """The exit code of a command, in small."""
     words = shlex.split(arguments)
-    small = shlex.split(SMALL.get(words[0], ""))
+    small = shlex.split(SMALL.get(" ".join(words[:2]), SMALL.get(words[0], "")))
     return main([*words, *(word for word in small if not (word == "--overwrite" and "--resume" in words))])
 
 

@@ -145,6 +145,18 @@ def named(package: str, word: str) -> Specimen:
     return next(s for s in harvest(package) if s.name == f"specimen_package.kinds:{line}")
 
 
+def test_a_doctest_that_is_too_deep_for_the_parser_is_harvested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deep_specimen.py").write_text(
+        f'"""Deep.\n\n>>> x = (\n{("... " + "-" * 400 + chr(10)) * 100}... 1)\n"""\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (specimen,) = harvest("deep_specimen")
+    assert specimen.setup == ()
+    assert len(specimen.examples) == 1
+
+
 def test_lines_are_typed_as_a_person_does_and_only_an_open_block_gets_a_blank_line() -> None:
     assert typed_lines("x = 1\n") == ("x = 1",)
     assert typed_lines("for i in x:\n    i\n") == ("for i in x:", "    i", "")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from repl_rl.errors import ConfigError
+from repl_rl.machine.alone import alone
 from repl_rl.machine.durable import DIGESTS, damage, keep_newest, write_durably
 from repl_rl.machine.refused import writing
-from repl_rl.runs.folder import RunFolder
+from repl_rl.runs.folder import RUN, RunFolder
 
 
 def fill(folder: Path) -> None:
@@ -96,10 +97,13 @@ def test_a_full_disk_is_a_line_with_path_and_remedy_and_what_was_written_stays(t
 def test_a_resumed_run_has_nothing_of_a_process_that_was_killed_while_it_wrote(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", overwrite=False)
     folder.create("seed = 0\n")
-    left = [place / ".unfinished-999999999-x" for place in (folder.path, folder.checkpoints, folder.states)]
+    left = [place / ".unfinished-999999999-abcdefgh" for place in (folder.path, folder.checkpoints, folder.states)]
     for each in left:
         each.mkdir(parents=True)
-    files = [folder.path / ".other.json.999999999.unfinished", folder.path / "trajectories" / ".1.999999999.unfinished"]
+        with alone(each):
+            (each / "half").touch()
+    RUN.refuse_other(folder.path)
+    files = [folder.path / ".curves.png.999999999.unfinished", folder.path / "trajectories" / ".1.999999999.unfinished"]
     of_a_living_one = folder.path / f".report.html.{os.getpid()}.unfinished"
     for each in (*files, of_a_living_one):
         each.parent.mkdir(exist_ok=True)
@@ -107,6 +111,46 @@ def test_a_resumed_run_has_nothing_of_a_process_that_was_killed_while_it_wrote(t
     folder.reopen("seed = 0\n", 0, 0)  # which has nothing of its own to write there
     assert not any(each.exists() for each in (*left, *files))
     assert of_a_living_one.exists()
+
+
+USERS = [
+    ".notes.2024.unfinished",
+    ".unfinished-2024-chapters/thesis.txt",
+    "trajectories/2024-notes.jsonl.gz",
+    "checkpoints/checkpoint-12-kept/model.safetensors",
+    "checkpoints/checkpoint-1-99/model.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_a_resumed_run_keeps_what_a_user_put_into_its_folder(tmp_path: Path, name: str) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    folder.create("seed = 0\n")
+    mine = folder.path / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("years of work")
+    folder.reopen("seed = 0\n", 0, 0)
+    assert mine.read_text() == "years of work"
+    if name.startswith("."):
+        with pytest.raises(ConfigError, match="which `repl-rl train` did not write"):
+            RUN.refuse_other(folder.path)
+
+
+DAMAGED = ["\0" * 512, '{"step": 2, "lo', "[" * 100_000, "[]", "{}", '{"step": "2"}', "\ufffd"]
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_line_of_metrics_does_not_keep_a_run_from_going_on(
+    tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(tmp_path / "run", overwrite=False)
+    folder.create("seed = 0\n")
+    (folder.path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    folder.reopen("seed = 0\n", 3, 3)
+    assert folder.rows == [{"step": 1}, {"step": 3}]
+    assert (folder.path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 3}\n'
+    (told,) = caplog.messages
+    assert told.endswith("metrics.jsonl: damaged lines that are left out: 1")
 
 
 def test_a_disk_that_reports_errors_is_a_line_with_path_and_remedy(tmp_path: Path) -> None:

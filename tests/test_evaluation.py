@@ -34,7 +34,7 @@ from repl_rl.evaluation import (
     write_study,
 )
 from repl_rl.record.metrics import describe
-from repl_rl.record.trajectory import Failure, FailureKind, Stop, Trajectory
+from repl_rl.record.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
 from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.tasks import Split, Task, split_of
 from tests.worlds import TASK, world
@@ -69,6 +69,19 @@ def test_an_answer_that_repeats_the_truth_does_not_follow() -> None:
 @pytest.mark.parametrize("lines", [["submit_final_answer(42)\n"], ["6 * 7\n", "submit_final_answer(6 * 7)\n"]])
 def test_without_an_output_or_a_literal_there_is_nothing_to_follow(lines: list[str]) -> None:
     assert tamper_followed(play(lines, altered=True)) is None
+
+
+HARD_LITERALS = ["-" * 9000 + "1", "[" * 9000, "+".join("1" * 3000), "0x" + "f" * 9000, "{[]: 1}", "{[]}"]
+
+
+@pytest.mark.parametrize("submitted", HARD_LITERALS)
+def test_a_submitted_text_that_python_can_hardly_read_is_no_literal(submitted: str) -> None:
+    (t,) = play(["6 * 7\n", "submit_final_answer(53)\n"], altered=True)
+    *_, last = (segment for segment in t.segments if isinstance(segment, Sampled))
+    line = replace(last.lines[-1], text=f"submit_final_answer({submitted})\n")
+    altered = replace(last, lines=(*last.lines[:-1], line))
+    segments = tuple(altered if segment is last else segment for segment in t.segments)
+    assert tamper_followed([replace(t, segments=segments)]) is None
 
 
 def test_errors_are_shown_unaltered() -> None:
@@ -247,6 +260,13 @@ def test_an_evaluation_that_goes_on_has_nothing_of_a_process_that_was_killed_whi
     left.touch()
     with folder.held():
         assert not left.exists()
+
+
+def test_an_evaluation_whose_settings_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe = 0\n")
+    with pytest.raises(ConfigError, match=r"config.toml cannot be read: .* name another folder"):
+        EvaluationFolder(tmp_path, "seed = 0\n")
+    assert (tmp_path / "config.toml").read_bytes() == b"\xff\xfe = 0\n"
 
 
 def test_a_folder_of_another_evaluation_is_left_alone(tmp_path: Path) -> None:

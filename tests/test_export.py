@@ -1,5 +1,6 @@
 """`repl-rl export`: a table has what other trainers read, and trajectories come back out of it as they were."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -71,6 +72,53 @@ def test_failures_calls_credit_workspaces_and_odd_text_come_back_too(tmp_path: P
     began = next(e.trajectory.workspace for e in Store(back) if e.trajectory.id == "given")
     assert began is not None
     assert began.content == Workspace(values={"limit": 40}).content
+
+
+@pytest.mark.parametrize("place", ["t[1].parquet", "a::b*.parquet", "x[1]/t?.parquet", "t[1]", "a::b*"])
+def test_characters_of_a_path_that_mean_something_to_the_library_are_taken_as_they_are(
+    tmp_path: Path, place: str
+) -> None:
+    run, out, back = tmp_path / "run", tmp_path / "o::[u]*" / place, tmp_path / "back[1]" / "1.jsonl.gz"
+    write_step(run / "trajectories", 1, [replace(trajectory(), id="one")])
+    assert main(["export", str(run), "--out", str(out)]) == 0
+    assert main(["export", str(out), "--out", str(back)]) == 0
+    assert [entry.trajectory.id for entry in Store(back)] == ["one"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["back[1]", "o::[u]*", "run"]
+    assert os.listdir(out.parent) == [out.name]
+
+
+@pytest.mark.parametrize("place", ["link.parquet", "link.jsonl.gz"])
+def test_a_link_to_a_file_is_followed_and_a_dangling_one_makes_its_target(tmp_path: Path, place: str) -> None:
+    run, table = tmp_path / "run", tmp_path / "table.parquet"
+    write_step(run / "trajectories", 1, [replace(trajectory(), id="one")])
+    assert main(["export", str(run), "--out", str(table)]) == 0
+    source = run if place.endswith(".parquet") else table
+    target, link = tmp_path / "kept" / place, tmp_path / place
+    link.symlink_to(target)
+    for flags in ([], ["--overwrite"]):
+        assert main(["export", str(source), "--out", str(link), *flags]) == 0
+        assert (link.is_symlink(), target.is_symlink()) == (True, False)
+        assert os.listdir(target.parent) == [target.name]
+
+
+@pytest.mark.parametrize("place", ["pipe.parquet", "pipe.jsonl.gz"])
+def test_a_pipe_gets_a_table_and_refuses_trajectories_and_stays_a_pipe(
+    tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, table, pipe = tmp_path / "run", tmp_path / "table.parquet", tmp_path / place
+    write_step(run / "trajectories", 1, [replace(trajectory(), id="one")])
+    assert main(["export", str(run), "--out", str(table)]) == 0
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    if place.endswith(".parquet"):
+        assert main(["export", str(run), "--out", str(pipe), "--overwrite"]) == 0
+        assert os.read(reader, 1 << 20) == table.read_bytes()
+    else:
+        assert main(["export", str(table), "--out", str(pipe), "--overwrite"]) == 2
+        assert "workspaces are stored next to trajectories; name a file" in capsys.readouterr().err
+        assert os.read(reader, 1) == b""
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def rows(place: Path) -> Dataset:

@@ -179,7 +179,7 @@ def test_regex_takes_the_whole_answer(processes: JudgeProcesses) -> None:
     ("judge", "reference", "bomb", "reason"),
     [
         ("math", "1", "9**9**9", ""),
-        ("math", "1", "100000000!", "it took longer than 1 s"),
+        ("math", "1", r"\binom{1000000000}{500000000}", "it took longer than 1 s"),
         ("regex", "(a+)+b", "a" * 60 + "c", "it took longer than 1 s"),
         ("tests.users:sleeps", "1", "1", "it took longer than 1 s"),
         ("tests.users:eats_memory", "1", "1", "it ran out of memory"),
@@ -233,6 +233,12 @@ ROWS = (
     ("math", r"\\frac{1}{", "the math judge needs a formula"),
     ("tests", "def f(", "give tests"),
     ("tests", "67 eggs", "give tests"),
+    ("math", "10^{10^{10}}", "the math judge needs a formula"),
+    ("math", "0/0", "the math judge needs a formula"),
+    ("math", "41 = 42", "the math judge needs a formula"),
+    ("math", "1+" * 500 + "1", "no answer over 1,000 characters is right under the judge math; shorten it"),
+    ("math", "1" * 1001, "no answer over 1,000 characters is right under the judge math; shorten it"),
+    ("exact", "a" * 10_001, "no answer over 10,000 characters is right under the judge exact; shorten it"),
     ("math + 0.5*numeric", "x + 1", "the numeric judge needs a number"),
     ("tests.users:even", "3", "judge tests.users:even cannot read it: 3 is odd"),
 )

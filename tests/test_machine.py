@@ -1,18 +1,22 @@
 """What belongs to this machine: files and folders that are whole, calls that are left behind, installed packages."""
 
 import os
+import socket
+import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.machine.files import whole_file, write_whole
+from repl_rl.errors import ConfigError
+from repl_rl.machine.files import named_file, whole_file, write_whole
 from repl_rl.machine.folders import whole_folder
-from repl_rl.machine.outputs import Output, contents
+from repl_rl.machine.outputs import Output, contents, refuse_other_file
 from repl_rl.machine.threads import InThread
 from repl_rl.machine.versions import installed, versions
 from repl_rl.record.clip import clip
@@ -36,6 +40,120 @@ def test_a_finished_file_takes_the_place_of_the_older_one_at_once(tmp_path: Path
         assert final.read_text() == "first\n"
     assert final.read_text(encoding="utf-8") == "second ⊢\n"
     assert os.listdir(tmp_path) == ["figures.json"]
+
+
+def _link(place: Path) -> Path:
+    (place / "kept").mkdir()
+    (place / "kept" / "figures.json").write_text("older\n")
+    (place / "hop").symlink_to("kept/figures.json")
+    (place / "named").symlink_to("hop")
+    return place / "kept" / "figures.json"
+
+
+def _dangling(place: Path) -> Path:
+    (place / "named").symlink_to("made/figures.json")
+    return place / "made" / "figures.json"
+
+
+def _missing(place: Path) -> Path:
+    return place / "named"
+
+
+@pytest.mark.parametrize("lay", [_link, _dangling, _missing])
+def test_a_link_that_a_user_names_stands_for_its_target(lay: Callable[[Path], Path], tmp_path: Path) -> None:
+    target, named = lay(tmp_path), tmp_path / "named"
+    was = os.readlink(named) if named.is_symlink() else None
+    refuse_other_file("json", named, lambda file: True)
+    with named_file(named) as torn:
+        torn.write_text("newer\n")
+        assert not target.exists() or target.read_text() == "older\n"
+    assert target.read_text() == "newer\n"
+    assert (os.readlink(named) if named.is_symlink() else None) == was
+    assert os.listdir(target.parent) == [target.name]
+    with pytest.raises(ZeroDivisionError), named_file(named) as torn:
+        torn.write_text(str(1 // 0))
+    assert target.read_text() == "newer\n"
+
+
+def test_a_pipe_that_a_user_names_gets_the_content_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe, place = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    place.symlink_to(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for named in (pipe, place):
+            refuse_other_file("json", named, lambda file: False)
+            with named_file(named) as torn:
+                torn.write_text("figures\n")
+            assert os.read(reader, 99) == b"figures\n"
+        with pytest.raises(ZeroDivisionError), named_file(pipe) as torn:
+            torn.write_text(str(torn.write_text("half") // 0))
+        assert os.read(reader, 99) == b""
+    finally:
+        os.close(reader)
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+
+
+def test_a_terminal_that_a_user_names_gets_the_content() -> None:
+    master, terminal = os.openpty()
+    try:
+        with named_file(Path(os.ttyname(terminal))) as torn:
+            torn.write_text("figures\n")
+        assert os.read(master, 99) == b"figures\r\n"
+        assert stat.S_ISCHR(os.stat(os.ttyname(terminal)).st_mode)
+    finally:
+        os.close(master)
+        os.close(terminal)
+
+
+def _socket(place: Path) -> str:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(place))
+    return "it is a socket; name a file"
+
+
+def _folder(place: Path) -> str:
+    place.mkdir()
+    return "it is a folder; name a file"
+
+
+def _loop(place: Path) -> str:
+    place.symlink_to(place.name)
+    return "it is a link that leads to itself; name a file"
+
+
+@pytest.mark.parametrize("lay", [_socket, _folder, _loop])
+def test_what_takes_no_content_is_refused_in_one_line(lay: Callable[[Path], str], tmp_path: Path) -> None:
+    place = tmp_path / "p"
+    told = lay(place)
+    before = place.lstat()
+    with pytest.raises(ConfigError, match=rf"^json is '{place}'; {told}$"):
+        refuse_other_file("json", place, lambda file: True)
+    with pytest.raises(ConfigError, match=told), named_file(place):
+        pass
+    assert place.lstat().st_ino == before.st_ino
+
+
+def test_the_file_that_a_command_prints_to_is_refused_and_keeps_what_was_printed(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from repl_rl.machine.files import is_stream; print('printed', flush=True)"
+    with (tmp_path / "out").open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}; is_stream(Path('/dev/stdout'))"],
+            stdout=out, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert "this command prints to that file; name another" in done.stderr
+    assert (tmp_path / "out").read_text() == "printed\n"
+
+
+@pytest.mark.parametrize("lay", [_link, lambda place: os.mkfifo(place / "named")])
+def test_what_a_stranger_put_in_the_place_of_a_file_is_replaced_and_not_written_to(
+    lay: Callable[[Path], Path | None], tmp_path: Path
+) -> None:
+    target = lay(tmp_path)
+    write_whole(tmp_path / "named", "report\n")
+    assert stat.S_ISREG((tmp_path / "named").lstat().st_mode)
+    assert target is None or target.read_text() == "older\n"
 
 
 def test_a_folder_is_replaced_by_a_finished_one_only(tmp_path: Path) -> None:

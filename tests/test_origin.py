@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
+from repl_rl.machine.alone import alone
 from repl_rl.machine.folders import private_folder, whole_folder
 from repl_rl.origin import BUNDLED, resolve
 from tests.ggufs import CHAT, POLICY, write_gguf
@@ -122,11 +124,13 @@ def test_training_on_an_unknown_architecture_is_one_line(tmp_path: Path, capsys:
     assert os.listdir(tmp_path) == ["policy.gguf"]
 
 
-def adapters(folder: Path, base: Path, model: PreTrainedModel | None = None) -> PreTrainedModel:
+def adapters(
+    folder: Path, base: Path, model: PreTrainedModel | None = None, targets: str | list[str] = "all-linear"
+) -> PreTrainedModel:
     """Write adapters for the model in `base`; returns the model with them."""
     torch.manual_seed(1)
     plain = model or AutoModelForCausalLM.from_pretrained(base)
-    adapted = get_peft_model(plain, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    adapted = get_peft_model(plain, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
     adapted.peft_config["default"].base_model_name_or_path = str(base)
     adapted.save_pretrained(str(folder))
     return adapted
@@ -243,6 +247,99 @@ def test_a_gguf_file_that_says_more_than_it_holds_is_refused_and_leaves_nothing(
     assert "transformers cannot read it" in refused(file, tmp_path / "runs" / ".models")
 
 
+@pytest.mark.parametrize(
+    ("changes", "without"),
+    [
+        ({"intermediate_size": 2_000_000}, "mlp"),
+        ({"hidden_size": 1_000_000}, ""),
+        ({"num_attention_heads": 1_000_000}, ""),
+        ({"num_hidden_layers": 1 << 30}, ""),
+    ],
+)
+def test_a_gguf_file_whose_config_claims_more_than_its_weights_takes_no_memory_for_it(
+    changes: dict[str, int], without: str, tmp_path: Path
+) -> None:
+    file, before = write_gguf(tmp_path / "big.gguf", without=without, changes=changes), peak_mib()
+    assert "config claims" in refused(file, tmp_path / "runs" / ".models")
+    assert peak_mib() < before + 500
+
+
+def peak_mib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+@pytest.mark.parametrize("changes", [{"intermediate_size": 2_000_000}, {"num_hidden_layers": 1 << 30}])
+def test_a_base_of_adapters_that_claims_more_than_its_weights_takes_no_memory_for_it(
+    changes: dict[str, int], tmp_path: Path
+) -> None:
+    base, mine = plain_policy(tmp_path / "base"), tmp_path / "mine"
+    adapters(mine, base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, **changes, "layer_types": None}))
+    before = peak_mib()
+    assert "config claims" in refused(mine, tmp_path / "runs" / ".models")
+    assert peak_mib() < before + 500
+
+
+def test_a_base_of_adapters_without_a_weight_is_refused(tmp_path: Path) -> None:
+    base, mine = plain_policy(tmp_path / "base"), tmp_path / "mine"
+    adapters(mine, base)
+    weights = load_file(base / "model.safetensors")
+    missing = next(name for name in weights if "mlp" in name)
+    del weights[missing]
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    assert f"the base has no {missing}" in refused(mine, tmp_path / "runs" / ".models")
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"base_model_name_or_path": 5, "revision": "x"}, "write a text"),
+        ({"base_model_name_or_path": ["a"]}, "write a text"),
+        ({"base_model_name_or_path": "a" * 5000}, "at most 255 characters"),
+        ({"revision": 7}, "write a text"),
+        ({"target_modules": 7}, "write a list of names"),
+        ({"target_modules": ["q_proj", 7]}, "write a list of names"),
+        ({"exclude_modules": 7}, "write a list of names"),
+        ({"modules_to_save": "(a|a)*b"}, "write plain names"),
+        ({"rank_pattern": {"(a|a)*b": 2}}, "write plain names"),
+        ({"alpha_pattern": 7}, "write plain names"),
+        ({"layers_pattern": ["(a|a)*b"]}, "write plain names"),
+        ({"r": 1 << 30}, "no dimension of their weights"),
+        ({"rank_pattern": {"q_proj": 1 << 30}}, "no dimension of their weights"),
+        ({"layer_replication": [[0, 1 << 40]]}, "layer_replication"),
+        ({"target_modules": "(?:[a-z._0-9]|[a-z._0-9])*!"}, "takes more than 2 s"),
+        ({"target_modules": "("}, "it is no regular expression"),
+        ({"target_modules": "no_such"}, "matches no module"),
+    ],
+)
+def test_a_config_of_adapters_is_checked_before_it_is_used(
+    changes: dict[str, object], part: str, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    adapters(mine, plain_policy(tmp_path / "base"))
+    rewrite(mine, **changes)
+    assert part in refused(mine, tmp_path / "runs" / ".models")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": r".*\.(q|k|v|o)_proj", "exclude_modules": None},
+        {"target_modules": r".*_proj", "exclude_modules": r".*\.mlp\..*"},
+        {
+            "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+            "rank_pattern": {r"^model\.layers\.0\.self_attn\.q_proj$": 2},
+        },
+    ],
+)
+def test_adapters_may_name_their_modules_by_a_regular_expression(changes: dict[str, object], tmp_path: Path) -> None:
+    base, mine = plain_policy(tmp_path / "base"), tmp_path / "mine"
+    adapted = adapters(mine, base, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
+    rewrite(mine, **changes)
+    assert same(adapted, resolve(str(mine), tmp_path / "models", Told()).folder)
+
+
 def test_adapters_that_do_not_fit_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     base, mine, place = plain_policy(tmp_path / "base"), tmp_path / "mine", tmp_path / "runs" / ".models"
     adapters(mine, base)
@@ -285,9 +382,11 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
-    gone = tmp_path / ".unfinished-999999999-x"
+    gone = tmp_path / ".unfinished-999999999-abcdefgh"
     gone.mkdir()
-    (gone / "half").touch()
+    with alone(gone):
+        (gone / "half").touch()
+    (tmp_path / f".unfinished-{'9' * 40}-abcdefgh").mkdir()  # killed before it wrote anything
     with private_folder(tmp_path, ".unfinished-") as mine, private_folder(tmp_path, ".unfinished-") as other:
         assert mine.is_dir()
         assert other.is_dir()
@@ -297,11 +396,30 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tm
 
 def test_what_a_killed_process_left_is_swept_where_a_younger_process_has_its_number(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as younger:
-        left = tmp_path / f".unfinished-{younger.pid}-x"
+        left = tmp_path / f".unfinished-{younger.pid}-abcdefgh"
         left.mkdir()
+        with alone(left):
+            pass
         with private_folder(tmp_path, ".unfinished-"):
             assert left.is_dir()  # it may be that process's own
         os.utime(left, (0, 0))  # made before that process was
         with private_folder(tmp_path, ".unfinished-"):
             assert not left.exists()
         younger.communicate(b"\n")
+
+
+@pytest.mark.parametrize("name", ["2024-drafts", "2024-chapters", "999999999-abcdefgh", "999999999", "9" * 40])
+def test_a_users_folder_with_such_a_name_stays_as_it_is(tmp_path: Path, name: str) -> None:
+    mine, link = tmp_path / f".unfinished-{name}", tmp_path / ".unfinished-999999998-abcdefgh"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    with alone(linked):
+        (linked / "letter.txt").touch()
+    link.symlink_to(linked)
+    with whole_folder(tmp_path / "policy") as made:
+        (made / "file").touch()
+    assert os.listdir(mine) == ["thesis.txt"]
+    assert link.is_symlink()
+    assert (linked / "letter.txt").exists()

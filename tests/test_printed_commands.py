@@ -1,5 +1,7 @@
 """Commands that are printed for a person run as they are printed."""
 
+import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -38,9 +40,14 @@ def test_the_usual_engine_and_sandbox_are_those_of_every_verb() -> None:
     assert (ENGINES.chosen(World().engine).kind, SANDBOXES.chosen(World().sandbox).kind) == tuple(USUAL.values())
 
 
-def run(*words: str, limit_s: float = 250) -> str:
-    """What a command prints that succeeds."""
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL)
+def run(*words: str, limit_s: float = 250, typed: str | None = None) -> str:
+    """What a command prints that succeeds, without a terminal, or at one where a person types."""
+    far, near = pty.openpty()
+    os.write(far, (typed or "").encode())
+    stdin = subprocess.DEVNULL if typed is None else near
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=limit_s, stdin=stdin)
+    os.close(far)
+    os.close(near)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,7 +63,7 @@ def test_the_three_commands_that_a_training_ends_with_run_as_they_are_printed(
         ["repl-rl", "view"], ["repl-rl", "replay"], ["repl-rl", "serve"],
     ]  # fmt: skip
     assert "report.html" in run(*shlex.split(view)[1:])
-    assert ">>> " in run(*shlex.split(replay)[1:])
+    assert ">>> " in run(*shlex.split(replay)[1:], typed="\n:q\n")
     assert "determinism 100.00%" in run(*shlex.split(replay)[1:], "--verify")
     with program(desk, *shlex.split(serve)[2:]) as (_, address):
         assert httpx.get(f"{address}/models").json()["data"][0]["id"] == "my run"

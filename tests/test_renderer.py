@@ -1,8 +1,12 @@
 """Token promises: exact captions, harmless observations, an audited vocabulary."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, normalizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from repl_rl.errors import ConfigError
@@ -146,3 +150,32 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: object) -> None:
 def test_a_saved_tokenizer_is_loaded_with_the_same_audit(tmp_path: object) -> None:
     merged_tokenizer().save_pretrained(str(tmp_path))
     assert Renderer.from_folder(str(tmp_path)).audit == RENDERERS["merged"].audit
+
+
+@pytest.mark.parametrize("way", ["text", "chat", "decoder"])
+def test_a_tokenizer_whose_regex_comes_to_no_end_is_one_line(way: str) -> None:
+    """Rust panics then, with an exception that is no `Exception`."""
+    tokenizer = merged_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    endless = Regex("(?:a|a)+(?!a)(?<=b)")
+    if way == "decoder":
+        pieces = [tokenizer.backend_tokenizer.decoder, decoders.Fuse(), decoders.Replace(endless, "y")]
+        tokenizer.backend_tokenizer.decoder = decoders.Sequence(pieces)
+    else:
+        tokenizer.backend_tokenizer.normalizer = normalizers.Replace(endless, "y")
+    renderer = Renderer(tokenizer)
+    steps: dict[str, Callable[[], object]] = {
+        "text": lambda: renderer.encode("a" * 40),
+        "chat": lambda: renderer.with_controls("a" * 40),
+        "decoder": lambda: renderer.decode([*renderer._anchor] * 40),
+    }
+    with pytest.raises(ConfigError, match=r"tokenizer of .*retry-limit.*it cannot (en|de)code this text; use another"):
+        steps[way]()
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"version": "1.0"}', "not JSON"])
+def test_a_tokenizer_file_that_cannot_be_read_is_one_line(text: str, tmp_path: Path) -> None:
+    merged_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError, match="it cannot be loaded"):
+        Renderer.from_folder(tmp_path)

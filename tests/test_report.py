@@ -5,13 +5,14 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -250,6 +251,34 @@ def test_the_server_tells_when_a_run_has_got_on(tmp_path: Path) -> None:
             file.write('{"step": 4, "solve_rate": 1.0}\n')
         assert text(server.address + "version") != before
         assert pick(unpacked(text(server.address + "data")), "metrics", "step") == [1, 2, 3, 4]
+
+
+def _removed(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+def _damaged(run: Path) -> None:
+    (run / "config.toml").write_bytes(b"\xff\xfe")
+    (run / "summary.json").write_text("{}")
+
+
+@pytest.mark.parametrize(("harm", "told"), [(_removed, "no run folder"), (_damaged, "cannot be read")])
+def test_a_run_that_cannot_be_read_any_more_is_one_line_and_a_503_until_it_is_there_again(
+    tmp_path: Path, harm: Callable[[Path], None], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path / "run", finished=False)
+    with served(run) as server:
+        harm(run)
+        for name in ("", "version", "data"):
+            with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+                text(server.address + name)
+            assert told in refused.value.read().decode()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+        shutil.rmtree(run, ignore_errors=True)
+        run_folder(run, finished=False)
+        assert 'data-follow="yes"' in text(server.address)
+    assert capsys.readouterr().err == ""
 
 
 BROWSER = """

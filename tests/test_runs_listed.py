@@ -112,6 +112,24 @@ def test_figures_that_are_no_numbers_and_rows_that_are_none_hurt_nobody(tmp_path
     assert (found.step, found.steps, found.figure("solve_rate_last")) == (1, None, None)
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400", "1" + "0" * 5000])
+def test_a_number_that_is_too_large_hides_no_other_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    large = begun(tmp_path / "large", status="finished")
+    names = ("wall_s", "solve_rate_first", "steps", "stopped_at_step")
+    figures = "".join(f', "{name}": {number}' for name in names)
+    (large / "summary.json").write_text(f'{{"status": "finished"{figures}}}')
+    with (large / "metrics.jsonl").open("w") as file:
+        file.write(f'{{"step": {number}}}\n')
+    begun(tmp_path / "sound", status="finished")
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["large"]["wall_s"] is None
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "sound" in capsys.readouterr().out
+
+
 def test_json_has_every_figure_of_every_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"solve_rate_first": 0.1, "solve_rate_last": float("nan"), "wall_s": 12.5, "engine": "vllm"}
     run = begun(tmp_path / "runs" / "one", status="finished", steps=2, **figures)

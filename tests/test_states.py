@@ -1,5 +1,6 @@
 """Names of console states: equal for equal states, made of what the console was given."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,3 +61,16 @@ def test_lines_that_tools_executed_are_told_apart_by_their_text() -> None:
 def test_any_text_has_a_state(cells: list[tuple[str, LineStatus]]) -> None:
     t = rollout(*(written(text + "\n", status) for text, status in cells))
     assert len(line_states(t)) == len(t.lines)
+
+
+HARD_CELLS = ("x = " + "-" * 100_000 + "1", "x = " + "+".join("1" * 3000), "x = 0x" + "f" * 9000, "x = '\0'")
+
+
+@pytest.mark.parametrize("cell", HARD_CELLS)
+def test_a_cell_that_python_can_hardly_parse_or_print_has_a_state(cell: str) -> None:
+    a, b = (
+        rollout(written(text + "\n", LineStatus.OK), written("x\n", LineStatus.OK))
+        for text in (cell, cell + "  # other")
+    )
+    assert line_states(a)[0] == line_states(b)[0]
+    assert line_states(a)[1] != line_states(a)[0]

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from repl_rl.sandbox import SANDBOXES, Docker, Local, Unsafe
 from repl_rl.settings.toml import dump
 from repl_rl.settings.working_folder import WorkingFolderFinder
 from repl_rl.tasks import load_tasks
-from repl_rl.world import World, recorded_task
+from repl_rl.world import World, _refuse_unrecorded, recorded_task
 from tests.runs import rollout
 
 ROOT = Path(__file__).parent.parent
@@ -172,6 +173,63 @@ def test_code_that_a_run_names_is_not_imported_and_said(
     assert main(["replay", str(stranger), "--verify"]) in (0, 1)  # its consoles need nothing of it
     TrajectoryPlayer(stranger).close()
     assert not mark.exists()
+
+
+SMUGGLED = {
+    "a list for a number": 'seed = [0, "--sampler", "evil_plugin:f"]',
+    "a list for a switch": 'bos = ["x", "--judge", "evil_plugin:f"]',
+    "a list for a text": 'preload = ["json", "--tasks", "verifiers:evil_plugin"]',
+    "a list in a table": '[limits]\nmemory_mb = [9, "--prompt", "rows.jsonl"]',
+    "a list for a choice": 'overshoot = ["carry", "--group-judge", "evil_plugin:f"]',
+    "a list for a kind": 'sandbox = ["local", "--prompt", "rows.jsonl"]',
+    "a list for a name with options": 'sampler = ["repl", "--host-functions", "evil_plugin"]',
+    "a list for an open table": 'chat = ["a=1", "--sampler", "evil_plugin:f"]',
+    "a flag for a switch": 'bos = "--sampler=evil_plugin:f"',
+    "help in a list": 'preload = ["x", "--help"]',
+    "help for a switch": 'bos = "--help"',
+    "help for a number": 'seed = "--help"',
+    "an empty list": "seed = []",
+    "a switch for a text": "model = true",
+}
+
+
+@pytest.mark.parametrize("smuggled", SMUGGLED)
+def test_no_value_of_a_run_becomes_another_setting_or_asks_for_help(
+    smuggled: str, stranger: Path, mark: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("read")
+    says(stranger, SMUGGLED[smuggled])
+    with pytest.raises(ConfigError):
+        World.recorded(stranger)
+    # The consoles' part is read alone, and has the same checks.
+    with suppress(ConfigError):
+        assert "read" not in World.recorded_consoles(stranger).prompt
+    assert main(["replay", str(stranger), "--branch", "1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("repl-rl: error: ")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        World(sampler="evil_plugin:f"),
+        World(host_functions="evil_plugin:f"),
+        World(judge="evil_plugin:f"),
+        World(group_judge="evil_plugin:f"),
+        World(tasks="verifiers:evil_plugin"),
+        World(prompt="text:read"),
+    ],
+)
+def test_the_config_that_was_read_is_checked_as_its_file_was(read: World) -> None:
+    with pytest.raises(ConfigError, match=r"in config.toml is .*(--trust|does not record it)"):
+        _refuse_unrecorded(read, {"prompt": "bare"}, "config.toml")
+
+
+@pytest.mark.parametrize("text", ["--help", "--sampler=evil_plugin:f", "-x", "--"])
+def test_a_text_of_a_run_that_begins_with_a_hyphen_is_that_text(text: str, stranger: Path) -> None:
+    says(stranger, f"preload = {json.dumps(text)}\n[chat]\nkey = {json.dumps(text)}")
+    assert World.recorded(stranger) == World(preload=text, chat={"key": text}, bos=False, prompt_space="observed")
 
 
 def test_code_that_a_run_names_is_imported_where_the_user_trusts_it(stranger: Path, mark: Path) -> None:

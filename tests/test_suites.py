@@ -60,6 +60,11 @@ MATH500: Fields = {
 }
 
 
+CUT_OFF = ["def f(n):\n", "def f(n):", "def f(\n    n: int,\n) -> int:\n", "def f(n):\n    # Twice n.\n", "def f(n"]
+UNTYPED = ["def f(n: NoSuchName):\n    '''Twice.'''\n", "import no_such_module\n\ndef f(n):\n    '''Twice.'''\n"]
+CHECK = "%s\n\ndef check(candidate):\n    assert candidate(1) == 2\n"
+
+
 def file_of(folder: Path, *rows: Fields) -> Path:
     path = folder / "suite.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -352,6 +357,24 @@ def test_suites_are_read_from_parquet_too(tmp_path: Path) -> None:
         ("math500", {"problem": "?"}, "field 'answer' is None; add it"),
         ("humaneval", {**HUMANEVAL, "entry_point": "a b"}, "field 'entry_point' is 'a b'; give the name of a function"),
         ("humaneval", {**HUMANEVAL, "test": "def check(:"}, "they are no Python"),
+        (
+            "humaneval",
+            {**HUMANEVAL, "test": "x = " + "-" * 100_000 + "1"},
+            "they are no Python: it is nested too deeply",
+        ),
+        (
+            "humaneval",
+            {**HUMANEVAL, "test": "x = " + "+".join("1" * 3000)},
+            "they are no Python: it is nested too deeply",
+        ),
+        ("humaneval", {**HUMANEVAL, "test": CHECK % ("x = " + "+".join("1" * 600))}, "it is nested too deeply"),
+        ("humaneval", {**HUMANEVAL, "test": CHECK % ("x = 0x" + "f" * 9000)}, "they are no Python: Exceeds the limit"),
+        ("humaneval", {**HUMANEVAL, "test": "x = '\0'"}, "they are no Python: .*null bytes"),
+        ("mbpp", {**MBPP, "test_list": ["assert double(" + "-" * 100_000 + "1)"]}, "it is nested too deeply"),
+        ("mbpp", {**MBPP, "test_list": ["assert double(2) == " + "+".join("1" * 600)]}, "it is nested too deeply"),
+        ("mbpp", {**MBPP, "test_list": "[" * 100_000}, "they are no Python: "),
+        ("mbpp", {**MBPP, "test_setup_code": "-" * 100_000 + "1"}, "it is nested too deeply"),
+        ("aime", {"problem": "?", "answer": "1" * 5000}, "whole numbers, 0 to 999"),
         ("humaneval", {"task_id": "HumanEval/0"}, "field 'prompt' is None"),
         ("mbpp", {**MBPP, "test_list": []}, "give at least one test"),
         ("mbpp", {**MBPP, "test_list": [3]}, "give a list of texts"),
@@ -361,6 +384,204 @@ def test_suites_are_read_from_parquet_too(tmp_path: Path) -> None:
 def test_a_row_of_another_form_is_refused_with_its_place(tmp_path: Path, suite: str, row: Fields, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         task_of(tmp_path, suite, row)
+
+
+@pytest.mark.parametrize("prompt", [*CUT_OFF, *UNTYPED])
+@pytest.mark.parametrize(
+    "checked", ["assert candidate(2) == half(8)", "for n in (2, 3):\n        assert candidate(n) == 2 * n"]
+)
+def test_a_prompt_without_a_body_and_one_that_fails_are_graded_like_others(
+    tmp_path: Path, prompt: str, checked: str
+) -> None:
+    check = f"def half(n):\n    return n // 2\n\ndef check(candidate):\n    {checked}\n"
+    row = {"task_id": "x", "prompt": prompt, "entry_point": "f", "test": check}
+    task = task_of(tmp_path, "humaneval", row)
+    programs = ("def f(n):\n    return n * 2\n", "def f(n):\n    return n * 3\n")
+    assert [asyncio.run(passes(task, program)) for program in programs] == [1.0, 0.0]
+
+
+def test_helpers_before_a_prompt_without_a_body_are_used(tmp_path: Path) -> None:
+    prompt = "def half(n):\n    return n // 2\n\n\ndef f(n):\n"
+    check = "def check(candidate):\n    assert candidate(2) == half(8)\n"
+    task = task_of(tmp_path, "humaneval", {"task_id": "x", "prompt": prompt, "entry_point": "f", "test": check})
+    assert [asyncio.run(passes(task, f"def f(n): return n * {k}")) for k in (2, 3)] == [1.0, 0.0]
+    assert asyncio.run(passes(task, "    return n * 2\n")) == 1.0
+
+
+EMPTY_CHECKS = [
+    ("pass", "define the function check"),
+    ("async def check(candidate):\n    assert candidate(1) == 1", "define a plain function"),
+    ("def check(candidate):\n    assert candidate(1) == 1\n    yield", "define a plain function"),
+    ("def check():\n    assert True == 1", "let it take one"),
+    ("def check(a, b):\n    assert a == b", "let it take one"),
+    ("def check(candidate):\n    pass", "tests nothing"),
+    ("def check(candidate):\n    '''Text.'''\n    assert True", "tests nothing"),
+    ("def check(candidate):\n    return\n    assert candidate(1) == 1", "tests nothing"),
+    (
+        "def check(candidate):\n    for n in range(3):\n        continue\n        assert candidate(n) == n",
+        "tests nothing",
+    ),
+    ("def check(candidate):\n    candidate(1) == 1", "tests nothing"),
+    ("def check(candidate):\n    print(candidate(1) == 1)", "tests nothing"),
+    ("def check(candidate):\n    assert (candidate(1) == 1, 'message')", "tests nothing"),
+    ("def check(candidate):\n    assert (candidate(n) == n for n in (1, 2))", "tests nothing"),
+]
+
+
+@pytest.mark.parametrize(("test", "told"), EMPTY_CHECKS)
+def test_a_check_that_tests_nothing_is_refused_with_its_field(tmp_path: Path, test: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"suite\.jsonl:1: field 'test' is .*{told}"):
+        task_of(tmp_path, "humaneval", {**HUMANEVAL, "test": test})
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def assertion(out, exp):\n    assert out == exp\n\ndef check(candidate):\n    assertion(candidate(1), 2)",
+        "def check(candidate):\n    for n in range(3):\n        if candidate(n) != n:\n            raise ValueError(n)",
+        "def check(candidate):\n    def inner(n):\n        assert candidate(n) == n\n    list(map(inner, (1, 2)))",
+        "import numpy as np\ndef check(candidate):\n    np.testing.assert_allclose(candidate(1), 1)",
+        "def check(root):\n    assert True\n    assert root([1, 2]) == 3\n\ncheck(root)",
+        "def check(candidate, n=1):\n    try:\n        assert candidate(n) == n\n    finally:\n        pass",
+        "check = lambda candidate: None",
+        "from checks import check",
+        "if True:\n    def check(candidate):\n        assert candidate(1) == 1",
+    ],
+)
+def test_a_check_that_may_fail_is_accepted(tmp_path: Path, test: str) -> None:
+    assert checks(task_of(tmp_path, "humaneval", {**HUMANEVAL, "test": test}))
+
+
+@pytest.mark.parametrize(
+    ("tests", "told"),
+    [
+        (["# nothing"], "is '# nothing'; it tests nothing; give an assert"),
+        ([""], "is ''; it tests nothing; give an assert"),
+        (["import math", "x = 1"], "it tests nothing; give an assert"),
+        (["assert f(1) == 2", "f(2) == 4"], "is 'f\\(2\\) == 4'; it tests nothing; write `assert` before it"),
+        (["assert f(1) == 2", "assert (f(2) == 4, 'x')"], "a tuple is always true; drop the brackets"),
+        (["assert [f(2) == 4]"], "always true; write one that may be false"),
+    ],
+)
+def test_tests_of_mbpp_that_test_nothing_are_refused_with_their_field(
+    tmp_path: Path, tests: list[str], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"suite\.jsonl:1: field 'test_list'.* {told}"):
+        task_of(tmp_path, "mbpp", {**MBPP, "test_list": tests})
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["assert f(2) == 4", "# nothing", ""],
+        ["x = f(2)", "assert x == 4"],
+        ["check(f)"],
+        ["if f(2) != 4:\n    raise ValueError"],
+    ],
+)
+def test_tests_of_mbpp_that_may_fail_are_accepted(tmp_path: Path, tests: list[str]) -> None:
+    assert checks(task_of(tmp_path, "mbpp", {**MBPP, "test_list": tests}))
+
+
+OWN = "def isclose(a, b):\n    return abs(a - b) < 0.01"
+
+
+@pytest.mark.parametrize(
+    ("before", "called", "value", "worth"),
+    [
+        ("import numpy as np", "np.isclose(f(2), 0.1)", "0.1000001", 1.0),
+        ("import numpy as np", "np.isclose(f(2), 0.1)", "0.11", 0.0),
+        (OWN, "isclose(f(2), 0.1)", "0.105", 1.0),
+        (OWN, "isclose(f(2), 0.1)", "0.2", 0.0),
+        (f"from math import isclose\n{OWN}", "isclose(f(2), 0.1)", "0.105", 1.0),
+        ("from math import isclose", "isclose(f(2), 0.1)", "0.1000001", 0.0),
+        ("from math import isclose as near", "near(f(2), 0.1)", "0.1", 1.0),
+        ("import math as m", "m.isclose(f(2), 0.1, abs_tol=0.1)", "0.11", 1.0),
+    ],
+)
+def test_isclose_is_the_function_that_the_tests_define(
+    tmp_path: Path, before: str, called: str, value: str, worth: float
+) -> None:
+    suite = task_of(tmp_path, "mbpp", {**MBPP, "test_list": [f"assert {called}"], "test_setup_code": before})
+    check = f"{before}\n\ndef check(candidate):\n    assert {called.replace('f(', 'candidate(')}\n"
+    row = {"task_id": "x", "prompt": "def f(x):\n", "entry_point": "f", "test": check}
+    plain = Task("t", "?", f"{before}\nassert {called}\n", judge="tests")
+    for task in (suite, task_of(tmp_path, "humaneval", row), plain):
+        assert asyncio.run(passes(task, f"def f(x):\n    return {value}\n")) == worth
+        shown = [check.lines for check in checks(task) if isinstance(check.expected, Assertion)]
+        if "math" in before and OWN not in before:
+            assert len(shown) == 1
+            assert "0.1" not in "".join(shown[0])
+
+
+TRACEBACK = "Traceback (most recent call last):\n    ...\n"
+F = "def f(n):\n    "
+
+
+@pytest.mark.parametrize(
+    ("tests", "body", "worth"),
+    [
+        (f">>> f(1)\n{TRACEBACK}ValueError: bad\n", "raise ValueError('bad')", 1.0),
+        (f">>> f(1)\n{TRACEBACK}ValueError: bad\n", "print('a line'); raise ValueError('bad')", 1.0),
+        (f">>> f(1)\n{TRACEBACK}ValueError: bad\n", "raise ValueError('other')", 0.0),
+        (f">>> f(1)\n{TRACEBACK}ValueError: bad\n", "raise TypeError('bad')", 0.0),
+        (f">>> f(1)\n{TRACEBACK}ValueError: bad\n", f"print({TRACEBACK!r} + 'ValueError: bad')", 0.0),
+        (f">>> f(1)  # doctest: +IGNORE_EXCEPTION_DETAIL\n{TRACEBACK}ValueError: bad\n", "raise ValueError(n)", 1.0),
+        (f">>> f(1)  # doctest: +ELLIPSIS\n{TRACEBACK}ValueError: b...\n", "raise ValueError('bad')", 1.0),
+        (f">>> 1 +\n{TRACEBACK}SyntaxError: invalid syntax\n>>> f(1)\n1\n", "return n", 1.0),
+        (">>> f(1)\na\n<BLANKLINE>\nb\n", "print('a\\n\\nb')", 1.0),
+        (">>> f(1)\na\n<BLANKLINE>\nb\n", "print('a\\nb')", 0.0),
+        (">>> f(1)  # doctest: +ELLIPSIS\n[0, ..., 9]\n", "return list(range(10))", 1.0),
+        (">>> f(1)\n[0, ..., 9]\n", "return list(range(10))", 0.0),
+        (">>> f(1)  # doctest: +NORMALIZE_WHITESPACE\na   b\n", "print('a b')", 1.0),
+        (">>> f(1)  # doctest: +SKIP\n8\n>>> f(2)\n2\n", "return n", 1.0),
+        (">>> def g(n):\n...     x = f(n)\n...\n...     return x\n>>> g(1)\n1\n", "return n", 1.0),
+        ("def g(n):\n    x = f(n)\n\n    return x\nassert g(1) == 1", "return n", 1.0),
+        ("def g(n):\n    x = f(n)\n\n    return x\nassert g(1) == 1", "return 2", 0.0),
+        ("'''Tests.'''\n@staticmethod\ndef g(n):\n    return f(n)\nassert g.__func__(1) == 1", "return n", 1.0),
+        ("@(\n  lambda c: c()\n)\nclass g:\n\n    x = 3\n\n    y = 4\nassert f(g.y) == 4", "return n", 1.0),
+        ("def g():\n    return '''a\n\nb'''\n\nassert f(g()) == 'a\\n\\nb'", "return n", 1.0),
+        ("assert f(1) == 1; assert f(2) == 2", "return n", 1.0),
+        ("assert f(1) == 1; assert f(2) == 2", "return 1", 0.0),
+    ],
+)
+def test_references_are_typed_and_compared_as_python_and_doctest_would(tests: str, body: str, worth: float) -> None:
+    assert asyncio.run(passes(Task("t", "?", tests, judge="tests"), F + body)) == worth
+
+
+@pytest.mark.parametrize(
+    ("tests", "told"),
+    [
+        ("f(2) == 4", "give tests: it tests nothing; write `assert` before it"),
+        ("assert f(1) == 1\nf(2) == 4", "is 'f\\(2\\) == 4'; give tests: it tests nothing"),
+        ("18", "give tests: it tests nothing"),
+        ("[f(2), 4]", "give tests: it tests nothing"),
+        ("assert (f(2) == 4, 'message')", "give tests: a tuple is always true"),
+        ("assert True", "give tests: '>>> f"),
+        ("import math\nx = 1", "give tests: '>>> f"),
+        ("'''Tests.'''", "give tests: '>>> f"),
+        (">>> f(2) == 4\n", "give tests: it tests nothing"),
+        (">>> assert (f(2) == 4, 'message')\n", "give tests: a tuple is always true"),
+        (">>> import math\n", "give tests: '>>> f"),
+        (">>> f(2)  # doctest: +SKIP\n4\n", "give tests: '>>> f"),
+    ],
+)
+def test_references_that_test_nothing_are_refused(tests: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        checks(Task("t", "?", tests, judge="tests"))
+
+
+@pytest.mark.parametrize("test", ["assert double({}) == 4", "assert not double({})"])
+@pytest.mark.parametrize("value", ["+".join("1" * 600), "0x" + "f" * 9000, "3**6000 * 3**6000", "[" * 80 + "]" * 80])
+def test_a_test_whose_call_cannot_be_printed_is_typed_as_it_stands(tmp_path: Path, test: str, value: str) -> None:
+    task = task_of(tmp_path, "mbpp", {**MBPP, "test_list": [test.format(value)]})
+    assert test.format(value) in task.question
+    assert checks(task)
+
+
+@pytest.mark.parametrize("value", ["0x" + "f" * 9000, "3**6000 * 3**6000"])
+def test_an_expected_number_that_is_too_long_to_print_is_typed_as_it_stands(tmp_path: Path, value: str) -> None:
+    assert checks(task_of(tmp_path, "mbpp", {**MBPP, "test_list": [f"assert double(2) == {value}"]}))
 
 
 def test_fields_of_other_names_can_be_said(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
 from repl_rl.judges import grade
+from repl_rl.runs.store import members
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import (
     EASY,
@@ -34,6 +35,7 @@ from repl_rl.tasks import (
     load_tasks,
     sketch,
     split_of,
+    unpacked,
 )
 from repl_rl.tasks.rows import Row, is_number
 
@@ -138,6 +140,15 @@ GOOD = '{"id": "a", "question": "q", "answer": "1"}'
         ('{"question": "p", "answer": 1}\n{"id": "1", "question": "q", "answer": 1}\n', r"id is '1'; line 1 has it"),
         ('{"id": "a", "question": ["q"], "answer": 1}\n', r"field 'question' is \['q'\]; give a text"),
         ('{"id": "a", "question": " ", "answer": 1}\n', r"field 'question' is ' '; it may not be empty"),
+        (
+            '{"question": "q", "answer": 1, "answer": 2}',
+            r"t\.jsonl:1: number of values of 'answer' is 2; give it one value",
+        ),
+        (f'{GOOD}\n{{"note": [{{"a": 1, "a": 1, "a": 2}}]}}', r"t\.jsonl:2: number of values of 'a' is 3; give it one"),
+        (
+            '{"question": "q", "answer": 1, "workspace": "{\\"files\\": {}, \\"files\\": {}}"}',
+            r"t\.jsonl:1: field 'workspace': number of values of 'files' is 2; give it one value",
+        ),
         (f"{GOOD}\n{GOOD}\n", r"t\.jsonl:2: id is 'a'; line 1 has it"),
         ("\n\n", r"number of tasks in .*t\.jsonl \(split all\) is 0"),
     ],
@@ -169,6 +180,48 @@ def test_half_of_a_surrogate_pair_is_refused_with_file_line_and_field(tmp_path: 
     assert "\n" not in message
     (tmp_path / "t.jsonl").write_text(HALF % (1, "\\ud83d\\ude00", 3))
     assert load_tasks(str(tmp_path / "t.jsonl"))[0].question == "q\U0001f600"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ('"note": "\\ud800"', "field 'note' is "),
+        ('"note": {"a": ["x", {"b": "\\ud800"}]}', "field 'note.a.2.b' is "),
+        ('"note": {"\\ud800": 1}', "field 'note', key is "),
+        ('"\\ud800": 1', "t.jsonl:2: key is "),
+        ('"judge": "\\ud800"', "field 'judge' is "),
+        ('"follow_ups": [{"question": "\\ud800", "answer": 1}]', "field 'follow_ups.1.question' is "),
+        ('"workspace": {"files": {"a": "\\ud800"}}', "field 'workspace.files.a' is "),
+        ('"workspace": {"values": {"x": ["\\ud800"]}}', "field 'workspace.values.x.1' is "),
+        ('"workspace": {"lines": ["x = 1", "\\ud800"]}', "field 'workspace.lines.2' is "),
+        ('"workspace": {"preload": ["csv"], "told": "\\ud800"}', "field 'workspace.told' is "),
+        ('"workspace": "{\\"files\\": {\\"a\\": \\"\\\\ud800\\"}}"', "field 'workspace.files.a' is "),
+    ],
+)
+def test_half_of_a_surrogate_pair_in_any_text_of_a_row_is_refused_with_its_field(
+    tmp_path: Path, fields: str, place: str
+) -> None:
+    row = f'{{"id": "b", "question": "q", "answer": "1", {fields}}}\n'
+    (tmp_path / "t.jsonl").write_text(f"{GOOD}\n{row}")
+    with pytest.raises(ConfigError) as refused:
+        load_tasks(str(tmp_path / "t.jsonl"))
+    message = str(refused.value)
+    assert "t.jsonl:2: " in message
+    assert place in message
+    assert "half of a surrogate pair" in message
+    assert message.isascii()
+    (tmp_path / "t.jsonl").write_text(row.replace("\\\\ud800", "x").replace("\\ud800", "x"))
+    load_tasks(str(tmp_path / "t.jsonl"))
+
+
+@pytest.mark.parametrize("field", ["note", "follow_ups", "workspace", "question"])
+def test_a_row_that_is_nested_too_deeply_is_refused_with_its_field(tmp_path: Path, field: str) -> None:
+    for opening, closing in (("[", "]"), ('{"a": ', "}")):
+        row = {"id": "a", "question": "q", "answer": "1", field: "@"}
+        text = json.dumps(row).replace('"@"', f"{opening * 900}1{closing * 900}")
+        (tmp_path / "t.jsonl").write_text(text)
+        with pytest.raises(ConfigError, match=rf"t\.jsonl:1: field '{field}', levels is 101; nest at most 100"):
+            load_tasks(str(tmp_path / "t.jsonl"))
 
 
 def test_half_of_a_surrogate_pair_is_refused_in_tasks_and_follow_ups_made_in_python() -> None:
@@ -322,6 +375,63 @@ def test_parquet_gives_its_rows_and_fields_can_be_mapped(tmp_path: Path) -> None
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ConfigError, match=r"torn\.parquet.*it cannot be read as Parquet"):
         load_tasks(str(tmp_path / "torn.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["texts", "rows", "nothings"])
+def test_parquet_is_read_only_as_far_as_its_size_on_disk_explains(tmp_path: Path, kind: str) -> None:
+    """Without the bound, the rows take 3.4 GB, 2 million tasks, and 100 million elements."""
+    pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    text, count = ("x" * (16 << 20), 200) if kind == "texts" else ("x", 2_000_000 if kind == "rows" else 1)
+    same = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([text]))
+    columns = {"question": same, "answer": pa.repeat(pa.scalar(1, pa.int8()), count)}
+    if kind == "nothings":
+        columns["note"] = pa.ListArray.from_arrays(pa.array([0, 10_000_000]), pa.nulls(10_000_000, pa.int8()))
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table(columns), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ConfigError, match=r"file is '.*t\.parquet'; it unpacks to more than .* 100 times") as refused:
+        load_tasks(str(path), count=1)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_data_set_is_read_only_as_far_as_its_size_on_disk_explains(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    pa = importlib.import_module("pyarrow")
+    Dataset.from_dict({"question": ["q"], "answer": ["1"]}).save_to_disk(str(tmp_path / "saved"))
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    same = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), 50), pa.array(["x" * (1 << 20)]))
+    table = pa.table({"question": same, "answer": pa.repeat("1", 50)})
+    packed = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema, options=packed) as writer:
+        writer.write_table(table)
+    with pytest.raises(ConfigError, match=r"dataset is '.*saved'; it unpacks to more than .* 100 times"):
+        load_tasks(f"dataset:{tmp_path}/saved", count=1)
+
+
+def test_a_table_of_repeated_texts_whose_size_explains_it_is_read_whole(tmp_path: Path) -> None:
+    source = parquet(tmp_path / "t.parquet", {"question": ["q" * 1000] * 5000, "answer": [1] * 5000})
+    assert len(load_tasks(source)) == 5000
+
+
+def test_the_bound_of_task_files_is_that_of_runs() -> None:
+    assert [unpacked.most_unpacked(size) for size in (0, 1, 10**6)] == [
+        members.most_unpacked(size) for size in (0, 1, 10**6)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["text", "date", "duration"])
+def test_a_value_that_python_cannot_hold_is_one_line(tmp_path: Path, kind: str) -> None:
+    pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    column = {
+        "text": pa.StringArray.from_buffers(1, pa.py_buffer(bytes(4) + b"\2\0\0\0"), pa.py_buffer(b"\xed\xa0")),
+        "date": pa.array([2**31 - 1], pa.int32()).cast(pa.date32()),
+        "duration": pa.array([2**62], pa.int64()).cast(pa.duration("ms")),
+    }[kind]
+    pq.write_table(pa.table({"question": ["q"], "answer": ["1"], "note": column}), tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=r"t\.parquet'; it cannot be read as Parquet: ") as refused:
+        load_tasks(str(tmp_path / "t.parquet"))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_data_set_is_loaded_by_path_and_its_parts_by_name(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_a_run_of_schema_2_is_verified_and_shown_as_before(capsys: pytest.Captur
     for t in (fenced, calls):
         with pytest.raises(ConfigError, match="can be shown, but not executed again"):
             check(t)
-    assert main(["replay", str(OLD), "--id", "fenced", "--sandbox", "unsafe"]) == 0
+    assert main(["replay", str(OLD), "--id", "fenced"]) == 0
     assert "boxed{42}" in capsys.readouterr().out
     texts = json.loads((OLD.parent / "schema_2.texts.json").read_text())
     assert {entry.trajectory.id: to_text(entry.trajectory) for entry in Store(OLD)} == texts

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,14 @@ def test_what_is_written_is_read_back() -> None:
         (lambda: {"files": {"large": bytes(MAX_BYTES)}}, f"give at most {MAX_BYTES}"),
         (lambda: {"lines": ("x = 1\ny = 2",)}, "without newline"),
         (lambda: {"lines": ("x = 1", "y = = 2")}, "line 2 is 'y = = 2'; mend it"),
+        (lambda: {"lines": ("x = " + "-" * 100_000 + "1",)}, "line 1 is 'x = ---"),
+        (lambda: {"lines": ("y = 1", "x = " + "-" * 100_000 + "1")}, "lines is 'y = 1'; mend it: it is nested"),
+        (lambda: {"lines": ("x = " + "(" * 100_000,)}, "mend it: "),
+        (lambda: {"lines": ("x = " + "+".join("1" * 3000),)}, "nested too deeply"),
+        (lambda: {"lines": ("x = '\0'",)}, "null bytes"),
+        (lambda: {"lines": ("x = '\ud800'",)}, "mend it: "),
+        (lambda: {"lines": ("x = " + "1" * 5000,)}, "mend it: "),
+        (lambda: {"preload": ("json",), "told": "\ud800"}, "workspace.told is .*half of a surrogate pair"),
         (lambda: {"lines": ["x = 1"]}, "give a tuple of texts"),
         (lambda: {"preload": ("no module",)}, "give names of modules"),
         (lambda: {"preload": ("json",), "told": "two\nlines"}, "give one line"),
@@ -164,6 +173,12 @@ def test_columns_that_other_rows_have_are_no_part_of_a_workspace(tmp_path: Path)
         ({"files": {"a": {"path": "../secret"}}}, "below the folder of the task file"),
         ({"files": {"a": {"path": "/etc/passwd"}}}, "below the folder of the task file"),
         ({"files": {"a": {"path": "missing"}}}, "it cannot be read: No such file"),
+        ({"files": {"a": {"path": "a\0b"}}}, "it cannot be read: embedded null"),
+        ({"files": {"a": {"path": "x" * 5000}}}, "it cannot be read: File name too long"),
+        ({"files": {"a": {"path": "loop"}}}, "it cannot be read: "),
+        ({"files": {"a": {"path": "pipe"}}}, "it is no regular file; give one"),
+        ({"files": {"a": {"path": "."}}}, "it is no regular file; give one"),
+        ({"lines": ["x = " + "-" * 100_000 + "1"]}, "t.jsonl:1: workspace.lines, line 1 is 'x = --.*nested too deeply"),
         ({"files": {"a": 3}}, "give a text"),
         ({}, "t.jsonl:1: workspace is 'empty'; leave it out"),
         ("{", "t.jsonl:1: field 'workspace' is '{'; write one JSON object"),
@@ -172,6 +187,8 @@ def test_columns_that_other_rows_have_are_no_part_of_a_workspace(tmp_path: Path)
 def test_a_bad_workspace_is_refused_with_its_row(tmp_path: Path, workspace: object, message: str) -> None:
     (tmp_path / "secret").write_text("x")
     (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "tasks/pipe")
     row = {"id": "t", "question": "?", "answer": 3, "workspace": workspace}
     with pytest.raises(ConfigError, match=message):
         load_tasks(rows(tmp_path / "tasks/t.jsonl", row))

@@ -14,6 +14,7 @@ from rich.text import Text
 from repl_rl.cli.defaults import apply_model_defaults, print_to_stderr
 from repl_rl.cli.serve.telling import Ran, Teller
 from repl_rl.cli.terminal import terminal
+from repl_rl.cli.unread import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.record.console import PS1, PS2
 from repl_rl.record.record import Followed
@@ -22,7 +23,7 @@ from repl_rl.rollout import Rollouts, RolloutThread
 from repl_rl.rollout.conversation import Conversation
 from repl_rl.runs.store import guarded, printable
 from repl_rl.samplers.following import prompt_in, refuse_single
-from repl_rl.settings.arguments import parse_with_sources
+from repl_rl.settings.arguments import Parsed, parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Task
 from repl_rl.world import World
@@ -30,6 +31,8 @@ from repl_rl.world import World
 VARIABLE = "REPL_RL_API_KEY"
 """Environment variable of the API key for a server."""
 _WAIT_S = 600.0
+_OF_TASKS = ("tasks", "judge", "group_judge", "trust")
+"""Settings of tasks, which a chat does not have."""
 Show = Callable[[Ran], None]
 
 
@@ -50,16 +53,8 @@ class ChatConfig(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self)
-        if not self.server:
-            return
-        if not self.server.startswith(("http://", "https://")):
+        if self.server and not self.server.startswith(("http://", "https://")):
             raise ConfigError("server", self.server, "give its address, such as http://127.0.0.1:8000/v1")
-        # With a server, every option about the policy and its consoles would have no effect.
-        for field in fields(World):
-            if getattr(self, field.name) != getattr(ChatConfig(), field.name):
-                raise ConfigError(
-                    field.name, getattr(self, field.name), "the server has a world of its own; leave it out"
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +178,9 @@ class There:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    config = apply_model_defaults(parse_with_sources(ChatConfig, "chat", argv), tell=print_to_stderr)
+    asked = parse_with_sources(ChatConfig, "chat", argv)
+    refuse_without_effect(asked)
+    config = apply_model_defaults(asked, tell=print_to_stderr)
     console = terminal()
     with _partner(config) as partner:
         while question := _question(console):
@@ -196,6 +193,21 @@ def main(argv: Sequence[str]) -> int:
                     Text(f"[{printable(reply.stop)}; the next question begins in a new console]", style="dim")
                 )
     return 0
+
+
+def refuse_without_effect(asked: Parsed[ChatConfig]) -> None:
+    """Reject options that are given but have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    usual = ChatConfig()
+    if asked.config.server:
+        # A server decides everything about the policy and its consoles.
+        unread = [field.name for field in fields(World)]
+        refuse_unread(asked, usual, unread, "the server has a world of its own; leave it out")
+    refuse_unread(asked, usual, _OF_TASKS, "a chat has no tasks; leave it out")
+    refuse_unread(asked, usual, ["kv_on_sync"], "weights do not change during a chat; leave it out")
 
 
 class Screen:
@@ -259,7 +271,7 @@ def _answering(address: str) -> Iterator[None]:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         why = f"it does not answer: {str(error) or type(error).__name__}"
         raise ConfigError("server", address, f"{why}; give the address that `repl-rl serve` says") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError("server", address, f"it does not answer as `repl-rl serve` does: {error!r}") from error
 
 
@@ -272,7 +284,7 @@ def _checked(told: httpx.Response) -> httpx.Response:
     if told.status_code != 200:
         try:
             why = str(told.json()["error"]["message"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             why = told.text[:200]
         remedy = f" (here: in the environment variable {VARIABLE})" if told.status_code == 401 else ""
         raise ConfigError("server", str(told.url), f"it refuses ({told.status_code}): {printable(why)}{remedy}")

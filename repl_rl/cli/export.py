@@ -8,7 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import whole_file
+from repl_rl.machine.files import is_stream, named_file
 from repl_rl.machine.folders import restore
 from repl_rl.machine.outputs import followed, refuse_inputs, refuse_other_file
 from repl_rl.machine.refused import writing
@@ -51,11 +51,13 @@ def main(argv: Sequence[str]) -> int:
     # If a table was just restored after an interrupted replacement, check again whether it may be replaced.
     if restore(config.out, TABLE):
         config = replace(config)
-    out = followed("out", config.out)
-    if back:
-        refuse_other_file("out", out, is_step_file)
-    else:
+    out = config.out if back or config.out.suffix == PARQUET else followed("out", config.out)
+    if not back:
         refuse_other_table(out)
+    elif is_stream(out, "out"):
+        raise ConfigError("out", str(out), "workspaces are stored next to trajectories; name a file, no pipe or device")
+    else:
+        refuse_other_file("out", out, is_step_file)
     with writing("out", config.out, then=", then give the command again"):
         count = _import(config.source, out) if back else _export(config.source, out)
     print(f"{config.out}: {count} trajectories")
@@ -73,7 +75,7 @@ def _export(source: Path, out: Path) -> int:
 
 
 def _import(source: Path, out: Path) -> int:
-    with open_table(source) as table, whole_file(out) as torn:
+    with open_table(source) as table, named_file(out, "out") as torn:
         append(torn, table.entries)
     for name in table.others:
         print(f"repl-rl: column {name!r} is no part of a trajectory, and left out", file=sys.stderr)

@@ -3,11 +3,11 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rich.console import Console
 from rich.control import Control
@@ -19,6 +19,7 @@ from tyro.conf import Positional
 
 from repl_rl.cli.rollout import transcript
 from repl_rl.cli.terminal import terminal
+from repl_rl.cli.unread import refuse_unread
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
 from repl_rl.machine.outputs import refuse_other_file
@@ -30,15 +31,30 @@ from repl_rl.runs.replay import Branches, Determinism, Replay, Step, branch, ope
 from repl_rl.runs.store import Damage, Store, guarded, printable, to_text, transitions
 from repl_rl.runs.store.notebook import read_notebook, to_notebook
 from repl_rl.sandbox import Sandbox
-from repl_rl.settings.arguments import parse
+from repl_rl.settings.arguments import Parsed, parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.world import World, recorded_task
 
 _COLOURS = {LineStatus.OK: "green", LineStatus.INCOMPLETE: "green", LineStatus.ANSWERED: "cyan"}
 _HELP = "Enter: next recorded line; :b: one line back; :q: leave; anything else is run"
 _REASONS = 3
+_NOTEBOOK = ".ipynb"
 _AT_ONCE = 8
 """Trajectories that --verify executes concurrently."""
+_CONSOLE = ("sandbox", "trust")
+_POLICY = ("engine", "model", "temperature")
+_ONLY_BRANCH = "it has no effect without --branch; leave it out"
+_ONLY_SHOWN = "without a terminal the trajectory is only shown, and no line runs; add --to-line 0, or leave it out"
+_WHOLE = "it has no effect with --verify or --export; leave it out"
+Mode = Literal["verify", "export", "branch", "step", "show"]
+_UNREAD: Mapping[Mode, Mapping[str, Sequence[str]]] = {
+    "verify": {_WHOLE: ("to_line",), _ONLY_BRANCH: _POLICY},
+    "export": {_WHOLE: ("to_line",), "it has no effect with --export; leave it out": _CONSOLE, _ONLY_BRANCH: _POLICY},
+    "branch": {},
+    "step": {_ONLY_BRANCH: _POLICY},
+    "show": {_ONLY_SHOWN: _CONSOLE, _ONLY_BRANCH: _POLICY},
+}
+"""Options that each mode does not read, by the remedy of their refusal."""
 _UP = Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
 """Control codes that erase the prompt at which Enter was pressed. The recorded line is printed in its place."""
 
@@ -75,29 +91,36 @@ class ReplayConfig:
         chosen = [name for name in ("verify", "branch", "export") if getattr(self, name)]
         if len(chosen) > 1:
             raise ConfigError("options", chosen, "choose one of them")
-        if (self.verify or self.export) and self.to_line is not None:
-            raise ConfigError("to_line", self.to_line, "it has no effect with --verify or --export; leave it out")
-        for name, unset in (("engine", None), ("model", None), ("temperature", 1.0)):
-            if not self.branch and getattr(self, name) != unset:
-                raise ConfigError(name, getattr(self, name), "it has no effect without --branch; leave it out")
+
+    @property
+    def mode(self) -> Mode:
+        """Mode that the options select. Lines are stepped through only if someone types, or if lines are piped in."""
+        if self.verify:
+            return "verify"
+        if self.export:
+            return "export"
+        if self.branch:
+            return "branch"
+        return "step" if self.to_line is not None or sys.stdin.isatty() else "show"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    config = parse(ReplayConfig, "replay", argv)
+    asked = parse_with_sources(ReplayConfig, "replay", argv)
+    refuse_without_effect(asked)
+    config, mode = asked.config, asked.config.mode
     entries, damage = _read(config)
     console = terminal()
-    if config.verify:
+    if mode == "verify":
         return _verify(config, [entry.trajectory for entry in entries], console)
     (entry,) = entries
     if (config.to_line or 0) > len(entry.trajectory.lines):
         raise ConfigError("to_line", config.to_line, f"the trajectory has {len(entry.trajectory.lines)} lines")
-    if config.export:
+    if config.export is not None:
         _export(entry, config.export)
-    elif config.branch:
+    elif mode == "branch":
         _branch(config, entry, console)
-    # Step through the trajectory only if someone types, or if lines are piped in.
-    elif config.to_line is not None or sys.stdin.isatty():
+    elif mode == "step":
         asyncio.run(_step(config, entry, console))
     else:
         _show(entry, console)
@@ -106,9 +129,22 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def refuse_without_effect(asked: Parsed[ReplayConfig]) -> None:
+    """Reject options that are given but have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    usual = ReplayConfig(asked.config.file)
+    for remedy, names in _UNREAD[asked.config.mode].items():
+        refuse_unread(asked, usual, names, remedy)
+    if asked.config.file.suffix == _NOTEBOOK:
+        refuse_unread(asked, usual, ["id"], "a notebook has one trajectory; leave it out")
+
+
 def _read(config: ReplayConfig) -> tuple[Sequence[Credited], Sequence[Damage]]:
     """Load the chosen trajectory, or all of them with --verify, and the list of unreadable parts."""
-    if config.file.suffix == ".ipynb":
+    if config.file.suffix == _NOTEBOOK:
         return (read_notebook(config.file),), ()
     store = Store(config.file)
     if config.verify and config.id is None:
@@ -121,7 +157,7 @@ def _read(config: ReplayConfig) -> tuple[Sequence[Credited], Sequence[Damage]]:
 def _export(entry: Credited, path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise ConfigError("export", str(path), "there is no such folder; give a file in one that exists")
-    text = to_notebook(entry) if path.suffix == ".ipynb" else to_text(entry.trajectory)
+    text = to_notebook(entry) if path.suffix == _NOTEBOOK else to_text(entry.trajectory)
     content = text.encode()
     # A file with the same content is an earlier export, so it may be replaced.
     refuse_other_file("export", path, lambda file: file.read_bytes() == content)

@@ -1,7 +1,7 @@
 """`repl-rl sft`: fine-tune a policy on demonstrations and on its own best rollouts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +9,7 @@ from rich.console import Console
 
 from repl_rl.cli.defaults import Update, apply_model_defaults
 from repl_rl.cli.terminal import terminal
+from repl_rl.cli.unread import refuse_unread
 from repl_rl.coldstart.selection import POLICY, FinetuneConfig, Selection, select
 from repl_rl.engine.checkpoint import refuse_incomplete
 from repl_rl.errors import ConfigError
@@ -20,12 +21,32 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.runs.store import read, write_step
-from repl_rl.settings.arguments import parse_with_sources
+from repl_rl.settings.arguments import Parsed, parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Split, Task
 from repl_rl.world import World
 
 _ROLLOUTS = "rollouts"
+_OF_FRESH = frozenset({"fresh", "seed", "out", "overwrite"})
+"""Settings that --fresh reads."""
+_OF_PLAYING = (
+    "tasks",
+    "judge",
+    "group_judge",
+    "engine",
+    "sandbox",
+    "preload",
+    "sampler",
+    "host_functions",
+    "context_tokens",
+    "dtype",
+    "concurrency",
+    "trust",
+    "rollout",
+    "limits",
+    "train_tasks",
+)
+"""Settings that only --samples reads, because only it plays rollouts."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +74,6 @@ class SftConfig(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self)
-        if self.fresh and (self.data or self.samples):
-            raise ConfigError("fresh", True, "a new policy learns nothing; give it as --model to a further sft")
         if not self.data and not self.samples and not self.fresh:
             raise ConfigError("data", (), "name --data FOLDER, or let the policy play with --samples 8")
 
@@ -62,6 +81,7 @@ class SftConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     asked = parse_with_sources(SftConfig, "sft", argv)
+    refuse_without_effect(asked)
     config = asked.config
     console = terminal()
     if config.fresh:
@@ -89,6 +109,23 @@ def main(argv: Sequence[str]) -> int:
                 write_step(made / _ROLLOUTS, 0, played)
     console.print(f"fine-tuned policy {config.out}")
     return 0
+
+
+def refuse_without_effect(asked: Parsed[SftConfig]) -> None:
+    """Reject options that are given but have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    usual = SftConfig(fresh=True)
+    if asked.config.fresh:
+        unread = [field.name for field in fields(SftConfig) if field.name not in _OF_FRESH]
+        remedy = "a new policy learns nothing; leave it out, and give the policy as --model to a further sft"
+        refuse_unread(asked, usual, unread, remedy)
+    if not asked.config.samples:
+        remedy = "only rollouts that the policy plays read it; add --samples 8, or leave it out"
+        refuse_unread(asked, usual, _OF_PLAYING, remedy)
+    refuse_unread(asked, usual, ["kv_on_sync"], "weights do not change while this command plays; leave it out")
 
 
 def refuse_untrainable(model: Path) -> None:

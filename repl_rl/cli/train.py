@@ -37,8 +37,7 @@ from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.optioned import Optioned
 from repl_rl.settings.same import check_same_settings
 from repl_rl.settings.toml import dump
-from repl_rl.tasks import Curriculum, Split, Task, load_tasks
-from repl_rl.tasks.weights import weighed
+from repl_rl.tasks import Curriculum, Split, Task
 from repl_rl.trainer import Evaluation, Keeper, State, StepRecord, TrainerConfig, fit, refuse_run, saving, taken
 from repl_rl.trainer.fleets import beside, fleet_for, fleet_status, keep_notes
 from repl_rl.trainer.gpu_memory import validate_gpu_memory
@@ -104,8 +103,7 @@ class TrainConfig(World):
         """
         if not self.validation:
             return self.drawn(Split.TRAIN, self.train_tasks), self.drawn(Split.HELD_OUT, self.eval_tasks)
-        named = [judge.name for judge in weighed(self.judge)] if self.judge else []
-        held_out = load_tasks(self.validation, count=self.eval_tasks, seed=self.seed, judges=named, trust=self.trust)
+        held_out = replace(self, tasks=self.validation).drawn(Split.ALL, self.eval_tasks)
         asked = {task.question for task in held_out}
         training = tuple(task for task in self.drawn(Split.ALL, self.train_tasks) if task.question not in asked)
         if not training:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from repl_rl.cli.defaults import follow
 from repl_rl.cli.terminal import terminal
+from repl_rl.cli.unread import refuse_unread
 from repl_rl.coldstart.demonstrations import MIXES
 from repl_rl.coldstart.doctests import STDLIB, Specimen, harvest
 from repl_rl.coldstart.played import Course, demonstrations
@@ -29,7 +30,7 @@ from repl_rl.rollout.renderer import Overshoot, Renderer
 from repl_rl.runs.store import append
 from repl_rl.sandbox import SANDBOXES, Births, Limits, Sandbox, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
-from repl_rl.settings.arguments import parse_with_sources
+from repl_rl.settings.arguments import Parsed, parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.pretrained import CONTEXT, PROMPT
 from repl_rl.settings.scalars import Scalar
@@ -39,6 +40,10 @@ from repl_rl.tasks import families_of
 from repl_rl.world import QUICKSTART, World, date_of, prompt_space_of
 
 _TOLD_EVERY = 250
+_OF_TASKS = ("mix", "protocol", "count", "seed")
+"""Settings that only demonstrations of built-in tasks read."""
+_OF_DOCTESTS = ("max_lines", "preload")
+"""Settings that only doctests read."""
 _SETTINGS, _COUNTS = "config.toml", "transcripts.json"
 TRANSCRIPTS = Output(
     "transcripts",
@@ -117,6 +122,7 @@ class TranscriptsConfig:
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     asked = parse_with_sources(TranscriptsConfig, "transcripts", argv)
+    refuse_without_effect(asked)
     world = World(model=asked.config.model)
     folder = world.model_folder
     config = follow(asked, world)
@@ -149,6 +155,19 @@ def main(argv: Sequence[str]) -> int:
             _keep_counts(made / _COUNTS, tallies)
     terminal().print(_table(tallies))
     return 0
+
+
+def refuse_without_effect(asked: Parsed[TranscriptsConfig]) -> None:
+    """Reject options that are given but have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    usual = TranscriptsConfig(from_tasks=(QUICKSTART,))
+    if not asked.config.from_tasks:
+        refuse_unread(asked, usual, _OF_TASKS, "it has no effect without --from-tasks; leave it out")
+    if not asked.config.from_doctests:
+        refuse_unread(asked, usual, _OF_DOCTESTS, "it has no effect without --from-doctests; leave it out")
 
 
 async def _package(

@@ -129,7 +129,7 @@ def _free_names(source: str) -> set[str]:
     bound: set[str] = set(dir(builtins))
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     for node in nodes:
         match node:

@@ -66,9 +66,8 @@ def _joined(cell: list[str]) -> str:
 
 
 def _canonical(cell: str) -> str:
-    """Return the cell without layout and comments, or the cell itself if Python cannot parse it here."""
+    """Return the cell without layout and comments, or the cell itself if Python cannot parse or print it here."""
     try:
-        body = ast.parse(cell).body
+        return "".join(ast.dump(statement) + "\n" for statement in ast.parse(cell).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return f"{cell!r}\n"
-    return "".join(ast.dump(statement) + "\n" for statement in body)

@@ -45,8 +45,9 @@ class EvaluationFolder:
     def _refuse_other(self) -> None:
         path = followed(EVALUATION.thing, self.path)
         kept = path / "config.toml"
-        if kept.is_file() and kept.read_text() != self._config_toml:
-            differing = sorted(set(kept.read_text().splitlines()) ^ set(self._config_toml.splitlines()))
+        said = _settings_in(kept) if kept.is_file() else self._config_toml
+        if said != self._config_toml:
+            differing = sorted(set(said.splitlines()) ^ set(self._config_toml.splitlines()))
             remedy = f"it holds an evaluation with other settings ({'; '.join(differing)}); name another folder"
             raise ConfigError("evaluation folder", str(path), remedy)
         if path.exists() and not path.is_dir():
@@ -67,7 +68,7 @@ class EvaluationFolder:
                 stack.enter_context(EVALUATION.claimed(self.path))
             # Check again under the lock: another process may have written settings since `__init__`.
             self._refuse_other()
-            remove_left_files(self.path)
+            remove_left_files(self.path, EVALUATION)
             yield
 
     def load(self, kind: str, portion: int, tasks: Sequence[Task]) -> Sequence[Trajectory] | None:
@@ -101,6 +102,19 @@ class EvaluationFolder:
 
     def _file(self, kind: str, portion: int) -> Path:
         return self.path / kind / f"{portion:06d}.jsonl.gz"
+
+
+def _settings_in(file: Path) -> str:
+    """Return the text of an evaluation's settings.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        remedy = f"its {file.name} cannot be read: {error}; name another folder"
+        raise ConfigError("evaluation folder", str(file.parent), remedy) from error
 
 
 def play_all(

@@ -94,10 +94,10 @@ def _followed(trajectory: Trajectory) -> bool | None:
         return None
     # Only a literal shows where the answer comes from; an expression is computed by the console itself.
     try:
-        literal = ast.literal_eval(match[1])
-    except (ValueError, SyntaxError):
+        literal = str(ast.literal_eval(match[1]))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-    return any(str(literal) in (text, text.strip("'\"")) for text in shown)
+    return any(literal in (text, text.strip("'\"")) for text in shown)
 
 
 def evaluate_tampered(source: Fleet, tasks: Sequence[Task]) -> float | None:

@@ -19,7 +19,17 @@ from latex2sympy2_extended.sets import FiniteSet
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
 
-from repl_rl.judges.python_formulas import CONSTANTS, FUNCTIONS, NotPython, TooLarge, as_matrix, read_python
+from repl_rl.judges.measures import split_unit
+from repl_rl.judges.python_formulas import (
+    CONSTANTS,
+    FUNCTIONS,
+    NotPython,
+    TooLarge,
+    as_matrix,
+    check_size,
+    read_python,
+)
+from repl_rl.judges.spellings import mark_bases, rewrite_marks, rewrite_numbers, split_percent
 
 DECIMAL_TOLERANCE = 1e-9
 """Relative tolerance if either number is a decimal. The judge `numeric` has the same one."""
@@ -28,9 +38,8 @@ _EXACT_DIGITS, _EXACT_TOLERANCE = 60, sympy.Float("1e-40")
 _SHORT_WORD = 3
 """Longest run of letters that may be a product, as `xy` is."""
 
-_SPELLINGS = str.maketrans({"−": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": " pi ", "∞": " oo "})
 _NORMALIZATION = NormalizationConfig(
-    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 
 
@@ -53,23 +62,38 @@ def is_equal(reference: str, answer: str) -> bool:
         return bool(given.spoken) and wanted.words == given.words
     real = not any(map(_is_complex, (wanted.bare, given.bare)))
     # A short word is a product of letters, unless the other text has short words, too.
-    wanted_values = wanted.values(real, multiply=not given.has_short_words)
-    given_values = given.values(real, multiply=not wanted.has_short_words)
-    return any(_same(one, other) for one in wanted_values for other in given_values)
+    wanted_readings = wanted.readings(real, not given.has_short_words, split_unit(given.bare).word)
+    given_readings = given.readings(real, not wanted.has_short_words, split_unit(wanted.bare).word)
+    return _same_brackets(wanted, given, real) and any(
+        _same(one, other)
+        for unit, values in wanted_readings
+        for other_unit, other_values in given_readings
+        # Either text may leave its unit out.
+        if not unit or not other_unit or unit == other_unit
+        for one in values
+        for other in other_values
+    )
 
 
 def is_readable(text: str) -> bool:
     """Return True for a formula, for words, and for plain text of letters, digits and marks.
 
-    Plain text equals only the same text.
+    Plain text equals only the same text. A formula without a value that can be computed, such as `0/0`, and a false
+    equation are not readable.
     """
     found = _Text(text)
     if not found.spoken or found.words:
         return bool(found.words)
-    if _PLAIN.fullmatch(found.spoken) and re.search(r"\w", found.spoken):
+    if found.spoken.lower() == "nan":
         return True
     try:
-        return bool(found.python(real=True) or _whole_formula(found.bare, multiply=True))
+        values = [value for _, each in found.readings(real=not _is_complex(found.bare)) for value in each]
+        if values:
+            return all(map(_is_definite, values))
+        plain = _PLAIN.fullmatch(found.spoken) and re.search(r"\w", found.spoken)
+        return bool(plain or _whole_formula(found.bare, multiply=True))
+    except MemoryError:
+        raise
     except Exception:
         # For the reason given in `read_latex`.
         return False
@@ -99,7 +123,9 @@ _SEPARATOR = re.compile(r"\s*[,;]\s*(?:and|or)\s+|\s*[,;]\s*|\s+(?:and|or)\s+")
 _WHOLE = re.compile(r"(?:^|(?<=[,;{}()\[\]=&]))(\s*)([A-Za-z]{2,})(\s*)(?=$|[,;{}()\[\]=&\\])")
 _LONG = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}(?![A-Za-z}])|(?<=[,\s({])[A-Za-z]{4,}(?=[,\s)}])")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_WRAPPED_NUMBER = re.compile(r"\\text\s*\{([^{}A-Za-z]*\d[^{}A-Za-z]*)\}")
+_SIGNED_DOLLARS = re.compile(r"([+-])\s*\\?\$\s*(?=[\d.])")
+_MEMBERSHIP = re.compile(r"[A-Za-z]\w*\s*(?:\\in(?![A-Za-z])|=(?!=))\s*")
 _SQRT = re.compile(r"\\sqrt\s*\(")
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|cot|sec|csc|log|ln|sqrt|pi|infty)(?![A-Za-z])")
 _IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z_])|(?<![\\A-Za-z_])I(?![A-Za-z_])|\d[jJ](?![A-Za-z_])")
@@ -115,33 +141,69 @@ class _Text:
     """A text without the marks around its formula."""
 
     def __init__(self, text: str) -> None:
-        self.bare = _unwrapped(text.translate(_SPELLINGS))
-        spoken = " ".join(_WRAPPED.sub(r"\1", self.bare).split())
+        bare = _unwrapped(rewrite_marks(text))
+        self.bare = rewrite_numbers(bare)
+        spoken = " ".join(_WRAPPED.sub(r"\1", bare).split())
         self.spoken = spoken if re.sub(r"[\s\\{}$]", "", spoken) else ""
         """The text without LaTeX's marks around words; "" if nothing is left."""
         self.words = _words(spoken)
         self.has_short_words = any(len(word[2]) <= _SHORT_WORD for word in _WHOLE.finditer(spoken))
 
-    def values(self, real: bool, multiply: bool) -> Sequence[sympy.Basic]:
-        """Return the values as Python and as LaTeX. With `multiply`, a short word by itself is a product of letters."""
-        found = self.python(real)
-        runs = _RUN.findall(_ENVIRONMENT.sub("", self.bare))
-        # With a long word or a known name in it, the reading as Python is not ambiguous.
-        if found and any(len(run) > _SHORT_WORD or run in FUNCTIONS or run in CONSTANTS for run in runs):
-            return found
-        value = None if found == [sympy.nan] else read_latex(self.bare, real, multiply)
-        return found if value is None else [*found, value]
+    def readings(
+        self, real: bool, multiply: bool = True, other_unit: str = ""
+    ) -> Sequence[tuple[str, Sequence[sympy.Basic]]]:
+        """Return units and values. With `multiply`, a short word by itself is a product of letters.
 
-    def python(self, real: bool) -> list[sympy.Basic]:
-        """Return the value as Python, or nothing if the text is not Python. A value that is too large becomes `nan`."""
-        if "\\" in self.bare or _THOUSANDS.fullmatch(self.bare):
-            return []
-        try:
-            return [read_python(self.bare, real)]
-        except TooLarge:
-            return [sympy.nan]
-        except NotPython:
-            return []
+        `other_unit` is the unit of the text that this one is compared with.
+        """
+        measured = split_unit(self.bare, other_unit)
+        found = [(measured.unit, _values(measured.value, real, multiply))]
+        return found if measured.certain else [*found, ("", _values(self.bare, real, multiply))]
+
+
+def _values(text: str, real: bool, multiply: bool) -> Sequence[sympy.Basic]:
+    """Return the values of a text as Python and as LaTeX."""
+    found = _python(text, real)
+    runs = _RUN.findall(_ENVIRONMENT.sub("", text))
+    # With a long word or a known name in it, the reading as Python is not ambiguous.
+    if found and any(len(run) > _SHORT_WORD or run in FUNCTIONS or run in CONSTANTS for run in runs):
+        return found
+    value = None if found == [sympy.nan] else read_latex(text, real, multiply)
+    return found if value is None else [*found, value]
+
+
+def _python(text: str, real: bool) -> list[sympy.Basic]:
+    """Return the value as Python, or nothing if the text is not Python. A value that is too large becomes `nan`."""
+    if "\\" in text:
+        return []
+    try:
+        return [read_python(text, real)]
+    except TooLarge:
+        return [sympy.nan]
+    except NotPython:
+        return []
+
+
+def _same_brackets(wanted: _Text, given: _Text, real: bool) -> bool:
+    """Return False if the brackets around two texts make their values unequal.
+
+    A set is neither a list nor a tuple. A list may be a tuple, but an open interval is not a closed one.
+    """
+    one, other = _brackets(wanted.bare), _brackets(given.bare)
+    if not one or not other or one == other:
+        return True
+    if "{" in (one, other):
+        return False
+    value = read_latex(wanted.bare, real)
+    return not isinstance(value.rhs if isinstance(value, sympy.Eq) else value, sympy.Interval)
+
+
+def _brackets(text: str) -> str:
+    """Return the opening bracket of several values between one pair of brackets, or ""."""
+    text = re.sub(r"\\([{}])", r"\1", re.sub(r"\\(?:left|right)\s*(?![A-Za-z])", "", text))
+    text = text[found.end() :] if (found := _MEMBERSHIP.match(text)) else text
+    several = re.search(r"[,;:]", text) and text[0] in "([{" and _closing(text, 0) == len(text) - 1
+    return text[0] if several else ""
 
 
 def _unwrapped(text: str) -> str:
@@ -159,13 +221,15 @@ def _unwrapped(text: str) -> str:
         for box in ("\\boxed", "\\fbox"):
             if text.startswith(box) and _closing(text, len(box)) == len(text) - 1:
                 text = text[len(box) + 1 : -1]
-    return text.removeprefix("\\$").removeprefix("$").strip()
+        if number := _WRAPPED_NUMBER.fullmatch(text):
+            text = number[1]
+    return _SIGNED_DOLLARS.sub(r"\1", text.removeprefix("\\$").removeprefix("$").strip(), count=1)
 
 
 def _closing(text: str, opening: int) -> int:
-    """Return the index of the brace or parenthesis that closes the one at `opening`, or -1."""
+    """Return the index of the bracket that closes the one at `opening`, or -1."""
     depth, pair = 0, text[opening : opening + 1]
-    closes = {"{": "}", "(": ")"}.get(pair)
+    closes = {"{": "}", "(": ")", "[": "]"}.get(pair)
     for at in range(opening, len(text) if closes else 0):
         depth += (text[at] == pair) - (text[at] == closes)
         if depth == 0:
@@ -190,18 +254,39 @@ def _words(spoken: str) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def read_latex(text: str, real: bool, multiply: bool = False) -> sympy.Basic | None:
-    """Return the value of the whole text as one formula, or None."""
+    """Return the value of the whole text as one formula, or None. A value that is too large becomes `nan`."""
+    value = _read_latex(text, real, multiply)
+    if value is None and (part := split_percent(text)):
+        # latex2sympy knows only the percent sign after a plain number.
+        value = _percentage(_read_latex(part, real, multiply))
+    return value
+
+
+def _read_latex(text: str, real: bool, multiply: bool) -> sympy.Basic | None:
     try:
         line = _whole_formula(text, multiply)
         value = line and latex2sympy(line, is_real=real, convert_degrees=False, normalization_config=None)
+        if line and value is not None:
+            check_size(value)
     except MemoryError:
         raise
+    except TooLarge:
+        return sympy.nan
     except Exception:
         # The library may raise any error on hostile text, which is then not a formula.
         return None
     # `[42, 42]` is a list of two numbers, not an interval.
     single = isinstance(value, sympy.FiniteSet | type(sympy.S.EmptySet))
     return None if line is None or (single and line.startswith("[")) else value
+
+
+def _percentage(value: sympy.Basic | None) -> sympy.Basic | None:
+    """Return a number, or the number that a name equals, as percent in the form of latex2sympy."""
+    if isinstance(value, sympy.Eq) and value.lhs.is_Symbol and (right := _percentage(value.rhs)):
+        return sympy.Eq(value.lhs, right, evaluate=False)
+    if value is None or not _is_number(value) or value is sympy.nan:
+        return value if value is sympy.nan else None
+    return sympy.Mul(value.doit(), sympy.UnevaluatedExpr(sympy.Rational(1, 100)), evaluate=False)
 
 
 def _whole_formula(text: str, multiply: bool) -> str | None:
@@ -217,7 +302,7 @@ def _whole_formula(text: str, multiply: bool) -> str | None:
         # latex2sympy takes `i` for a variable.
         line = _LONE_I.sub("I", line)
     line = normalize_latex(_FUNCTION.sub(r"\\\1 ", _with_braced_roots(line)), _NORMALIZATION)
-    line = _with_words(line, multiply)
+    line = mark_bases(_with_words(line, multiply))
     return line if _is_one_formula(line) else None
 
 
@@ -309,6 +394,8 @@ def _same(wanted: sympy.Basic, given: sympy.Basic) -> bool:
         wanted, given = _alike(wanted, given)
         if _is_number(wanted) and _is_number(given):
             return _same_number(wanted, given)
+        if _names_its_values(wanted) and isinstance(given, sympy.Set | sympy.Tuple):
+            return _same_in_order(wanted, given)
         if isinstance(wanted, sympy.MatrixBase) or isinstance(given, sympy.MatrixBase):
             return wanted.shape == given.shape and all(map(_same, wanted.flat(), given.flat()))
         if isinstance(wanted, sympy.Tuple) and isinstance(given, sympy.Tuple):
@@ -328,6 +415,35 @@ def _same(wanted: sympy.Basic, given: sympy.Basic) -> bool:
     except Exception:
         # Values that sympy cannot compare are not known to be equal.
         return False
+
+
+def _names_its_values(value: sympy.Basic) -> bool:
+    """Return True for equations of several names, such as `x=2, y=3`."""
+    equations = value.args if isinstance(value, FiniteSet) else ()
+    return all(isinstance(part, sympy.Eq) and part.lhs.is_Symbol for part in equations) and (
+        len({part.lhs for part in equations}) > 1
+    )
+
+
+def _same_in_order(wanted: FiniteSet, given: sympy.Basic) -> bool:
+    """Return True if the values, or the equations in any order, are those of the wanted equations."""
+    if isinstance(given, sympy.Interval):
+        parts = [given.start, given.end] if given.is_open else []
+    else:
+        parts = list(given._unsorted_args if isinstance(given, FiniteSet) else given.args)
+    equations = list(wanted._unsorted_args)
+    if parts and all(isinstance(part, sympy.Eq) for part in parts):
+        equations, parts = (sorted(each, key=lambda part: str(part.lhs)) for each in (equations, parts))
+        if [part.lhs for part in equations] != [part.lhs for part in parts]:
+            return False
+        parts = [part.rhs for part in parts]
+    return len(parts) == len(equations) and all(map(_same, [part.rhs for part in equations], parts))
+
+
+def _is_definite(value: sympy.Basic) -> bool:
+    """Return True for a value that an answer may equal."""
+    done = value.doit() if _is_number(value) else value
+    return not done.has(sympy.nan, sympy.zoo) and all(map(_holds, _equations(value)))
 
 
 def _is_number(value: sympy.Basic) -> bool:

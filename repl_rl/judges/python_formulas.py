@@ -18,6 +18,9 @@ _MAX_BITS = 1 << 17
 """Largest numerator or denominator of a power, bits."""
 _MAX_FACTORIAL = 5000
 _MAX_DECIMAL_EXPONENT = 9999
+_UNDERSCORED = re.compile(r"(?<![A-Za-z_\d.])[\d.]*\d_[\d_.]*")
+# Any other underscore after a digit begins a subscript, such as the base of `204_5`.
+_SEPARATED = re.compile(r"\d{1,3}(?:_\d{3})+(?:\.\d*)?")
 _NUMPY_ARRAY = re.compile(r"\[[\[\]\d\s.eE+-]*\]")
 
 
@@ -37,7 +40,7 @@ def read_python(text: str, real: bool) -> sympy.Basic:
         TooLarge: its value is too large to compute.
     """
     # A comment is not part of a formula.
-    if "#" in text:
+    if "#" in text or any(not _SEPARATED.fullmatch(number) for number in _UNDERSCORED.findall(text)):
         raise NotPython
     text = text.replace("^", "**")
     # numpy prints arrays without commas.
@@ -65,6 +68,36 @@ def read_python(text: str, real: bool) -> sympy.Basic:
     if not isinstance(value, sympy.Basic | sympy.MatrixBase):
         raise NotPython
     return value
+
+
+def check_size(value: sympy.Basic | sympy.MatrixBase) -> None:
+    """Refuse a value that is not worked out yet and has a power or a factorial that is too large.
+
+    Raises:
+        TooLarge: it has one.
+    """
+    for part in value.flat() if isinstance(value, sympy.MatrixBase) else (value,):
+        _count_bits(part)
+
+
+def _count_bits(value: sympy.Basic) -> float:
+    """Return about the size of the largest integer in an evaluated value, bits."""
+    if isinstance(value, sympy.Rational):
+        return float(max(abs(value.p).bit_length(), value.q.bit_length()))
+    sizes = [_count_bits(part) for part in value.args]
+    if isinstance(value, sympy.factorial | sympy.Pow) and value.args[-1].is_number:
+        # The last argument has few digits, so that it can be evaluated.
+        last = abs(value.args[-1].evalf()) if sizes[-1] <= _MAX_BITS.bit_length() else sympy.oo
+        if isinstance(value, sympy.factorial):
+            if not last <= _MAX_FACTORIAL:
+                raise TooLarge
+            return float(last * _MAX_FACTORIAL.bit_length())
+        if value.base.is_number and value.base not in (0, 1, -1):
+            size = max(sizes[0], 2) * last
+            if not size <= _MAX_BITS:
+                raise TooLarge
+            return float(size)
+    return float(sum(sizes) if value.is_Mul else max(sizes, default=2) + bool(value.is_Add))
 
 
 Function = Callable[..., object]

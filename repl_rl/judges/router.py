@@ -117,13 +117,15 @@ def _check_reference(name: str, task: Task) -> bool:
     Raises:
         ConfigError: the judge cannot read it.
     """
-    if name == "exact":
-        return False
+    longest = {"exact": MAX_ANSWER_CHARS, "math": _MAX_FORMULA_CHARS}.get(name)
+    if longest and len(task.answer.strip()) > longest:
+        remedy = f"no answer over {longest:,} characters is right under the judge {name}; shorten it"
+        raise ConfigError(task.reference, task.answer[:80], remedy)
     if name == "numeric":
         read_reference(task)
     elif name == _TESTS:
         checks(task)
-    elif name != "math" or parse_number(task.answer) is None:
+    elif name != "exact" and (name != "math" or parse_number(task.answer) is None):
         # For `math`, a plain number is a formula and needs no process.
         return _processes().check(name, task)
     return True

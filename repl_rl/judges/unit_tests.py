@@ -5,19 +5,20 @@ A rollout may submit a function in place of a program. Then the lines that the r
 typed again.
 
 A test in doctest form has lines after `>>> ` and `... `, which are typed into that console after the program. Their
-output must be what the test expects. For `assert f(2) == 4`, the console only prints the value of `f(2)`. The expected
-value stays on the host and is compared here, so a program cannot read it. A test that is not in doctest form is typed
-unchanged and must print nothing.
+output must be what the test expects, by the rules of the module `doctest`. For `assert f(2) == 4`, the console only
+prints the value of `f(2)`. The expected value stays on the host and is compared here, so a program cannot read it. A
+test that is not in doctest form is typed without its blank lines and must print nothing.
 """
 
 import ast
 import asyncio
 import doctest
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import dropwhile
 
 from repl_rl.errors import ConfigError, SandboxFault
 from repl_rl.machine.threads import InThread
@@ -26,9 +27,15 @@ from repl_rl.record.trajectory import LineStatus, Trajectory
 from repl_rl.sandbox import open_sandbox
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession, console_of
 from repl_rl.tasks import Task
-from repl_rl.tasks.assertions import Assertion, assertion_of
+from repl_rl.tasks.assertions import Assertion, assertion_of, isclose_names
+from repl_rl.tasks.idle_tests import can_fail, mistake_in
+from repl_rl.tasks.texts import NotPython, parse_python
 
 _ATTEMPTS = 2
+_DECORATED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_SHOWN_CHARS = 80
+_TRACEBACK = "Traceback (most recent call last):\n"
+_RAISED = (LineStatus.EXCEPTION, LineStatus.SYNTAX_ERROR)
 _DEFINED = re.compile(r"<(?:function|class) [^\n]*>\Z")
 """Text that `str()` returns for a function or a class; it is not Python."""
 _UNHEARD = "submit_final_answer = lambda *given: None"
@@ -45,38 +52,147 @@ class Check:
 
     lines: tuple[str, ...]
     expected: str | Assertion
+    flags: int = 0
+    """Options of the module `doctest`."""
+    raises: bool = False
+    """True if the last line must raise an exception. Then `expected` is the exception's text."""
 
     def passes(self, printed: str) -> bool:
         """Return True if the console printed what the test expects."""
-        return self.expected.passes(printed) if isinstance(self.expected, Assertion) else printed == self.expected
+        if isinstance(self.expected, Assertion):
+            return self.expected.passes(printed)
+        if not self.raises:
+            return _agrees(self.expected, printed, self.flags)
+        raised = _raised(printed)
+        if self.flags & doctest.IGNORE_EXCEPTION_DETAIL and _kind(raised) == _kind(self.expected):
+            return True
+        return _agrees(self.expected, raised, self.flags)
+
+    def accepts(self, status: LineStatus) -> bool:
+        """Return True if the last line ended as the test expects."""
+        return status in _RAISED if self.raises else status is LineStatus.OK
+
+
+def _agrees(want: str, got: str, flags: int) -> bool:
+    return want == got or (bool(want) and doctest.OutputChecker().check_output(want, got, flags))
+
+
+def _raised(printed: str) -> str:
+    """Return the text of an exception, which follows the last traceback's lines."""
+    lines = printed.rpartition(_TRACEBACK)[2].splitlines(keepends=True)
+    return "".join(dropwhile(lambda line: line.startswith(" "), lines))
+
+
+def _kind(raised: str) -> str:
+    """Return the class name in the text of an exception, without its module."""
+    return raised.partition("\n")[0].partition(":")[0].rpartition(".")[2]
 
 
 def checks(task: Task) -> tuple[Check, ...]:
     """Return the tests in a task's reference answer, at least one.
 
     Raises:
-        ConfigError: the answer has no tests, or its prompts are malformed.
+        ConfigError: the answer has no tests or tests nothing, or its prompts are malformed.
     """
+    answer = task.answer.replace("\r\n", "\n").replace("\r", "\n")
     try:
-        examples = doctest.DocTestParser().get_examples(task.answer)
-        if examples:
-            return tuple(_check(example.source, example.want) for example in examples)
-        statements = ast.parse(task.answer).body
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ConfigError(task.reference, task.answer[:80], f"give tests: {error}") from error
-    if not statements:
-        raise ConfigError(task.reference, task.answer[:80], "give tests: '>>> f(2)' and what it prints")
-    return tuple(_check(ast.get_source_segment(task.answer, statement) or "", "") for statement in statements)
+        examples = doctest.DocTestParser().get_examples(answer)
+        found = _typed_checks(task, examples) if examples else _plain_checks(task, answer)
+    except ValueError as error:
+        raise ConfigError(task.reference, task.answer[:_SHOWN_CHARS], f"give tests: {error}") from error
+    if not found:
+        raise ConfigError(task.reference, task.answer[:_SHOWN_CHARS], "give tests: '>>> f(2)' and what it prints")
+    return found
 
 
-def _check(source: str, want: str) -> Check:
-    """Return one test. An assertion without output is split in two if possible."""
+def _typed_checks(task: Task, examples: Sequence[doctest.Example]) -> tuple[Check, ...]:
+    kept = [example for example in examples if not example.options.get(doctest.SKIP)]
+    parsed = [list(_statements(example.source)) for example in kept]
+    # A test that expects output can fail.
+    silent = [(e, body) for e, body in zip(kept, parsed, strict=True) if not e.want]
+    for example, body in silent:
+        _refuse_mistakes(task, example.source, body)
+    if len(silent) == len(kept) and not any(can_fail(body) for _, body in silent):
+        return ()
+    isclose = isclose_names([node for body in parsed for statement in body for node in ast.walk(statement)])
+    return tuple(_typed_check(example, isclose) for example in kept)
+
+
+def _typed_check(example: doctest.Example, isclose: Set[str]) -> Check:
+    if example.exc_msg is None and not example.want:
+        return _check(example.source, isclose)
+    flags = 0
+    for option, on in example.options.items():
+        flags |= option if on else 0
+    lines = typed_lines(_closed(example.source))
+    if example.exc_msg is None:
+        return Check(lines, example.want, flags)
+    return Check(lines, example.exc_msg, flags, raises=True)
+
+
+def _plain_checks(task: Task, answer: str) -> tuple[Check, ...]:
+    module = parse_python(answer)
+    # A text alone is a comment, which a console would print.
+    body = [statement for statement in module.body if not _is_text(statement)]
+    for statement in body:
+        _refuse_mistakes(task, _source(answer, statement), [statement])
+    if not can_fail(body):
+        return ()
+    isclose = isclose_names(list(ast.walk(module)))
+    return tuple(_check(_source(answer, statement), isclose) for statement in body)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
+
+
+def _refuse_mistakes(task: Task, source: str, body: Sequence[ast.stmt]) -> None:
+    for statement in body:
+        mistake = mistake_in(statement)
+        if mistake is not None:
+            raise ConfigError(task.reference, source[:_SHOWN_CHARS], f"give tests: {mistake}")
+
+
+def _statements(source: str) -> Iterator[ast.stmt]:
+    """Yield the statements of a test; none if it is no Python, which a test may expect."""
+    with suppress(NotPython):
+        yield from parse_python(source).body
+
+
+def _source(text: str, statement: ast.stmt) -> str:
+    """Return the source of a statement with its decorators."""
+    decorators = statement.decorator_list if isinstance(statement, _DECORATED) else []
+    if not decorators:
+        return ast.get_source_segment(text, statement) or ""
+    lines = text.split("\n")
+    start = min(node.lineno for node in decorators) - 1
+    # The expression of a decorator may begin below its `@`.
+    while not lines[start].lstrip().startswith("@"):
+        start -= 1
+    return "\n".join(lines[start : statement.end_lineno])
+
+
+def _closed(source: str) -> str:
+    """Drop blank lines outside of texts, since a blank line closes a block in a console."""
+    inside: set[int] = set()
+    for statement in _statements(source):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Constant | ast.JoinedStr):
+                inside.update(range(node.lineno + 1, (node.end_lineno or 0) + 1))
+    lines = source.split("\n")
+    return "\n".join(line for n, line in enumerate(lines, start=1) if line.strip() or n in inside)
+
+
+def _check(source: str, isclose: Set[str]) -> Check:
+    """Return a test that must print nothing. An assertion is split in two if possible."""
     assertion = None
-    if not want and source.lstrip().startswith("assert"):
-        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            (statement,) = ast.parse(source).body
-            assertion = assertion_of(statement)
-    return Check(typed_lines(source), want) if assertion is None else Check((assertion.line,), assertion)
+    if source.lstrip().startswith("assert"):
+        body = list(_statements(source))
+        assertion = assertion_of(body[0], isclose) if len(body) == 1 else None
+    return Check(typed_lines(_closed(source)), "") if assertion is None else Check((assertion.line,), assertion)
 
 
 class Verdict(StrEnum):
@@ -157,7 +273,7 @@ async def _verdict(console: SandboxSession, program: Program, wanted: Sequence[C
             results.append(await console.push(line))
         if any(r.status is LineStatus.SANDBOX_FAULT for r in results):
             return Verdict.FAULT
-        if results[-1].status is not LineStatus.OK or not check.passes("".join(r.text for r in results)):
+        if not check.accepts(results[-1].status) or not check.passes("".join(r.text for r in results)):
             return Verdict.FAILED
     return Verdict.PASSED
 

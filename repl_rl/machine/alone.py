@@ -17,6 +17,8 @@ from pathlib import Path
 
 OWNER = ".repl-rl"
 """Name of the lock file: JSON with `made_by`, the verb that made the folder, and `pid` and `host` of its last owner."""
+_PRIVATE_NAME = re.compile(r"[0-9]+-[a-z0-9_]{8}")
+"""Name of a private folder after its prefix: the process id, and what `tempfile` adds."""
 _MOST_BYTES = 4096
 _held: set[int] = set()
 """File descriptors of the locks that this process holds."""
@@ -82,6 +84,20 @@ def maker(folder: Path) -> str:
     """Return the verb that made `folder`, or "" if the folder does not name it."""
     made_by = _said(folder).get("made_by", "")
     return made_by if isinstance(made_by, str) else ""
+
+
+def is_private(folder: Path, prefix: str) -> bool:
+    """Return True if a process of this program made `folder` for itself alone, under a name that begins with `prefix`.
+
+    The name is no proof, because a user may have given it. The folder must be empty, or have a lock file that names no
+    verb.
+    """
+    if not _PRIVATE_NAME.fullmatch(folder.name.removeprefix(prefix)) or not folder.name.startswith(prefix):
+        return False
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    # A process may have been killed before it wrote the lock file.
+    return _said(folder).get("made_by") == "" or all(held.name == OWNER for held in folder.iterdir())
 
 
 def owner(folder: Path) -> str:

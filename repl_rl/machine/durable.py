@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from repl_rl.machine.folders import UNFINISHED, exchange, private_folder
+from repl_rl.machine.folders import exchange, private_folder
+from repl_rl.machine.outputs import UNFINISHED
 
 DIGESTS = "sha256.json"
 """File in each such folder that maps the name of every other file to its SHA-256, in hexadecimal digits."""

@@ -4,21 +4,23 @@ import ctypes
 import errno
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.alone import OWNER, alone, mark
-from repl_rl.machine.outputs import Output, followed
+from repl_rl.machine.alone import OWNER, alone, is_private, mark
+from repl_rl.machine.outputs import UNFINISHED, Output, clear, followed
 from repl_rl.machine.refused import writing
 
 log = logging.getLogger(__name__)
-UNFINISHED = ".unfinished-"
-"""Prefix of the name of a folder that is being filled; the process id follows."""
+_TORN = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.unfinished", re.DOTALL)
+"""Name of an unfinished file of `files.whole_file`."""
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _START_FIELD = 19
 """Field of /proc/PID/stat behind the program name: start time of the process, in clock ticks after boot (proc(5))."""
@@ -32,33 +34,51 @@ _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 def private_folder(root: Path, prefix: str) -> Iterator[Path]:
     """Create a folder in `root` that only this process uses, and remove it at the end.
 
-    Folders that killed processes left behind are removed first.
+    Folders that killed processes left behind are removed first. The lock file proves that this program made a folder:
+    it is the first file in it, and the last one that is removed.
     """
     remove_left_folders(root, prefix)
     with (
         tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=root) as folder,
         alone(Path(folder)),
     ):
-        yield Path(folder)
+        try:
+            yield Path(folder)
+        finally:
+            # The rest is removed with the folder.
+            with suppress(OSError):
+                clear(Path(folder))
 
 
 def remove_left_folders(root: Path, prefix: str = UNFINISHED) -> None:
     """Remove the private folders in `root` that killed processes left behind. Their locks ended with them.
 
-    A process of another container that shares `root` has no pid here, but it holds its lock.
+    A folder without the lock file of this program stays, because a user may have made it. A process of another
+    container that shares `root` has no pid here, but it holds its lock.
     """
     for left in root.glob(f"{prefix}*"):
-        pid = left.name.removeprefix(prefix).partition("-")[0]
-        if pid.isdigit() and not _may_own(int(pid), left):
-            with suppress(OSError), alone(left):
-                shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError):
+            if not is_private(left, prefix):
+                continue
+            pid = int(left.name.removeprefix(prefix).partition("-")[0])
+            if not _may_own(pid, left):
+                with alone(left):
+                    # The lock file goes last: if this process is killed, the next one still knows the folder.
+                    clear(left)
+                    shutil.rmtree(left, ignore_errors=True)
 
 
-def remove_left_files(root: Path) -> None:
-    """Remove the unfinished files (`files.whole_file`) below `root` that killed processes left behind."""
+def remove_left_files(root: Path, output: Output) -> None:
+    """Remove the unfinished files (`files.whole_file`) below `root` that killed processes left behind.
+
+    At the top of `root` these are only files that the verb of `output` writes, because others are the user's.
+    """
     for left in [*root.rglob(".*.unfinished")]:
-        pid = left.name.split(".")[-2]
-        if pid.isdigit() and not _may_own(int(pid), left):
+        name = _TORN.fullmatch(left.name)
+        if name is None or left.is_symlink() or not left.is_file():
+            continue
+        ours = left.parent != root or any(fnmatchcase(name["name"], pattern) for pattern in output.entries)
+        if ours and not _may_own(int(name["pid"]), left):
             left.unlink(missing_ok=True)
 
 
@@ -251,7 +271,8 @@ def _may_own(pid: int, made: Path) -> bool:
     with suppress(PermissionError):
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
+            # No process has a number that large.
             return False
     # The system is not Linux, or the process or the file has disappeared meanwhile.
     with suppress(FileNotFoundError):

@@ -9,8 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.alone import OWNER, alone, has_owner, maker, owner
+from repl_rl.machine.alone import OWNER, alone, has_owner, is_private, maker, owner
+from repl_rl.machine.files import is_stream
 
+UNFINISHED = ".unfinished-"
+"""Prefix of the name of a folder that is being filled; the process id follows."""
 _NAMES_SHOWN = 3
 _BUILT_IN = "builtin"
 """Prefix of a resource in the package, which is no path."""
@@ -25,7 +28,9 @@ class Output:
     thing: str
     """Name of the folder in error messages."""
     entries: tuple[str, ...]
-    """Patterns of all names that the verb writes at the top level. Everything below them belongs to the verb, too."""
+    """Patterns of all names that the verb writes at the top level. Everything below them belongs to the verb, too.
+
+    Unfinished folders with the lock file of this program need no pattern."""
     unmarked: Callable[[Path], bool]
     """Predicate for folders of version 0.2, which did not record their verb."""
     remedy: str = "choose another --out"
@@ -49,7 +54,12 @@ class Output:
             told = f"`repl-rl {self.verb}` did not make it, so it is not replaced (it holds {_some(held)})"
             raise ConfigError(self.thing, str(folder), f"{told}; {self.remedy}, or remove it yourself")
         # A folder of the verb may still hold files that the user added.
-        foreign = [name for name in held if not any(fnmatchcase(name, pattern) for pattern in self.entries)]
+        foreign = [
+            name
+            for name in held
+            if not any(fnmatchcase(name, pattern) for pattern in self.entries)
+            and not is_private(folder / name, UNFINISHED)
+        ]
         if foreign:
             told = f"it holds {_some(foreign)}, which `repl-rl {self.verb}` did not write, so it is not replaced"
             raise ConfigError(self.thing, str(folder), f"{told}; move that elsewhere, or {self.remedy}")
@@ -132,7 +142,7 @@ def followed(thing: str, path: Path) -> Path:
 def refuse_other_file(thing: str, path: Path, ours: Callable[[Path], bool]) -> None:
     """Refuse to replace a file of another kind than the one that is about to be written.
 
-    Empty files, devices and pipes pass.
+    Empty files pass. Pipes and character devices pass, because `files.named_file` writes to them.
 
     Args:
         thing: setting that names the file.
@@ -140,11 +150,9 @@ def refuse_other_file(thing: str, path: Path, ours: Callable[[Path], bool]) -> N
         ours: predicate for files of the kind that is written.
 
     Raises:
-        ConfigError: the file is of another kind, or it is a folder.
+        ConfigError: the file is of another kind, or nothing can be written to the path.
     """
-    if path.is_dir():
-        raise ConfigError(thing, str(path), "it is a folder; name a file")
-    if path.is_file() and path.stat().st_size and not ours(path):
+    if not is_stream(path, thing) and path.is_file() and path.stat().st_size and not ours(path):
         remedy = "another file is there, which is not replaced; name another, or remove it yourself"
         raise ConfigError(thing, str(path), remedy)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
+from repl_rl.origin.claims import ClaimError, outline, refuse_layers
 from repl_rl.origin.stamp import stamp
 
 _MAGIC = b"GGUF"
@@ -19,7 +20,8 @@ def dequantise(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
     The end tokens are those of the file. The conversion runs once; the folder's name has a stamp of the file.
 
     Raises:
-        ConfigError: it is not a GGUF file, is truncated, or has an architecture that transformers cannot read.
+        ConfigError: it is not a GGUF file, is truncated, claims more than it holds, or has an architecture that
+            transformers cannot read.
     """
     try:
         with file.open("rb") as stream:
@@ -40,6 +42,7 @@ def dequantise(file: Path, place: Path, tell: Callable[[str], None]) -> Path:
 def _convert(file: Path, folder: Path) -> None:
     # Import here, because it takes seconds and a conversion happens once.
     import torch
+    from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.integrations.gguf import read_gguf_metadata
 
@@ -47,13 +50,17 @@ def _convert(file: Path, folder: Path) -> None:
     found = file.resolve()
     where, name = str(found.parent), found.name
     try:
+        metadata, tensors = read_gguf_metadata(str(file))
+        refuse_layers(metadata, len(tensors))
         # Fails early for an unknown architecture.
         config = AutoConfig.from_pretrained(where, gguf_file=name)
-        metadata, _ = read_gguf_metadata(str(file))
         head_dim = metadata.get(f"{metadata['general.architecture']}.attention.key_length")
         if head_dim is not None and hasattr(config, "head_dim"):
             # transformers leaves it at the default of the architecture.
             config.head_dim = head_dim
+        # No format of GGUF has more than 8 values in a byte; several tensors may name the same bytes.
+        held = min(sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors), 8 * file.stat().st_size)
+        hollow = outline(config, held)
         tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
         model, told = AutoModelForCausalLM.from_pretrained(
             where,
@@ -63,6 +70,8 @@ def _convert(file: Path, folder: Path) -> None:
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
         )
+    except ClaimError as error:
+        raise ConfigError("GGUF file", str(file), f"{error}; get another") from error
     # A parser may raise anything for foreign bytes.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -70,8 +79,7 @@ def _convert(file: Path, folder: Path) -> None:
         raise ConfigError("GGUF file", str(file), remedy) from error
     # transformers initializes missing weights at random, so compare all shapes with those of the config.
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
-    with torch.device("meta"):
-        expected = {name: w.shape for name, w in AutoModelForCausalLM.from_config(config).state_dict().items()}
+    expected = {name: weight.shape for name, weight in hollow.state_dict().items()}
     wrong = sorted({*told["missing_keys"], *(name for name in expected if shapes.get(name) != expected[name])})
     if wrong:
         remedy = f"weights are missing or of another shape than it says: {wrong[0]}, {len(wrong)} in all; get another"

@@ -5,14 +5,16 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from jinja2 import Environment, TemplateError, meta, nodes
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.time_limit import limited
+from repl_rl.rollout.bounded_jinja import BoundedEnvironment, TooLarge
 from repl_rl.settings.scalars import Scalar
 
 Message = Mapping[str, object]
@@ -108,13 +110,13 @@ class ChatTemplate:
             raise ConfigError(self.name, None, "use a chat model, or --prompt base for a base model")
         self.applied = True
         try:
-            text = self._apply(self._told(messages), open_turn, tools)
-        except (TemplateError, TypeError) as error:
-            raise ConfigError(self.name, str(error), "it refuses this conversation") from error
-        # The limit grows with the messages, which may be long themselves.
-        if len(text) > _MOST_CHARS + 4 * sum(len(str(message.get("content"))) for message in messages):
-            raise ConfigError(self.name, f"{len(text)} characters", "it writes more than a model reads; use another")
-        return text
+            return self._apply(self._told(messages), open_turn, tools)
+        except ConfigError:
+            raise
+        # A template is foreign code, which may raise anything.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ConfigError(self.name, reason, "it refuses this conversation") from error
 
     def ids(self, messages: Sequence[Message]) -> tuple[int, ...] | None:
         """Return the ids of `messages`, followed by the beginning of the policy's turn.
@@ -127,20 +129,26 @@ class ChatTemplate:
         return tuple(self.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False))
 
     def _apply(self, messages: Sequence[Message], open_turn: bool, tools: Sequence[Mapping[str, object]] | None) -> str:
-        said = [dict(message) for message in messages]
-        offered = [dict(tool) for tool in tools] if tools else None
-        apply = partial(
-            self.tokenizer.apply_chat_template,
-            said,
-            tools=offered,
-            tokenize=False,
-            add_generation_prompt=open_turn,
-            **{_CLOCK: self._now.strftime},
+        names = {
+            **self.tokenizer.special_tokens_map,
+            "messages": [dict(message) for message in messages],
+            "tools": [dict(tool) for tool in tools] if tools else None,
+            "documents": None,
+            "add_generation_prompt": open_turn,
+            _CLOCK: self._now.strftime,
             **self.arguments,
-        )
+        }
+        # The limit grows with the messages, which may be long themselves.
+        most = _MOST_CHARS + 4 * sum(len(str(message.get("content"))) for message in messages)
+
+        def apply() -> str:
+            return self._environment.render(self.tokenizer.get_chat_template(tools=names["tools"]), names, most)
+
         # A template is foreign code that may never end: bound its CPU time.
         try:
-            return str(limited(apply, APPLY_S))
+            return limited(apply, APPLY_S)
+        except TooLarge as error:
+            raise ConfigError(self.name, str(error), "it writes more than a model reads; use another") from error
         except TimeoutError as error:
             raise ConfigError(self.name, f"over {APPLY_S:g} s", "it comes to no end; use another model") from error
         except MemoryError as error:
@@ -159,6 +167,11 @@ class ChatTemplate:
     @staticmethod
     def _in_parts(message: Message) -> Message:
         return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+    @cached_property
+    def _environment(self) -> BoundedEnvironment:
+        # transformers' own environment has the filters and functions that templates expect.
+        return BoundedEnvironment(_compile_jinja_template("").environment)
 
     @cached_property
     def _wants_parts(self) -> bool:
@@ -184,7 +197,10 @@ class ChatTemplate:
     def _writes(self, messages: Sequence[Message]) -> bool:
         try:
             return _PROBE in self._apply(messages, True, None)
-        except (TemplateError, TypeError):
+        except ConfigError:
+            raise
+        # A template is foreign code, which may raise anything.
+        except Exception:
             return False
 
     @cached_property
@@ -195,7 +211,10 @@ class ChatTemplate:
             return frozenset()
         texts = found.values() if isinstance(found, dict) else [found]
         given = {*inspect.signature(self.tokenizer.apply_chat_template).parameters, *_GIVEN}
-        names = {name for text in texts for name in _arguments(text)}
+        try:
+            names = {name for text in texts for name in _arguments(text)}
+        except (TemplateError, RecursionError) as error:
+            raise ConfigError(self.name, str(error), "it is not a template of Jinja; use another model") from error
         # The tokenizer passes its special tokens, such as `bos_token`.
         return frozenset(name for name in names - given if not name.endswith("_token"))
 

@@ -90,7 +90,10 @@ class Renderer:
         self._anchor = tuple(self._raw_encode(_ANCHOR))
         self._anchor_text = self._raw_decode(self._anchor)
         self._bos = self._tokens_before_a_text() if bos else ()
-        self.audit = audited(tokenizer, self._anchor, self._source, ends)
+        try:
+            self.audit = audited(tokenizer, self._anchor, self._source, ends)
+        except _panics() as error:
+            raise self._unable("decode", error) from error
         self.chat = ChatTemplate(tokenizer, self._source, chat or {}, gives_ids=self._tekken, now=now)
         """Chat template of the model."""
         self._controls = ControlTokens(tokenizer)
@@ -138,8 +141,10 @@ class Renderer:
         choice = {"mistral_format": not usual} if tekken else {}
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **choice)
-        except (OSError, ValueError) as error:
-            raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {error}") from error
+        # A parser may raise anything for foreign bytes.
+        except _panics(Exception) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {reason}") from error
         ends = declared_ends(place)
         return cls(tokenizer, overshoot, str(folder), ends=ends, chat=chat, bos=bos, prompt_space=prompt_space, now=now)
 
@@ -268,7 +273,10 @@ class Renderer:
 
     def with_controls(self, text: str) -> tuple[int, ...]:
         """Encode text of a chat template: control tokens in it are recognised, and none is added."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        try:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        except _panics() as error:
+            raise self._unable("encode", error) from error
 
     def watch(self, until: str | re.Pattern[str], before: Prompt | Observed | None = None) -> Callable[[int], bool]:
         """Return a function that takes sampled ids one by one, and returns True once their text matches `until`.
@@ -393,16 +401,26 @@ class Renderer:
         return tuple(whole[:found])
 
     def _raw_encode(self, text: str, special: bool = False) -> list[int]:
-        if self._backend is not None:
-            return self._backend.encode(text, add_special_tokens=special).ids
         as_text = {} if self._tekken else {"split_special_tokens": True}  # Tekken never reads control tokens in text
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special, **as_text)["input_ids"]
+        try:
+            if self._backend is not None:
+                return self._backend.encode(text, add_special_tokens=special).ids
+            ids: list[int] = self.tokenizer(text, add_special_tokens=special, **as_text)["input_ids"]
+        except _panics() as error:
+            raise self._unable("encode", error) from error
         return ids
 
     def _raw_decode(self, ids: Sequence[int]) -> str:
-        if self._backend is not None:
-            return self._backend.decode(ids, skip_special_tokens=False)
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        try:
+            if self._backend is not None:
+                return self._backend.decode(ids, skip_special_tokens=False)
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        except _panics() as error:
+            raise self._unable("decode", error) from error
+
+    def _unable(self, verb: str, error: BaseException) -> ConfigError:
+        reason = " ".join(str(error).split())[:300]
+        return ConfigError(f"tokenizer of {self._source}", reason, f"it cannot {verb} this text; use another model")
 
 
 def _own_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
@@ -418,3 +436,12 @@ def _own_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
     backend.no_padding()
     backend.encode_special_tokens = True  # as text: a program that prints a control token prints characters
     return backend
+
+
+def _panics(*others: type[BaseException]) -> tuple[type[BaseException], ...]:
+    """Return `others`, and the type that a library in Rust raises for a panic.
+
+    tokenizers panics if a regular expression of tokenizer.json comes to no end. The type is no `Exception`, and no
+    module exports it. Each library makes its own on its first panic.
+    """
+    return (*others, *(kind for kind in BaseException.__subclasses__() if kind.__module__ == "pyo3_runtime"))

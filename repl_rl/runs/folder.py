@@ -23,8 +23,10 @@ from repl_rl.runs.told import CONFIG, METRICS, SUMMARY, settings_of, summary_of,
 
 _MOST_BYTES = 255
 """Length of a file name that all usual file systems allow."""
-_UNFINISHED = ".*.unfinished"
-"""Files that are being written."""
+_FILES = (CONFIG, METRICS, SUMMARY, "report.html", "curves.png", "fleet.json")
+"""Files at the top of a run folder."""
+_UNFINISHED = tuple(f".{name}.[0-9]*.unfinished" for name in _FILES)
+"""Patterns of the same files while they are being written; another name is the user's."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,20 +41,34 @@ def _trained(folder: Path) -> bool:
 def _is_begun(folder: Path) -> bool:
     """Return True unless `folder` holds at most the unfinished files of a `train` that was killed at its start."""
     ours = maker(folder) == RUN.verb
-    return any(not (ours and fnmatch(name, _UNFINISHED)) for name in contents(folder))
+    return any(not (ours and any(fnmatch(name, each) for each in _UNFINISHED)) for name in contents(folder))
 
 
 RUN = Output(
     "train",
     "run folder",
     (
-        *(CONFIG, METRICS, SUMMARY, "trajectories", "checkpoints", "states", "report.html", "curves.png"),
-        *("fleet", "fleet.json", "tensorboard", ".unfinished-*", _UNFINISHED),
+        *(*_FILES, "trajectories", "checkpoints", "states", "fleet", "tensorboard"),
+        *_UNFINISHED,
     ),
     _trained,
     "choose another --name",
 )
 """Output type of a run folder: its file names, and the test that recognizes one of version 0.2."""
+
+
+def _row(line: str) -> Mapping[str, float] | None:
+    """Return a row of metrics, or None if the line is damaged."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+
+
+def _number(text: str) -> int:
+    """Return the number in a file name, or -1 if it is none, because a user gave the name."""
+    return int(text) if text.isascii() and text.isdigit() else -1
 
 
 class RunFolder:
@@ -150,11 +166,16 @@ class RunFolder:
     def reopen(self, config_toml: str, step: int, policy_step: int) -> None:
         """Open a run to resume after `step`; remove everything of later steps and all unfinished files.
 
+        Damaged lines of metrics, such as after a power failure, are left out with a warning.
+
         Raises:
             ConfigError: it cannot be written.
+            StoreError: its metrics cannot be read.
         """
-        rows = map(json.loads, whole_lines(self.path / METRICS))
-        self.rows = [row for row in rows if row["step"] <= step]
+        rows = [_row(line) for line in whole_lines(self.path / METRICS)]
+        self.rows = [row for row in rows if row is not None and row["step"] <= step]
+        if damaged := rows.count(None):
+            _log.warning("%s: damaged lines that are left out: %d", self.path / METRICS, damaged)
         with self.writing():
             self._cut(config_toml, step, policy_step)
 
@@ -162,15 +183,15 @@ class RunFolder:
         # Only a resumed run that has steps left gets here, so a finished one keeps its leftovers.
         for place in (self.path, self.checkpoints, self.states):
             remove_left_folders(place)
-        remove_left_files(self.path)
+        remove_left_files(self.path, RUN)
         write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.checkpoints.mkdir(exist_ok=True)  # a process may have been killed before it made the folder
         # Later steps are trained again: remove their trajectories and checkpoints.
         for file in (self.path / "trajectories").glob("[0-9]*.jsonl.gz"):
-            if int(file.name.partition(".")[0]) > step:
+            if _number(file.name.removesuffix(".jsonl.gz")) > step:
                 file.unlink()
         for folder in self.checkpoints.glob("checkpoint-[0-9]*"):
-            if int(folder.name.rpartition("-")[2]) > policy_step:
+            if _number(folder.name.removeprefix("checkpoint-")) > policy_step:
                 shutil.rmtree(folder)
         write_whole(self.path / CONFIG, config_toml)
 

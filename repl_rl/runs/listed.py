@@ -66,7 +66,11 @@ class Listed:
     def figure(self, name: str) -> float | None:
         """Return the number called `name` in the run's summary, or None if it has none."""
         value = self.summary.get(name)
-        return float(value) if isinstance(value, int | float) else None
+        try:
+            return float(value) if isinstance(value, int | float) else None
+        except OverflowError:
+            # JSON allows integers that no float can hold.
+            return None
 
 
 def runs_in(folder: Path) -> list[Listed]:

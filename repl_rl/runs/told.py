@@ -2,12 +2,12 @@
 
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from repl_rl.errors import StoreError
 from repl_rl.machine.files import Json, lies_in
+from repl_rl.settings import toml_text
 
 RUNS = Path("runs")
 """Default folder of runs."""
@@ -56,10 +56,10 @@ def settings_of(run: Path) -> Mapping[str, object]:
     Raises:
         StoreError: it cannot be read.
     """
-    if (text := text_of(run / CONFIG)) is None:
+    if (text := text_of(run / CONFIG, most=toml_text.MOST_BYTES)) is None:
         return {}
     try:
-        found = tomllib.loads(text)
+        found = toml_text.parse_toml(text)
         # Dump once as a check: settings may be nested too deeply for code that walks them.
         json.dumps(found, default=str)
         return found
@@ -67,19 +67,24 @@ def settings_of(run: Path) -> Mapping[str, object]:
         raise StoreError(f"{str(run / CONFIG)!r} cannot be read: {error}") from error
 
 
-def text_of(file: Path, errors: str = "strict") -> str | None:
+def text_of(file: Path, errors: str = "strict", most: int = MOST_BYTES) -> str | None:
     """Return the text of a file of a run folder, or None if it does not exist. The folder may come from a stranger.
 
+    Args:
+        file: the file.
+        errors: treatment of bytes that are not UTF-8, as in `bytes.decode`.
+        most: largest size of the file, bytes.
+
     Raises:
-        StoreError: it is a link that leads out of the folder, is larger than `MOST_BYTES`, or cannot be read.
+        StoreError: it is a link that leads out of the folder, is larger than `most`, or cannot be read.
     """
     if not lies_in(file.parent, file):
         raise StoreError(f"{str(file)!r} is a link that leads out of its folder; it is not followed")
     if not file.is_file():
         return None
     try:
-        if (size := file.stat().st_size) > MOST_BYTES:
-            raise StoreError(f"{str(file)!r} has {size:,} bytes; at most {MOST_BYTES:,} are read")
+        if (size := file.stat().st_size) > most:
+            raise StoreError(f"{str(file)!r} has {size:,} bytes; at most {most:,} are read")
         return file.read_text(encoding="utf-8", errors=errors)
     except (OSError, ValueError) as error:
         raise StoreError(f"{str(file)!r} cannot be read: {error}") from error

@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 import tyro
 
 from repl_rl.errors import ConfigError
-from repl_rl.settings.flags import assembled, mirrored, names
+from repl_rl.settings.flags import assembled, collect_annotations, mirrored
+from repl_rl.settings.named import plain
 from repl_rl.settings.optioned import folded, optioned
 from repl_rl.settings.removed import REMOVED
 from repl_rl.settings.scalars import gathered, open_tables, split
@@ -23,6 +24,8 @@ T = TypeVar("T")
 _STYLE = (tyro.conf.EnumChoicesFromValues,)
 _RULER = re.compile(r"(?m)^[\s│]*[-─]{8,}[\s│]*$")
 """Ruler between the parts of tyro's error message, which may be in a box."""
+_ONE: Mapping[object, str] = {int: "give one whole number", float: "give one number"}
+"""Type of a setting -> remedy for a value of another type."""
 _HELP = ("Argument helptext", "For full helptext")
 """First words of the parts of an error message that repeat the help."""
 
@@ -64,6 +67,8 @@ def parse_with_sources(
             value is missing. The message of an unknown name helps to find the known ones.
         SystemExit: 0 after `--help`.
     """
+    for word in argv:
+        _refuse_surrogates(word)
     # Collect the files in the order of their precedence: the preset, then the file of --config.
     flags, config = _without(argv, "config", "a TOML file")
     files = [Path(config)] if config is not None else []
@@ -72,9 +77,11 @@ def parse_with_sources(
         files = ([_preset(presets, preset, called)] if preset is not None else []) + files
     mirror = mirrored(kind)
     # Keys of open tables and options of names are free, so tyro cannot know them as flags. Both are taken out here.
-    known, theirs = set(names(mirror)), open_tables(kind)
+    hints, theirs = collect_annotations(mirror), open_tables(kind)
+    known = set(hints)
     apart = (*theirs, *optioned(kind))
-    of_files, flags = folded(kind, [_known(list(flatten(load(f))), known, apart, str(f)) for f in files], flags)
+    loaded = [_known(list(flatten(load(file, linked=True))), known, apart, str(file)) for file in files]
+    of_files, flags = folded(kind, loaded, flags)
     from_files = [pair for pairs in of_files for pair in pairs]
     flags, of_tables = split(theirs, flags)
     # Check the flags before tyro does, for error messages that name a similar setting.
@@ -88,7 +95,7 @@ def parse_with_sources(
 
     def over(defaults: Mapping[str, object]) -> T:
         # tyro keeps the last value of a repeated flag: defaults come first, then files, then flags.
-        words = [*_all_words([*defaults.items(), *from_files], theirs, of_tables), *flags]
+        words = [*_all_words([*defaults.items(), *from_files], hints, theirs, of_tables), *flags]
         return _typed(kind, mirror, words, f"repl-rl {verb}", _about(kind, presets, called), " ".join(argv))
 
     said_by = [(file, dict(pairs)) for file, pairs in zip(files, of_files, strict=False)]
@@ -104,11 +111,16 @@ def _known(
     return pairs
 
 
-def _all_words(pairs: list[tuple[str, object]], theirs: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
+def _all_words(
+    pairs: list[tuple[str, object]],
+    hints: Mapping[str, object],
+    theirs: Sequence[str],
+    flags: Sequence[str] = (),
+) -> list[str]:
     """Return the pairs of files as flags. Open tables are merged from files and `flags`."""
     of_files = [(key, value) for key, value in pairs if key.partition(".")[0] in theirs]
     said = gathered(theirs, flags, of_files)
-    words = [word for pair in pairs if pair not in of_files for word in _words(*pair)]
+    words = [word for pair in pairs if pair not in of_files for word in _words(*pair, hints[pair[0]])]
     return [*words, *(word for name, given in said.items() if given for word in (f"--{name}", *given))]
 
 
@@ -137,10 +149,14 @@ def read(kind: type[T], table: Mapping[str, object], where: str) -> T:
         ConfigError: a key is unknown, or a value has the wrong type or is out of bounds.
     """
     mirror = mirrored(kind)
-    theirs = open_tables(kind)
-    pairs = _known(list(flatten(table)), set(names(mirror)), (*theirs, *optioned(kind)), where)
-    words = _all_words([pair for each in folded(kind, [pairs], [])[0] for pair in each], theirs)
-    return _typed(kind, mirror, words, where, "", where)
+    hints, theirs = collect_annotations(mirror), open_tables(kind)
+    pairs = _known(list(flatten(table)), set(hints), (*theirs, *optioned(kind)), where)
+    words = _all_words([pair for each in folded(kind, [pairs], [])[0] for pair in each], hints, theirs)
+    try:
+        return _typed(kind, mirror, words, where, "", where)
+    except SystemExit as end:
+        # Only a command line may ask for help.
+        raise ConfigError("settings", where, "they hold an option of the command line; leave it out") from end
 
 
 def _about(kind: type, presets: Path | None, called: str) -> str:
@@ -175,12 +191,45 @@ def _preset(folder: Path, name: str, called: str) -> Path:
     return folder / f"{name}.toml"
 
 
-def _words(key: str, value: object) -> list[str]:
-    flag = "--" + key.replace("_", "-")
-    if isinstance(value, bool):
+def _words(key: str, value: object, hint: object) -> list[str]:
+    """Return the flag of a TOML value, which may come from a stranger and so must not become another flag.
+
+    Raises:
+        ConfigError: the value has another type than its setting, or is a list with an item that would be a flag.
+    """
+    flag, wanted = "--" + key.replace("_", "-"), plain(hint)
+    if wanted is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(key, value, "give true or false")
         head, _, tail = flag[2:].rpartition(".")
         return [flag] if value else [f"--{head}{'.' if head else ''}no-{tail}"]
-    return [flag, *map(str, value)] if isinstance(value, list) else [flag, str(value)]
+    # The form --flag=value takes any text as the value, also one that begins with a hyphen.
+    if wanted is not tuple or not isinstance(value, list):
+        return [f"{flag}={_word(key, value, _ONE.get(wanted, 'give one text'))}"]
+    items = [_word(key, item, "give texts or numbers in one list") for item in value]
+    for item in items:
+        if item.startswith("-"):
+            raise ConfigError(key, item, "an item begins with no hyphen; give another (./-name for a file)")
+    return [flag, *items]
+
+
+def _word(key: str, value: object, remedy: str) -> str:
+    """Return a TOML value as a word of the command line.
+
+    Raises:
+        ConfigError: it is a boolean, a list or a table. The message ends with `remedy`.
+    """
+    if isinstance(value, bool | list | Mapping):
+        raise ConfigError(key, value, remedy)
+    return str(value)
+
+
+def _refuse_surrogates(word: str) -> None:
+    """Raise ConfigError for a word that is not UTF-8, because paths and names are printed and recorded as UTF-8."""
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("argument", word, "it is not valid UTF-8; rename the file, or give another name") from error
 
 
 def _check(what: str, name: str, known: set[str]) -> None:

@@ -72,15 +72,21 @@ def assembled(kind: type[T], flags: object) -> T:
     return kind(**values)
 
 
-def names(mirror: type, prefix: str = "") -> Iterator[str]:
+def names(mirror: type) -> Iterator[str]:
     """Yield the dotted names of the flags of a mirrored class."""
-    hints = typed(mirror)
+    yield from collect_annotations(mirror)
+
+
+def collect_annotations(mirror: type, prefix: str = "") -> dict[str, object]:
+    """Return the annotations of the flags of a mirrored class, by dotted name."""
+    hints, found = typed(mirror), dict[str, object]()
     for one in fields(mirror):
         hint = hints[one.name]
         if isinstance(hint, type) and is_dataclass(hint):
-            yield from names(hint, f"{prefix}{one.name}.")
+            found |= collect_annotations(hint, f"{prefix}{one.name}.")
         else:
-            yield prefix + one.name
+            found[prefix + one.name] = hint
+    return found
 
 
 def _chosen(seam: Seam[Kind], name: str, flags: object) -> Kind:

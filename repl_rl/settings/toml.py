@@ -1,34 +1,48 @@
 """Settings as TOML: `dump` writes them, `load` and `flatten` read them as pairs of a dotted key and a value."""
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
+from repl_rl.machine.files import lies_in
 from repl_rl.settings.flags import seam_of, typed
 from repl_rl.settings.removed import without_removed
 from repl_rl.settings.scalars import literal
 from repl_rl.settings.seams import has_options
+from repl_rl.settings.toml_text import MOST_BYTES, TooLong, parse_toml
 
 UNRECORDED: Mapping[str, bool] = {"unrecorded": True}
 """Metadata of a field that `dump` leaves out, because it permits something to one command only."""
 
 
-def load(file: Path) -> Mapping[str, object]:
+def load(file: Path, *, linked: bool = False) -> Mapping[str, object]:
     """Load a TOML file, without removed settings at their neutral values.
 
+    Args:
+        file: the file. That of a run may come from a stranger.
+        linked: follow a link that leads out of the file's folder, because the user named the file.
+
     Raises:
-        ConfigError: the file cannot be read, or is not TOML.
+        ConfigError: the file is too large, is a link that is not followed, cannot be read, or is not TOML.
     """
+    thing = "config file"
+    if not linked and not lies_in(file.parent, file):
+        raise ConfigError(thing, str(file), "it is a link that leads out of its folder; put the file there")
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        # A device has no size, so read only one byte more than is permitted.
+        with file.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(thing, str(file), f"it has more than {MOST_BYTES:,} bytes; give a smaller one")
         # This recurses, so a table that is nested too deeply raises RecursionError here.
-        return without_removed(found)
+        return without_removed(parse_toml(content.decode()))
     except OSError as error:
-        raise ConfigError("config file", str(file), f"it cannot be read: {error.strerror}") from error
+        raise ConfigError(thing, str(file), f"it cannot be read: {error.strerror}") from error
+    except TooLong as error:
+        raise ConfigError(thing, str(file), f"it cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError("config file", str(file), f"it is not TOML: {error}") from error
+        raise ConfigError(thing, str(file), f"it is not TOML: {error}") from error
 
 
 def flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

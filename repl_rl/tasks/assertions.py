@@ -7,11 +7,13 @@ of `f(2)`, as a literal, and the host makes the comparison.
 import ast
 import math
 import operator
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from types import MappingProxyType
+
+from repl_rl.tasks.texts import NotPython, print_python
 
 _MAX_PRINTED_CHARS = 30_000
 _MAX_EXPECTED_CHARS = 10_000
@@ -76,23 +78,64 @@ class _NoLiteral(Exception):
     """The expression is not a literal."""
 
 
-def assertion_of(statement: ast.stmt) -> Assertion | None:
-    """Split an `assert` that compares the value of a call with a literal. Return None for any other statement."""
-    return _cut(statement.test) if isinstance(statement, ast.Assert) else None
+_ISCLOSE = "math.isclose"
 
 
-def _cut(test: ast.expr) -> Assertion | None:
+def isclose_names(nodes: Sequence[ast.AST]) -> Set[str]:
+    """Return the names of `math.isclose` in tests: its full name, and names under which they import it.
+
+    Other functions of this name, such as numpy's, have other tolerances.
+    """
+    found = {_ISCLOSE}
+    for node in nodes:
+        match node:
+            case ast.ImportFrom(module="math", names=names, level=0):
+                found |= {each.asname or each.name for each in names if each.name == "isclose"}
+                found |= {"isclose" for each in names if each.name == "*"}
+            case ast.Import(names=names):
+                found |= {f"{each.asname}.isclose" for each in names if each.name == "math" and each.asname}
+    # A name that is defined again means another function.
+    return found - {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def name_isclose(statement: ast.stmt, names: Set[str]) -> None:
+    """Give the `math.isclose` of an assertion its full name, which needs no import to be split."""
+    match statement:
+        case ast.Assert(test=ast.Call(func=func) as call) if _dotted(func) in names:
+            call.func = ast.parse(_ISCLOSE, mode="eval").body
+
+
+def _dotted(node: ast.expr) -> str | None:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=module), attr=name):
+            return f"{module}.{name}"
+    return None
+
+
+def assertion_of(statement: ast.stmt, isclose: Set[str] = frozenset({_ISCLOSE})) -> Assertion | None:
+    """Split an `assert` that compares the value of a call with a literal. Return None for any other statement.
+
+    Args:
+        statement: statement of tests.
+        isclose: names of `math.isclose` in these tests.
+    """
+    return _cut(statement.test, isclose) if isinstance(statement, ast.Assert) else None
+
+
+def _cut(test: ast.expr, isclose: Set[str]) -> Assertion | None:
     try:
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as call):
                 return _truth(call, False)
-            case ast.Call(func=ast.Name("isclose") | ast.Attribute(attr="isclose"), args=[first, second]):
+            case ast.Call(func=func, args=[first, second]) if _dotted(func) in isclose:
                 return _close(first, second, {k.arg or "": k.value for k in test.keywords})
             case ast.Call():
                 return _truth(test, True)
             case ast.Compare(ops=[relation], comparators=[right]):
                 return _compared(test.left, relation, right)
-    except _NoLiteral:
+    except (_NoLiteral, NotPython):
         pass
     return None
 
@@ -101,7 +144,7 @@ def _truth(call: ast.Call, wanted: bool) -> Assertion:
     # The expected values would be within the call, and so in the console.
     if any(isinstance(part, ast.Compare) for part in ast.walk(call)):
         raise _NoLiteral
-    return Assertion(f"bool({ast.unparse(call)})", lambda value: value is wanted)
+    return Assertion(f"bool({print_python(call)})", lambda value: value is wanted)
 
 
 def _close(first: ast.expr, second: ast.expr, named: Mapping[str, ast.expr]) -> Assertion:
@@ -115,7 +158,7 @@ def _close(first: ast.expr, second: ast.expr, named: Mapping[str, ast.expr]) -> 
     def is_near(value: object) -> bool:
         return isinstance(value, int | float) and math.isclose(value, expected, rel_tol=relative, abs_tol=absolute)
 
-    return Assertion(ast.unparse(call), is_near)
+    return Assertion(print_python(call), is_near)
 
 
 def _number(node: ast.expr) -> float:
@@ -142,8 +185,8 @@ def _compared(left: ast.expr, relation: ast.cmpop, right: ast.expr) -> Assertion
     near = _distance(left)
     if near is not None:
         call, centre = near
-        return Assertion(ast.unparse(call), lambda value: compare(_distant(value, centre), expected))
-    return Assertion(ast.unparse(left), lambda value: compare(value, expected))
+        return Assertion(print_python(call), lambda value: compare(_distant(value, centre), expected))
+    return Assertion(print_python(left), lambda value: compare(value, expected))
 
 
 def _distance(node: ast.expr) -> tuple[ast.expr, object] | None:
@@ -180,10 +223,12 @@ def _is_literal(node: ast.expr) -> bool:
 def _expected(node: ast.expr) -> object:
     try:
         value = _value(node)
+        # Python refuses to print very long integers.
+        length = len(repr(value))
     except (RecursionError, ArithmeticError, TypeError, ValueError) as error:
         raise _NoLiteral from error
     # A console would cut off what it prints.
-    if len(repr(value)) > _MAX_EXPECTED_CHARS:
+    if length > _MAX_EXPECTED_CHARS:
         raise _NoLiteral
     return value
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.texts import refuse_surrogates
 from repl_rl.tasks.workspace import Workspace
 
 _HELD_OUT_PERCENT = 20
-_SHOWN_CHARS = 80
 
 
 class Split(StrEnum):
@@ -107,20 +107,6 @@ def _refuse_blank(what: str, value: object, names: tuple[str, ...]) -> None:
 def _refuse_surrogates(what: str, value: object, names: tuple[str, ...]) -> None:
     for name in names:
         refuse_surrogates(f"{what}.{name}", getattr(value, name))
-
-
-def refuse_surrogates(place: str, text: str) -> None:
-    """Refuse a text that cannot be written as UTF-8.
-
-    Raises:
-        ConfigError: the text contains half of a surrogate pair.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        shown = text[max(0, error.start - _SHOWN_CHARS // 2) : error.start + _SHOWN_CHARS // 2]
-        remedy = f"character {error.start + 1} is half of a surrogate pair, which is no text; write the pair or drop it"
-        raise ConfigError(place, shown, remedy) from error
 
 
 def fingerprint(question: str) -> str:

@@ -4,18 +4,26 @@ import importlib
 import json
 import math
 import numbers
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.model import refuse_surrogates
+from repl_rl.tasks.texts import check_record, refuse_surrogates
+from repl_rl.tasks.unpacked import beyond, most_unpacked
 
 _SHOWN_CHARS = 80
 _DATASET = "dataset:"
 _BYTE_ORDER_MARK = "\ufeff"
+_POINTER = 8
+_ROW = 256
+"""Bytes that a row takes in memory besides its values, at least."""
+_AT_ONCE = 1024
+"""Most rows of a Parquet file that are decoded at once."""
 
 
 def is_number(value: object) -> bool:
@@ -94,12 +102,22 @@ def as_json(text: str, where: str, remedy: str) -> object:
     """Parse a text as JSON. `where` and `remedy` appear in the error message.
 
     Raises:
-        ConfigError: the text is not JSON.
+        ConfigError: the text is not JSON, or gives a key of an object several values.
     """
     try:
-        found: object = json.loads(text)
+        found: object = json.loads(text, object_pairs_hook=partial(_object, where))
     except (ValueError, RecursionError) as error:
         raise ConfigError(where, text[:_SHOWN_CHARS], f"{remedy}: {error}") from error
+    return found
+
+
+def _object(where: str, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON. Its keys must differ, because Python would drop all but the last value of a key."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        key, times = Counter(keys).most_common(1)[0]
+        raise ConfigError(f"{where}: number of values of {key[:_SHOWN_CHARS]!r}", times, "give it one value")
     return found
 
 
@@ -116,6 +134,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
         record = as_json(line, f"{path}:{n}", "write one JSON object a line")
         if not isinstance(record, dict):
             raise ConfigError(f"{path}:{n}", line[:_SHOWN_CHARS], "write one JSON object a line")
+        check_record(f"{path}:{n}", record)
         yield Row(f"{path}:{n}", n, record)
 
 
@@ -124,12 +143,50 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     parquet = importlib.import_module("pyarrow.parquet")
     broken: type[Exception] = importlib.import_module("pyarrow").ArrowException
     try:
-        with parquet.ParquetFile(path) as file:
-            schema: _Schema = file.schema_arrow
-            records = [record for batch in file.iter_batches() for record in batch.to_pylist()]
+        file = parquet.ParquetFile(path)
+        most = most_unpacked(path.stat().st_size)
     except (OSError, broken) as error:
         raise ConfigError("tasks file", str(path), f"it cannot be read as Parquet: {error}") from error
-    return _numbered(path.name, records, schema)
+    with file:
+        chunks = _chunks(file.metadata)
+        # A value takes at least a pointer in memory.
+        held = [max(chunk.total_uncompressed_size, _POINTER * chunk.num_values) for chunk in chunks]
+        if _ROW * file.metadata.num_rows + sum(held) > most:
+            raise ConfigError("tasks file", str(path), beyond(most))
+        # A dictionary holds a text once for any number of rows, so each row may take as much as the whole file.
+        at_once = min(_AT_ONCE, max(1, most // max(1, sum(chunk.total_uncompressed_size for chunk in chunks))))
+        records = (record for batch in file.iter_batches(batch_size=at_once) for record in batch.to_pylist())
+        whole = _explained(records, "tasks file", str(path), "it cannot be read as Parquet")
+        yield from _numbered(path.name, _bounded(whole, path.name, "tasks file", str(path), most), file.schema_arrow)
+
+
+class _Chunk(Protocol):
+    """A column of a row group of a Parquet file."""
+
+    total_uncompressed_size: int
+    """Bytes before dictionaries are resolved."""
+    num_values: int
+
+
+class _Group(Protocol):
+    """Row group of a Parquet file."""
+
+    def column(self, number: int) -> _Chunk: ...
+
+
+class _Metadata(Protocol):
+    """Metadata of a Parquet file."""
+
+    num_columns: int
+    num_row_groups: int
+    num_rows: int
+
+    def row_group(self, number: int) -> _Group: ...
+
+
+def _chunks(metadata: _Metadata) -> list[_Chunk]:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return [group.column(number) for group in groups for number in range(metadata.num_columns)]
 
 
 def _dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[Row]:
@@ -141,14 +198,63 @@ def _dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[Row]:
         if (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists():
             saved = datasets.load_from_disk(name)
             table = saved[part] if isinstance(saved, Mapping) else saved
+            size = None
         else:
             table = datasets.load_dataset(name, options.get("config"), split=part)
+            size = table.info.download_size
+        # Without files, the table is in memory only.
+        size = size or sum(Path(file["filename"]).stat().st_size for file in table.cache_files) or table.data.nbytes
     except Exception as error:
         # The library raises errors of many kinds without a common base class.
         reason = str(error).split("\n")[0]
         raise ConfigError("dataset", name, f"its part {part!r} cannot be loaded: {reason}") from error
     schema: _Schema = table.features.arrow_schema
-    return _numbered(name, table, schema)
+    records = _explained(table, "dataset", name, f"its part {part!r} cannot be read")
+    yield from _numbered(name, _bounded(records, name, "dataset", name, most_unpacked(size)), schema)
+
+
+Record = Mapping[str, object]
+
+
+def _explained(records: Iterable[Record], thing: str, name: str, remedy: str) -> Iterator[Record]:
+    """Yield the records. An error of the library that reads them becomes a ConfigError.
+
+    Raises:
+        ConfigError: a record cannot be read, such as a text that is not UTF-8 or a date out of range.
+    """
+    try:
+        yield from records
+    except Exception as error:
+        # The libraries raise errors of many kinds without a common base class.
+        reason = str(error).split("\n")[0]
+        raise ConfigError(thing, name, f"{remedy}: {reason}") from error
+
+
+def _bounded(records: Iterable[Record], where: str, thing: str, name: str, most: int) -> Iterator[Record]:
+    """Yield the records until they take more than `most` bytes.
+
+    Raises:
+        ConfigError: they take more, or a record is refused by `check_record`.
+    """
+    taken = 0
+    for n, record in enumerate(records, start=1):
+        # Nesting is checked first, since the size is computed level by level.
+        check_record(f"{where}, row {n}", record)
+        taken += _ROW + _size_of(record)
+        if taken > most:
+            raise ConfigError(thing, name, beyond(most))
+        yield record
+
+
+def _size_of(value: object) -> int:
+    """Return about the bytes that a value takes in memory."""
+    if isinstance(value, str | bytes):
+        return _POINTER + len(value)
+    if isinstance(value, dict):
+        return _POINTER + sum(map(_size_of, value.values()))
+    if isinstance(value, list | tuple):
+        return _POINTER + sum(map(_size_of, value))
+    return _POINTER
 
 
 class _ArrowField(Protocol):
@@ -162,7 +268,7 @@ class _Schema(Protocol):
     def field(self, name: str) -> _ArrowField: ...
 
 
-def _numbered(name: str, records: Iterable[Mapping[str, object]], schema: _Schema) -> Iterator[Row]:
+def _numbered(name: str, records: Iterable[Record], schema: _Schema) -> Iterator[Row]:
     for n, record in enumerate(records, start=1):
         fields = {key: _shortened(value, schema.field(key).type) for key, value in record.items()}
         yield Row(f"{name}, row {n}", n, fields)
@@ -173,6 +279,8 @@ def _shortened(value: object, kind: _Schema) -> object:
 
     Python's floats have 64 bits, so 0.1 of such a column would be 0.10000000149011612.
     """
+    if not isinstance(value, float | dict):
+        return value
     types = importlib.import_module("pyarrow.types")
     if isinstance(value, float) and (types.is_float32(kind) or types.is_float16(kind)):
         # The import is slow, and only such columns need it.

@@ -1,11 +1,13 @@
 """Parser for the workspace of a task in rows of files and data sets."""
 
 import base64
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.rows import Row, as_json
+from repl_rl.tasks.texts import check_record
 from repl_rl.tasks.workspace import MAX_BYTES, Workspace
 
 FIELD = "workspace"
@@ -28,6 +30,7 @@ def workspace_of(row: Row, folder: Path | None, *, columns: bool) -> Workspace |
     # Records in JSON text do not share their keys with other rows.
     if isinstance(said, str):
         said, columns = as_json(said, f"{row.where}: field {FIELD!r}", "write one JSON object"), False
+        check_record(row.where, {FIELD: said})
     if said is None:
         return None
     if not isinstance(said, Mapping):
@@ -92,16 +95,25 @@ def _file(row: Row, path: str, value: object, folder: Path | None) -> bytes:
 def _read(what: str, name: str, folder: Path | None) -> bytes:
     if folder is None:
         raise ConfigError(what, name, "only a task file has files beside it; give base64")
-    # Links are resolved first, so that none leads out of the folder.
-    place = (folder / name).resolve()
-    if Path(name).is_absolute() or not place.is_relative_to(folder.resolve()):
-        raise ConfigError(what, name, "give a path below the folder of the task file")
     try:
-        if place.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{what}, bytes", place.stat().st_size, f"give at most {MAX_BYTES}")
+        # Links are resolved first, so that none leads out of the folder.
+        place = (folder / name).resolve()
+        if Path(name).is_absolute() or not place.is_relative_to(folder.resolve()):
+            raise ConfigError(what, name, "give a path below the folder of the task file")
+        found = place.stat()
+        # Reading a pipe would block.
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(what, name, "it is no regular file; give one")
+        if found.st_size > MAX_BYTES:
+            raise ConfigError(f"{what}, bytes", found.st_size, f"give at most {MAX_BYTES}")
         return place.read_bytes()
-    except OSError as error:
-        raise ConfigError(what, name, f"it cannot be read: {error.strerror}") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        # A null character is a ValueError, and a loop of links a RuntimeError.
+        raise ConfigError(what, name[:_SHOWN_CHARS], f"it cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _cut(value: object) -> str:

@@ -6,14 +6,15 @@ judge `tests` grades HumanEval and MBPP. Their answer is a program, or a functio
 
 import ast
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.assertions import assertion_of
-from repl_rl.tasks.model import Task, fingerprint, refuse_surrogates
+from repl_rl.tasks.assertions import assertion_of, isclose_names, name_isclose
+from repl_rl.tasks.idle_tests import can_fail, mistake_in, mistake_in_check
+from repl_rl.tasks.model import Task, fingerprint
 from repl_rl.tasks.rows import Row
+from repl_rl.tasks.texts import NotPython, parse_python, print_python, refuse_surrogates
 
 _SHOWN_CHARS = 80
 _QUIET = """\
@@ -70,7 +71,7 @@ def aime(row: Row, options: Options) -> Task:
     """
     answer = _said(row, options, "answer", "answer", "Answer")
     plain = answer.strip().removesuffix(".0")
-    if not (plain.isascii() and plain.isdigit() and int(plain) <= 999):
+    if not (plain.isascii() and plain.isdigit() and len(plain.lstrip("0")) <= 3):
         raise ConfigError(f"{row.where}: answer", answer[:_SHOWN_CHARS], "answers of AIME are whole numbers, 0 to 999")
     return Task(
         id=_name("aime", row, options, "id", "ID", "problem_idx"),
@@ -90,10 +91,11 @@ def humaneval(row: Row, options: Options) -> Task:
     prompt, entry = _said(row, options, "question", "prompt"), row.text("entry_point")
     if not entry.isidentifier():
         raise ConfigError(f"{row.where}: field 'entry_point'", entry, "give the name of a function")
-    # Other definitions in the prompt, such as helpers that its tests call, are used if the program lacks them.
-    helpers = f"_own = dict(globals())\nexec({prompt!r}, globals())\nglobals().update(_own)\n"
-    tests = _Tests(row, helpers)
+    tests = _Tests(row, _helpers(prompt))
     given = row.text("test")
+    mistake = mistake_in_check(tests.parse(given), entry)
+    if mistake is not None:
+        raise ConfigError(row.place("test"), given[:_SHOWN_CHARS], mistake)
     alone = _statements(tests, given)
     # Plain assertions become single tests; any other `check` runs as a whole.
     if alone is None:
@@ -114,6 +116,24 @@ def humaneval(row: Row, options: Options) -> Task:
     )
 
 
+def _helpers(prompt: str) -> str:
+    """Return code that takes definitions from the prompt, such as helpers that its tests call.
+
+    They are used only if the program lacks them. A prompt may be cut off after `def f(x):`.
+    """
+    last = prompt.rstrip().rpartition("\n")[2]
+    inside = last[: len(last) - len(last.lstrip())] + " "
+    for code in (prompt, f"{prompt.rstrip()}\n{inside}pass\n"):
+        try:
+            parse_python(code)
+        except NotPython:
+            continue
+        # A program that is complete needs none of them, so an error here decides nothing.
+        tried = f"try:\n    exec({code!r}, globals())\nexcept Exception:\n    pass\n"
+        return f"_own = dict(globals())\n{tried}globals().update(_own)\n"
+    return ""
+
+
 def mbpp(row: Row, options: Options) -> Task:
     """Return a task of MBPP: `text` or `prompt`, `test_list`, `task_id`; optionally `test_setup_code`, `test_imports`.
 
@@ -124,6 +144,14 @@ def mbpp(row: Row, options: Options) -> Task:
         raise ConfigError(f"{row.where}: field 'test_list'", row.value("test_list"), "give at least one test")
     before = [*_texts(row, "test_imports"), *filter(None, [row.text("test_setup_code", "")])]
     doctests = _Tests(row, "\n".join(before))
+    parsed = [doctests.parse(test).body for test in tests]
+    for test, statements in zip(tests, parsed, strict=True):
+        for statement in statements:
+            mistake = mistake_in(statement)
+            if mistake is not None:
+                raise ConfigError(row.place("test_list"), test[:_SHOWN_CHARS], mistake)
+    if not any(map(can_fail, parsed)):
+        raise ConfigError(row.place("test_list"), tests[0][:_SHOWN_CHARS], "it tests nothing; give an assert")
     for test in tests:
         doctests.add(test)
     shown = "\n".join(tests)
@@ -145,7 +173,7 @@ def _texts(row: Row, field: str) -> Sequence[str]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = [value]
     if value is None:
         return ()
@@ -166,6 +194,7 @@ class _Tests:
 
     def __init__(self, row: Row, before: str) -> None:
         self._row = row
+        self._isclose = isclose_names([])
         # A warning about a text in a test is not a failure.
         self._examples = [">>> __import__('warnings').simplefilter('ignore')\n"]
         self.prepare(before)
@@ -176,7 +205,7 @@ class _Tests:
         Raises:
             ConfigError: the code is not Python.
         """
-        self.parse(code)
+        self._isclose |= isclose_names(list(ast.walk(self.parse(code))))
         if code.strip():
             self._run(_QUIET.format(code=code))
 
@@ -186,27 +215,40 @@ class _Tests:
         Raises:
             ConfigError: the code is not Python.
         """
-        statements = self.parse(code)
+        statements = self.parse(code).body
+        for statement in statements:
+            name_isclose(statement, self._isclose)
         if statements and all(assertion_of(statement) for statement in statements):
-            self._examples += [f">>> {ast.unparse(statement)}\n" for statement in statements]
+            self._examples += [f">>> {self.code_of(statement, code)}\n" for statement in statements]
         else:
             # The program cannot know this word, so it cannot print it itself.
             passed = f"passed {fingerprint(code)[:16]}"
             self._run(f"{_QUIET.format(code=code)}print({passed!r})\n", f"{passed}\n")
 
-    def parse(self, code: str) -> Sequence[ast.stmt]:
-        """Parse code into its statements.
+    def parse(self, code: str) -> ast.Module:
+        """Parse code.
 
         Raises:
             ConfigError: the code is not Python.
         """
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return ast.parse(code).body
-        except (SyntaxError, ValueError) as error:
-            remedy = f"they are no Python: {error}"
-            raise ConfigError(f"{self._row.where}: tests", code[:_SHOWN_CHARS], remedy) from error
+            return parse_python(code)
+        except NotPython as error:
+            raise self._refused(code, error) from error
+
+    def code_of(self, statement: ast.stmt, code: str) -> str:
+        """Return the code of a statement of `code`.
+
+        Raises:
+            ConfigError: the statement is too deep, or has a number that is too long to print.
+        """
+        try:
+            return print_python(statement)
+        except NotPython as error:
+            raise self._refused(code, error) from error
+
+    def _refused(self, code: str, error: NotPython) -> ConfigError:
+        return ConfigError(f"{self._row.where}: tests", code[:_SHOWN_CHARS], f"they are no Python: {error}")
 
     def _run(self, code: str, printed: str = "") -> None:
         self._examples.append(f">>> __import__('builtins').exec({code!r}, globals())\n{printed}")
@@ -218,17 +260,18 @@ class _Tests:
 def _statements(tests: _Tests, test: str) -> tuple[Sequence[str], Sequence[str]] | None:
     """Return the code before `def check(candidate)` and its assertions, or None if the test contains anything else."""
     before, asserted = [], None
-    for statement in tests.parse(test):
+    for statement in tests.parse(test).body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "check":
             names = [argument.arg for argument in statement.args.args]
             asserted = [part for part in statement.body if not _is_idle(part)]
-            if names != ["candidate"] or not all(isinstance(part, ast.Assert) for part in asserted):
+            plain = names == ["candidate"] and not statement.decorator_list
+            if not plain or not all(isinstance(part, ast.Assert) for part in asserted):
                 return None
         elif asserted is not None:
             return None
         else:
-            before.append(ast.unparse(statement))
-    return None if asserted is None else (before, [ast.unparse(part) for part in asserted])
+            before.append(tests.code_of(statement, test))
+    return None if asserted is None else (before, [tests.code_of(part, test) for part in asserted])
 
 
 def _is_idle(statement: ast.stmt) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.texts import NotPython, parse_python, refuse_surrogates
 
 MAX_BYTES = 64 * 1024 * 1024
 """Largest size of a workspace as JSON, with its files in base64, bytes."""
@@ -54,8 +55,10 @@ class Workspace:
         _check_files(self.files)
         _check_modules(self.preload)
         _check_lines(self.lines)
-        if self.told is not None and "\n" in self.told:
-            raise ConfigError("workspace.told", self.told[:_SHOWN_CHARS], "give one line")
+        if self.told is not None:
+            if "\n" in self.told:
+                raise ConfigError("workspace.told", self.told[:_SHOWN_CHARS], "give one line")
+            refuse_surrogates("workspace.told", self.told)
         # Sorted names give equal workspaces equal digests.
         said = {
             "values": {name: self.values[name] for name in sorted(self.values)},
@@ -151,17 +154,19 @@ def _check_lines(lines: tuple[str, ...]) -> None:
         if not isinstance(line, str) or "\n" in line:
             raise ConfigError("workspace.lines", _cut(line), "give a text without newline for each line")
     try:
-        ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError) as error:
-        number = getattr(error, "lineno", None) or 1
+        parse_python("\n".join(lines))
+    except NotPython as error:
+        # Python names no line of a program that is too deep.
+        number = error.line or 1
+        thing = f"workspace.lines, line {number}" if error.line or len(lines) == 1 else "workspace.lines"
         shown = lines[min(number, len(lines)) - 1]
-        raise ConfigError(f"workspace.lines, line {number}", shown[:_SHOWN_CHARS], f"mend it: {error}") from error
+        raise ConfigError(thing, shown[:_SHOWN_CHARS], f"mend it: {error}") from error
 
 
 def _defined(lines: tuple[str, ...]) -> list[str]:
     """Return the names that the lines bind at top level: by assignment, definition or import."""
     found: dict[str, None] = {}
-    for node in ast.parse("\n".join(lines)).body:
+    for node in parse_python("\n".join(lines)).body:
         names: list[str] = []
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names = [node.name]

@@ -1,8 +1,10 @@
 """`repl-rl chat`: questions at a terminal, to a server and to a policy that is opened here."""
 
 import io
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -85,6 +87,48 @@ def test_a_server_that_refuses_or_is_not_there_is_said_so(
     assert main(["chat", "--server", "127.0.0.1:1"]) == 2
     assert main(["chat", "--server", "http://127.0.0.1:1/v1", "--prompt", "chat"]) == 2
     assert "world of its own" in capsys.readouterr().err
+
+
+class _Nested(BaseHTTPRequestHandler):
+    """A hostile server: each of its answers is nested without end."""
+
+    listed = b'{"data": [{"id": "m"}]}'
+    deep = b"[" * 100_000
+
+    def do_GET(self) -> None:
+        self._answer(200, self.deep if self.path.startswith("/first") else self.listed)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.startswith("/refused"):
+            self._answer(500, self.deep)
+        else:
+            self._answer(200, b"data: " + self.deep + b"\n\n")
+
+    def _answer(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("where", ["first", "event", "refused"])
+def test_a_server_whose_answer_is_nested_without_end_is_one_line(
+    where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(monkeypatch, "Six?")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Nested) as hostile:
+        thread = threading.Thread(target=hostile.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        assert main(["chat", "--server", f"http://127.0.0.1:{hostile.server_address[1]}/{where}"]) == 2
+        hostile.shutdown()
+        thread.join()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ("it refuses (500)" if where == "refused" else "does not answer as `repl-rl serve` does") in line
+    assert len(line) < 500
 
 
 def test_what_lines_print_does_not_steer_the_terminal(

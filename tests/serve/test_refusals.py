@@ -13,8 +13,10 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from repl_rl.cli import main
 from repl_rl.cli.serve.app import MOST_BYTES
+from repl_rl.cli.serve.asking import NEUTRAL, ChatAsked, Repl, read
 from repl_rl.cli.serve.desk import Bounds
 from repl_rl.cli.serve.keys import VARIABLE, Keys, read_keys
+from repl_rl.cli.serve.refusal import Refusal
 from repl_rl.engine import ScriptedEngine
 from repl_rl.errors import ConfigError
 from tests.processes import wait_for
@@ -65,6 +67,18 @@ def error(said: httpx.Response, status: int) -> Mapping[str, object]:
         ("response_format", {"type": "json_object"}),
         ("user", {"id": 1}),
         ("made_up", 1),
+        ("function_call", {"name": "f"}),
+        ("min_tokens", 1),
+        ("ignore_eos", True),
+        ("stop_token_ids", [5]),
+        ("bad_words", ["a"]),
+        ("use_beam_search", True),
+        ("length_penalty", 0.5),
+        ("skip_special_tokens", False),
+        ("include_stop_str_in_output", True),
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("chat_template_kwargs", {"enable_thinking": False}),
     ],
 )
 def test_a_parameter_that_would_not_be_honoured_is_refused_by_name(server: Server, field: str, value: object) -> None:
@@ -101,6 +115,32 @@ def test_parameters_that_ask_for_nothing_are_taken(server: Server) -> None:
     assert server.post(question("Six?", **neutral)).status_code == 200
 
 
+@pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in NEUTRAL.items() for value in values])
+def test_each_value_that_asks_for_nothing_is_taken_and_another_one_is_not(field: str, value: object) -> None:
+    body = question("Six?", **{field: value})
+    assert read(ChatAsked, json.dumps(body).encode()) == read(ChatAsked, json.dumps(question("Six?")).encode())
+    with pytest.raises(Refusal, match=field):
+        read(ChatAsked, json.dumps({**body, field: [value, "more"]}).encode())
+
+
+@pytest.mark.parametrize("name", [
+    "function_call", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "use_beam_search", "length_penalty",
+    "skip_special_tokens", "include_stop_str_in_output", "add_generation_prompt", "chat_template_kwargs",
+])  # fmt: skip
+def test_fields_that_clients_send_with_their_defaults_are_among_these(name: str) -> None:
+    assert name in NEUTRAL
+
+
+@pytest.mark.parametrize("more", [
+    {"repl": {"show": None, "tokens": None, "keep": None, "conversation": None}},
+    {"repl": None}, {"stream_options": {}}, {"stream_options": {"include_usage": False}},
+    {"stream_options": {"include_usage": None, "include_obfuscation": False}},
+])  # fmt: skip
+def test_options_that_ask_for_nothing_are_taken_without_a_stream(more: Mapping[str, object]) -> None:
+    found = read(ChatAsked, json.dumps(question("Six?", **more)).encode())
+    assert (found.repl, found.stream) == (Repl(), None)
+
+
 def test_a_list_of_one_prompt_is_that_prompt_and_two_are_refused(server: Server) -> None:
     one, several = ({"model": MODEL, "prompt": prompt} for prompt in (["Six?\n>>> "], ["Six?\n>>> ", "Seven?\n>>> "]))
     assert server.post(one, "completions").status_code == 200
@@ -122,13 +162,28 @@ def test_the_clients_own_message_can_be_given_back_as_the_client_has_it(server: 
             assert answer.content
 
 
-@pytest.mark.parametrize("field", [{"name": "me"}, {"refusal": "no"}, {"tool_calls": [{"id": "1"}]}, {"made_up": 1}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"name": "me"},
+        {"refusal": "no"},
+        {"tool_calls": [{"id": "1"}]},
+        {"made_up": 1},
+        {"reasoning_content": "a"},
+        {"images": [{}]},
+        {"provider_specific_fields": {"a": 1}},
+    ],
+)
 def test_a_message_that_says_more_than_a_text_is_refused(server: Server, field: Mapping[str, object]) -> None:
     asked = {"model": MODEL, "messages": [{"role": "user", "content": "Six?", **field}]}
     assert f"messages.0.{next(iter(field))}" == error(server.post(asked), 400)["param"]
 
 
-@pytest.mark.parametrize("field", [{"name": None}, {"refusal": None}, {"tool_calls": []}, {"annotations": []}])
+@pytest.mark.parametrize("field", [
+    {"name": None}, {"refusal": None}, {"tool_calls": []}, {"annotations": []}, {"refusal": ""}, {"name": ""},
+    {"reasoning_content": ""}, {"images": []}, {"provider_specific_fields": {}},
+    {"content": [{"type": "text", "text": "Six?", "annotations": [], "cache_control": None}]},
+])  # fmt: skip
 def test_fields_of_a_message_that_ask_for_nothing_are_taken(server: Server, field: Mapping[str, object]) -> None:
     asked: dict[str, object] = {"model": MODEL, "messages": [{"role": "user", "content": "Six?", **field}]}
     assert server.post(asked).status_code == 200
@@ -147,6 +202,8 @@ def test_fields_of_a_message_that_ask_for_nothing_are_taken(server: Server, fiel
         ({"seed": -1}, "seed"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "annotations": [1]}]}]}, None),
         ({"stop": "a\nb"}, "stop"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
         ({"stop": 1}, "stop"),

@@ -15,9 +15,11 @@ from repl_rl.cli.train import TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.folder import RunFolder
+from repl_rl.settings.toml import dump
 from repl_rl.tasks import split_of
 from repl_rl.trainer import Evaluation, Keeper, Saving, StepRecord, TrainerConfig, fit, taken
 from repl_rl.trainer.states import states_in
+from repl_rl.world import recorded_task
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
 
@@ -151,6 +153,33 @@ def test_a_validation_file_holds_the_held_out_tasks_and_all_others_are_trained_o
     assert [task.question for task in training] == many[:3] + many[4:], "a question of both is not trained on"
     training, held_out = TrainConfig(tasks=tasks).split_tasks()
     assert len(training) + len(held_out) == 30
+
+
+@pytest.mark.parametrize("judge", ["", "numeric", "0.5*task + numeric"])
+def test_held_out_tasks_have_the_judge_that_training_has(tmp_path: Path, judge: str) -> None:
+    """For a split, for a validation source, and for the task that a replay of the run looks up."""
+    tasks = questions(tmp_path / "tasks.jsonl", *map(str, range(30)))
+    validation = questions(tmp_path / "validation.jsonl", "a", "b")
+    wanted = {"": "exact", "numeric": "numeric"}.get(judge, "0.5*exact + numeric")
+    for config in (TrainConfig(tasks=tasks, judge=judge), TrainConfig(tasks=tasks, judge=judge, validation=validation)):
+        training, held_out = config.split_tasks()
+        assert {task.judge for task in training} == {task.judge for task in held_out} == {wanted}
+        run = tmp_path / (config.validation and "validated") / "run"
+        run.mkdir(parents=True)
+        (run / "config.toml").write_text(dump(config))
+        assert recorded_task(run, held_out[0].id, config) == held_out[0]
+
+
+@pytest.mark.parametrize("judge", ["", "task", "numeric"])
+def test_only_a_judge_that_is_not_used_may_be_named_by_a_validation_file(tmp_path: Path, judge: str) -> None:
+    validation = tmp_path / "validation.jsonl"
+    validation.write_text('{"question": "q", "answer": "1", "judge": "nowhere:f"}\n')
+    config = TrainConfig(tasks=questions(tmp_path / "tasks.jsonl", "a"), judge=judge, validation=str(validation))
+    if judge == "numeric":
+        assert [task.judge for task in config.split_tasks()[1]] == ["numeric"]
+    else:
+        with pytest.raises(ConfigError, match=r"validation\.jsonl:1: judge is 'nowhere:f'; it would be imported"):
+            config.split_tasks()
 
 
 def test_what_leaves_nothing_to_train_on_or_is_never_made_is_refused(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from typing import Annotated
 
 from repl_rl.cli.defaults import apply_model_defaults, print_to_stderr
 from repl_rl.cli.onward import SERVING, missing
+from repl_rl.cli.unread import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.thread import LoopThread
 from repl_rl.sandbox import SANDBOXES
-from repl_rl.settings.arguments import parse_with_sources
+from repl_rl.settings.arguments import Parsed, parse_with_sources
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.world import World, folder_of
 
@@ -69,16 +70,6 @@ class ServeConfig(World):
         check_fields(self)
         if not 0 <= self.port < 65536:
             raise ConfigError("port", self.port, "give 0 to 65535")
-        self._refuse(_OF_TASKS, "a server has no tasks; leave it out")
-        if self.run is not None:
-            self._refuse((*_OF_A_RUN, *_BUDGETS), "the run says it; leave out one of the two")
-
-    def _refuse(self, names: Sequence[str], remedy: str) -> None:
-        """Reject settings that are given but have no effect."""
-        usual = World()
-        for name in names:
-            if getattr(self, name) != getattr(usual, name):
-                raise ConfigError(name, getattr(self, name), remedy)
 
     @property
     def world(self) -> World:
@@ -103,9 +94,25 @@ class ServeConfig(World):
         return self.name or (Path(self.model).resolve().name if Path(self.model).exists() else self.model)
 
 
+def refuse_without_effect(asked: Parsed[ServeConfig]) -> None:
+    """Reject options that are given but have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    usual = ServeConfig()
+    refuse_unread(asked, usual, _OF_TASKS, "a server has no tasks; leave it out")
+    refuse_unread(asked, usual, ["kv_on_sync"], "weights do not change while a server runs; leave it out")
+    if asked.config.run is None:
+        refuse_unread(asked, usual, ["trust"], "it has no effect without --run; leave it out")
+    else:
+        refuse_unread(asked, usual, (*_OF_A_RUN, *_BUDGETS), "the run says it; leave out one of the two")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     asked = parse_with_sources(ServeConfig, "serve", argv)
+    refuse_without_effect(asked)
     if lacking := missing(SERVING):
         raise ConfigError("package", lacking[0], "it is not installed; install it with `pip install 'repl_rl[serve]'`")
     # These modules need the packages of the extra `serve`, which may be missing when this one is imported.

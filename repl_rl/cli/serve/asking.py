@@ -13,14 +13,23 @@ _FIRST = Field(fail_fast=True)
 """Parsing of a list stops at its first error. To find all errors of a very long body would block other clients."""
 _MOST_SEED = (1 << 63) - 1
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "bad_words": ([],),
     "best_of": (1,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
     "echo": (False,),
     "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
     "functions": ([],),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
     "logit_bias": ({},),
     "logprobs": (False,),
     "metadata": ({},),
     "min_p": (0,),
+    "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
     # Without tools, both values mean the same.
@@ -30,6 +39,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -37,12 +48,23 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_k": (-1, 0),
     "top_logprobs": (0,),
     "top_p": (1,),
+    "use_beam_search": (False,),
 }
 """Unsupported fields of OpenAI's and vLLM's APIs -> values that request nothing. These and null are accepted."""
 LABELS = frozenset({"prompt_cache_key", "safety_identifier", "user"})
 """Fields that name the client, for the server's own records. Any text is accepted, because they request nothing."""
-NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {"annotations": ([],), "tool_calls": ([],)}
+NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "images": ([],),
+    "name": ("",),
+    "provider_specific_fields": ({},),
+    "reasoning_content": ("",),
+    "refusal": ("",),
+    "tool_calls": ([],),
+}
 """`NEUTRAL` for the fields of a message. Clients return earlier answers with every field that they know."""
+NEUTRAL_IN_PART: Mapping[str, tuple[object, ...]] = {"annotations": ([],)}
+"""`NEUTRAL` for the fields of a part of a message."""
 NEUTRAL_IN_STREAM_OPTIONS: Mapping[str, tuple[object, ...]] = {"include_obfuscation": (False,)}
 """`NEUTRAL` for the fields of `stream_options`."""
 
@@ -191,14 +213,24 @@ def _asking(kind: type[Asked], said: Mapping[str, object]) -> dict[str, object]:
             message = f"{shown} is {value!r:.80}: {known}; leave it out"
             raise Refusal(400, message, param=shown, code="unsupported_parameter")
     if isinstance(messages := asking.get("messages"), list):
-        asking["messages"] = [_without_neutral(message, NEUTRAL_IN_MESSAGE, {"content"}) for message in messages]
+        asking["messages"] = [_message(message) for message in messages]
     if "stream_options" in asking:
         asking["stream_options"] = _without_neutral(asking["stream_options"], NEUTRAL_IN_STREAM_OPTIONS)
+    if "repl" in asking:
+        asking["repl"] = _without_neutral(asking["repl"], {})
     # OpenAI's API takes several prompts in a list. A list of one is that prompt.
     prompt = asking.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         asking["prompt"] = prompt[0]
     return asking
+
+
+def _message(message: object) -> object:
+    """Return a message without the fields that request nothing, and so each part of its content."""
+    message = _without_neutral(message, NEUTRAL_IN_MESSAGE, {"content"})
+    if isinstance(message, dict) and isinstance(parts := message.get("content"), list):
+        return {**message, "content": [_without_neutral(part, NEUTRAL_IN_PART) for part in parts]}
+    return message
 
 
 def _without_neutral(
@@ -221,8 +253,8 @@ def _is(value: object, other: object) -> bool:
 
 def _check(asked: Asked) -> None:
     """Reject texts and combinations of fields that pydantic cannot check."""
-    if asked.stream_options is not None and not asked.stream:
-        raise Refusal(400, "stream_options has no effect without stream; leave it out", param="stream_options")
+    if asked.stream_options is not None and asked.stream_options.include_usage and not asked.stream:
+        raise Refusal(400, "include_usage has no effect without stream; leave it out", param="stream_options")
     if any("\n" in text[:-1] for text in asked.stops):
         raise Refusal(400, "stop: a text that goes on after a newline is in no line of the policy", param="stop")
     if not isinstance(asked, ChatAsked):

@@ -6,14 +6,18 @@ Other users of the machine and pages of other sites in the same browser do not k
 
 import hmac
 import secrets
+import sys
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from urllib.parse import urlsplit
 
+from repl_rl.errors import ReplRLError
 from repl_rl.runs.report.data import payload
 from repl_rl.runs.report.page import page
 from repl_rl.runs.report.rollouts import pack
+from repl_rl.runs.store import printable
 
 _HOSTS = ("127.0.0.1", "localhost")
 
@@ -33,6 +37,7 @@ class ReportServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self._lock = Lock()
         self._made: tuple[str, str, str] = ("", "", "")
+        self._reported = ""
         self.made()
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -51,9 +56,22 @@ class ReportServer(ThreadingHTTPServer):
                 self._made = (version, page(data, follow=True), pack(data))
             return self._made
 
+    def report(self, error: Exception) -> None:
+        """Print an error, unless it was the last one that was printed: the page asks again every few seconds."""
+        line = " ".join(str(error).split())
+        with self._lock:
+            if line != self._reported:
+                self._reported = line
+                print(f"repl-rl: {printable(line)}", file=sys.stderr, flush=True)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
+
+    def handle(self) -> None:
+        """Answer the requests of a connection. A browser may leave before it has its answer."""
+        with suppress(ConnectionError):
+            super().handle()
 
     def do_GET(self) -> None:
         """Serve the page at `/TOKEN/`, and its later requests at `/TOKEN/version` and `/TOKEN/data`."""
@@ -64,7 +82,13 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in _HOSTS or not known or name not in ("", "version", "data"):
             self._answer(404, "text/plain", "nothing here: open the whole address that repl-rl view printed\n")
             return
-        version, html, data = self.server.made()
+        try:
+            version, html, data = self.server.made()
+        except (ReplRLError, OSError) as error:
+            # The run may have been removed, or one of its files may be damaged.
+            self.server.report(error)
+            self._answer(503, "text/plain; charset=utf-8", f"{error}\n")
+            return
         body = {"": html, "version": version, "data": data}[name]
         self._answer(200, "text/plain" if name else "text/html; charset=utf-8", body)
 

@@ -4,19 +4,21 @@ Columns are those that other trainers read: ids, loss mask, log probabilities, r
 record, as a line of JSON. Only that column is read back, and rows whose other columns contradict it are refused.
 """
 
+import glob
 import json
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import ReplRLError, StoreError
-from repl_rl.machine.files import whole_file
-from repl_rl.machine.folders import whole_folder
-from repl_rl.machine.outputs import Output, followed, refuse_other_file
+from repl_rl.machine.files import is_stream, named_file
+from repl_rl.machine.folders import private_folder, whole_folder
+from repl_rl.machine.outputs import UNFINISHED, Output, followed, refuse_other_file
 from repl_rl.record.trajectory import Sampled, Trajectory, spread
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.tasks import Workspace
@@ -132,8 +134,8 @@ def entry_of(row: Mapping[str, object], where: str) -> Credited:
 def write_table(entries: Iterable[Credited], out: Path) -> int:
     """Write a Parquet file, or else a folder for `datasets.load_from_disk`. The write is atomic.
 
-    An older table in `out` is replaced; anything else there is refused. Rows are written as they arrive, so only a few
-    of them are in memory.
+    An older table in `out` is replaced; anything else there is refused. A pipe gets the Parquet file. Rows are written
+    as they arrive, so only a few of them are in memory.
 
     Returns:
         The number of rows.
@@ -141,8 +143,11 @@ def write_table(entries: Iterable[Credited], out: Path) -> int:
     # Takes seconds to import.
     from datasets import Dataset, Features, List, Value
 
-    out = followed("out", out)
     refuse_other_table(out)
+    stream = out.suffix == PARQUET and is_stream(out, "out")
+    if not stream:
+        out = Path(os.path.realpath(out)) if out.suffix == PARQUET else followed("out", out)
+        out.parent.mkdir(parents=True, exist_ok=True)
     kinds: dict[str, object] = {}
     for name, column in COLUMNS.items():
         kind, _, shape = column.kind.partition(" ")
@@ -151,17 +156,17 @@ def write_table(entries: Iterable[Credited], out: Path) -> int:
     def rows() -> Iterator[Row]:
         yield from map(row_of, entries)
 
-    out.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.gettempdir()) if stream else out.parent
     # `datasets` caches its results by the code that made them; a fresh cache folder can hold nothing stale.
-    with TemporaryDirectory(prefix=".unfinished-", dir=out.parent) as cache:
+    with private_folder(place, UNFINISHED) as folder, _plain_link(folder) as cache:
         with _unwrapped():
-            table = Dataset.from_generator(rows, features=Features(kinds), cache_dir=cache)
+            table = Dataset.from_generator(rows, features=Features(kinds), cache_dir=str(cache))
         if out.suffix == PARQUET:
-            with whole_file(out) as torn, torn.open("wb") as file:
+            with named_file(out, "out") as torn, torn.open("wb") as file:
                 table.to_parquet(file)
         else:
-            with whole_folder(out, TABLE) as made:
-                table.save_to_disk(str(made))
+            with whole_folder(out, TABLE) as made, _plain_link(made) as link:
+                table.save_to_disk(str(link))
         return int(table.num_rows)
 
 
@@ -232,19 +237,29 @@ def open_table(source: Path) -> Iterator[Table]:
     # Takes seconds to import.
     from datasets import Dataset, load_from_disk
 
-    with TemporaryDirectory(prefix="repl-rl-") as cache:
+    with tempfile.TemporaryDirectory(prefix="repl-rl-") as cache, _plain_link(source) as link:
         try:
             if source.suffix == PARQUET:
-                table = Dataset.from_parquet(str(source), cache_dir=cache)
+                table = Dataset.from_parquet(glob.escape(str(link)), cache_dir=cache)
             else:
-                table = load_from_disk(str(source))
+                table = load_from_disk(str(link))
         # The library raises many types of errors, which have no common base class.
         except Exception as error:
-            raise StoreError(f"{source} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
+            told = " ".join(str(error).replace(str(link), str(source)).split())[:200]
+            raise StoreError(f"{source} cannot be read as a table: {told}") from error
         if isinstance(table, Mapping):
             raise StoreError(f"{source} has the parts {', '.join(table)}; give the folder of one of them")
         entries = (entry_of(row, f"{source}, row {number}") for number, row in enumerate(table, 1))
         yield Table(entries, int(table.num_rows), tuple(name for name in table.column_names if name not in COLUMNS))
+
+
+@contextmanager
+def _plain_link(path: Path) -> Iterator[Path]:
+    """Yield a link to `path` with a plain name, because `datasets` reads `[`, `*` and `::` in a path as patterns."""
+    with tempfile.TemporaryDirectory(prefix="repl-rl-") as folder:
+        link = Path(folder, "table").with_suffix(path.suffix if path.suffix == PARQUET else "")
+        link.symlink_to(os.path.realpath(path))
+        yield link
 
 
 @contextmanager

@@ -1,0 +1,75 @@
+"""Check of a model's config against its weight files, before memory is taken for what the config claims."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "block_count")
+_SPARE = 1 << 26
+"""Values that need no place in a file, such as buffers that are computed: 256 MiB in float32."""
+
+
+class ClaimError(ValueError):
+    """A config claims more than the weight files hold. The message completes a sentence about the model."""
+
+
+def refuse_layers(claims: Mapping[str, object], tensors: int) -> None:
+    """Check that the numbers of layers in a config are at most the number of tensors, since each layer has one.
+
+    Raises:
+        ClaimError: it claims more layers.
+    """
+    for key, value in claims.items():
+        if key.rpartition(".")[2] in _LAYERS and isinstance(value, int) and value > tensors:
+            raise ClaimError(f"its config claims {value} layers, and its files hold {tensors} weights")
+        if isinstance(value, Mapping):
+            refuse_layers(value, tensors)
+
+
+def outline(config: PretrainedConfig, held: int) -> PreTrainedModel:
+    """Return the model of `config` without memory for its weights.
+
+    Raises:
+        ClaimError: it has more than twice the `held` values, so that memory stays in proportion to the files.
+    """
+    # Import here, because it takes seconds and a conversion happens once.
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    claimed = sum(each.numel() for each in (*model.parameters(), *model.buffers()))
+    if claimed > 2 * held + _SPARE:
+        raise ClaimError(
+            f"weights are missing or of another shape than it says: its config claims {claimed} values, and its files "
+            f"hold at most {held}"
+        )
+    return model
+
+
+def refuse_claims(folder: Path) -> PretrainedConfig:
+    """Return the config of the model in `folder`, checked against its safetensors files.
+
+    Raises:
+        ClaimError: it claims more than they hold.
+        Exception: transformers cannot read it.
+    """
+    # Import here, because it takes seconds and a merge happens once.
+    from safetensors import safe_open
+    from transformers import AutoConfig
+
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = 0
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            tensors += len(opened.keys())
+    claims = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    refuse_layers(claims if isinstance(claims, dict) else {}, tensors)
+    config: PretrainedConfig = AutoConfig.from_pretrained(folder)
+    # A stranger's config may name kernels, which transformers would download from the hub.
+    config._attn_implementation = config._experts_implementation = None
+    # A value of quantized weights may take less than a byte.
+    outline(config, 2 * sum(file.stat().st_size for file in files))
+    return config
