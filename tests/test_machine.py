@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import named_file, whole_file, write_whole
+from repl_rl.machine.files import whole_file, write_named, write_whole
 from repl_rl.machine.folders import whole_folder
 from repl_rl.machine.outputs import Output, contents, refuse_other_file
 from repl_rl.machine.threads import InThread
@@ -64,13 +64,13 @@ def test_a_link_that_a_user_names_stands_for_its_target(lay: Callable[[Path], Pa
     target, named = lay(tmp_path), tmp_path / "named"
     was = os.readlink(named) if named.is_symlink() else None
     refuse_other_file("json", named, lambda file: True)
-    with named_file(named) as torn:
+    with write_named(named) as torn:
         torn.write_text("newer\n")
         assert not target.exists() or target.read_text() == "older\n"
     assert target.read_text() == "newer\n"
     assert (os.readlink(named) if named.is_symlink() else None) == was
     assert os.listdir(target.parent) == [target.name]
-    with pytest.raises(ZeroDivisionError), named_file(named) as torn:
+    with pytest.raises(ZeroDivisionError), write_named(named) as torn:
         torn.write_text(str(1 // 0))
     assert target.read_text() == "newer\n"
 
@@ -83,10 +83,10 @@ def test_a_pipe_that_a_user_names_gets_the_content_and_stays_a_pipe(tmp_path: Pa
     try:
         for named in (pipe, place):
             refuse_other_file("json", named, lambda file: False)
-            with named_file(named) as torn:
+            with write_named(named) as torn:
                 torn.write_text("figures\n")
             assert os.read(reader, 99) == b"figures\n"
-        with pytest.raises(ZeroDivisionError), named_file(pipe) as torn:
+        with pytest.raises(ZeroDivisionError), write_named(pipe) as torn:
             torn.write_text(str(torn.write_text("half") // 0))
         assert os.read(reader, 99) == b""
     finally:
@@ -98,7 +98,7 @@ def test_a_pipe_that_a_user_names_gets_the_content_and_stays_a_pipe(tmp_path: Pa
 def test_a_terminal_that_a_user_names_gets_the_content() -> None:
     master, terminal = os.openpty()
     try:
-        with named_file(Path(os.ttyname(terminal))) as torn:
+        with write_named(Path(os.ttyname(terminal))) as torn:
             torn.write_text("figures\n")
         assert os.read(master, 99) == b"figures\r\n"
         assert stat.S_ISCHR(os.stat(os.ttyname(terminal)).st_mode)
@@ -130,7 +130,7 @@ def test_what_takes_no_content_is_refused_in_one_line(lay: Callable[[Path], str]
     before = place.lstat()
     with pytest.raises(ConfigError, match=rf"^json is '{place}'; {told}$"):
         refuse_other_file("json", place, lambda file: True)
-    with pytest.raises(ConfigError, match=told), named_file(place):
+    with pytest.raises(ConfigError, match=told), write_named(place):
         pass
     assert place.lstat().st_ino == before.st_ino
 

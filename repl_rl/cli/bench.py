@@ -23,7 +23,7 @@ from repl_rl.lab.sandbox import bench_sandbox
 from repl_rl.lab.strikes import STRIKES
 from repl_rl.lab.update import bench_update
 from repl_rl.machine.assets import asset
-from repl_rl.machine.files import named_file
+from repl_rl.machine.files import write_named
 from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.runs.folder import RUN
@@ -239,6 +239,6 @@ def main(argv: Sequence[str]) -> int:
     text = json.dumps(figures, indent=2)
     print(text)
     if config.json is not None:
-        with writing("file", config.json), named_file(config.json, "json") as place:
+        with writing("file", config.json), write_named(config.json, "json") as place:
             place.write_text(text + "\n", encoding="utf-8")
     return 0

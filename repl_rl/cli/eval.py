@@ -26,7 +26,7 @@ from repl_rl.evaluation import (
     write_study,
 )
 from repl_rl.judges import check_judges
-from repl_rl.machine.files import named_file
+from repl_rl.machine.files import write_named
 from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
             with writing("file", config.out / "eval.json", then=", then give the command again"):
                 write_study(config.out / "eval.json", study, config.k, about)
         if config.json is not None:
-            with writing("file", config.json, then=", then give the command again"), named_file(config.json) as place:
+            with writing("file", config.json, then=", then give the command again"), write_named(config.json) as place:
                 write_study(place, study, config.k, about)
     if other is not None:
         _show(compare(study, other), str(config.against), console)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import is_stream, named_file
+from repl_rl.machine.files import is_stream, write_named
 from repl_rl.machine.folders import restore
 from repl_rl.machine.outputs import followed, refuse_inputs, refuse_other_file
 from repl_rl.machine.refused import writing
@@ -75,7 +75,7 @@ def _export(source: Path, out: Path) -> int:
 
 
 def _import(source: Path, out: Path) -> int:
-    with open_table(source) as table, named_file(out, "out") as torn:
+    with open_table(source) as table, write_named(out, "out") as torn:
         append(torn, table.entries)
     for name in table.others:
         print(f"repl-rl: column {name!r} is no part of a trajectory, and left out", file=sys.stderr)

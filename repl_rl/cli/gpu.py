@@ -10,7 +10,7 @@ from rich.table import Table
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
 from repl_rl.lab.gpu import CHECKS, Check, Row, Verdict, report, run_checks
-from repl_rl.machine.files import Json, named_file
+from repl_rl.machine.files import Json, write_named
 from repl_rl.machine.refused import writing
 
 
@@ -63,7 +63,7 @@ def try_on(device: str, checks: Sequence[Check], file: Path | None) -> int:
         print(f"{row.name}: {row.verdict}{why} ({row.seconds:.0f} s)", file=sys.stderr, flush=True)
         # Write after every check: a rented GPU machine may be lost before the last one.
         if file is not None:
-            with writing("file", file), named_file(file) as place:
+            with writing("file", file), write_named(file) as place:
                 place.write_text(json.dumps(report(device, rows, kept), indent=2) + "\n", encoding="utf-8")
 
     rows = run_checks(device, checks, tell)

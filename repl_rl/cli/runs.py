@@ -17,7 +17,7 @@ from tyro.conf import Positional
 
 from repl_rl.cli.terminal import terminal
 from repl_rl.errors import ConfigError
-from repl_rl.machine.files import Json, named_file
+from repl_rl.machine.files import Json, write_named
 from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.machine.refused import writing
 from repl_rl.runs.listed import Listed, Status, listed, runs_in
@@ -158,7 +158,7 @@ def _compare(config: CompareConfig) -> None:
     file = config.out or beside
     settings = differing(config.one, config.other)
     refuse_other_file("out", file, is_page)
-    with writing("report", file, then=", or choose another --out"), named_file(file, "out") as place:
+    with writing("report", file, then=", or choose another --out"), write_named(file, "out") as place:
         write_comparison(config.one, config.other, settings, place)
     _beside(names, settings, [listed(config.one), listed(config.other)], terminal())
     address = file.resolve().as_uri()

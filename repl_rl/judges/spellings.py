@@ -65,10 +65,10 @@ def _fraction(repeating: re.Match[str]) -> str:
 def mark_bases(text: str) -> str:
     """Make names of numbers with a base other than 10, such as `204_5`, and remove separators such as `1_000`."""
     text = _UNDERSCORES.sub(lambda found: found[0].replace("_", ""), text)
-    return _BASED.sub(_based, text)
+    return _BASED.sub(_read_base, text)
 
 
-def _based(found: re.Match[str]) -> str:
+def _read_base(found: re.Match[str]) -> str:
     number, base = found[1], int(found[2] or found[3])
     name = (number.lstrip("0") or "0").replace(".", "point")
     return number if base == 10 else f"\\text{{{name}base{base}}}"

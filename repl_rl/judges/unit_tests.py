@@ -63,7 +63,7 @@ class Check:
             return self.expected.passes(printed)
         if not self.raises:
             return _agrees(self.expected, printed, self.flags)
-        raised = _raised(printed)
+        raised = _read_exception(printed)
         if self.flags & doctest.IGNORE_EXCEPTION_DETAIL and _kind(raised) == _kind(self.expected):
             return True
         return _agrees(self.expected, raised, self.flags)
@@ -77,7 +77,7 @@ def _agrees(want: str, got: str, flags: int) -> bool:
     return want == got or (bool(want) and doctest.OutputChecker().check_output(want, got, flags))
 
 
-def _raised(printed: str) -> str:
+def _read_exception(printed: str) -> str:
     """Return the text of an exception, which follows the last traceback's lines."""
     lines = printed.rpartition(_TRACEBACK)[2].splitlines(keepends=True)
     return "".join(dropwhile(lambda line: line.startswith(" "), lines))
@@ -97,7 +97,7 @@ def checks(task: Task) -> tuple[Check, ...]:
     answer = task.answer.replace("\r\n", "\n").replace("\r", "\n")
     try:
         examples = doctest.DocTestParser().get_examples(answer)
-        found = _typed_checks(task, examples) if examples else _plain_checks(task, answer)
+        found = _make_checks(task, examples) if examples else _plain_checks(task, answer)
     except ValueError as error:
         raise ConfigError(task.reference, task.answer[:_SHOWN_CHARS], f"give tests: {error}") from error
     if not found:
@@ -105,7 +105,7 @@ def checks(task: Task) -> tuple[Check, ...]:
     return found
 
 
-def _typed_checks(task: Task, examples: Sequence[doctest.Example]) -> tuple[Check, ...]:
+def _make_checks(task: Task, examples: Sequence[doctest.Example]) -> tuple[Check, ...]:
     kept = [example for example in examples if not example.options.get(doctest.SKIP)]
     parsed = [list(_statements(example.source)) for example in kept]
     # A test that expects output can fail.
@@ -115,16 +115,16 @@ def _typed_checks(task: Task, examples: Sequence[doctest.Example]) -> tuple[Chec
     if len(silent) == len(kept) and not any(can_fail(body) for _, body in silent):
         return ()
     isclose = isclose_names([node for body in parsed for statement in body for node in ast.walk(statement)])
-    return tuple(_typed_check(example, isclose) for example in kept)
+    return tuple(_make_check(example, isclose) for example in kept)
 
 
-def _typed_check(example: doctest.Example, isclose: Set[str]) -> Check:
+def _make_check(example: doctest.Example, isclose: Set[str]) -> Check:
     if example.exc_msg is None and not example.want:
         return _check(example.source, isclose)
     flags = 0
     for option, on in example.options.items():
         flags |= option if on else 0
-    lines = typed_lines(_closed(example.source))
+    lines = typed_lines(_close_block(example.source))
     if example.exc_msg is None:
         return Check(lines, example.want, flags)
     return Check(lines, example.exc_msg, flags, raises=True)
@@ -175,7 +175,7 @@ def _source(text: str, statement: ast.stmt) -> str:
     return "\n".join(lines[start : statement.end_lineno])
 
 
-def _closed(source: str) -> str:
+def _close_block(source: str) -> str:
     """Drop blank lines outside of texts, since a blank line closes a block in a console."""
     inside: set[int] = set()
     for statement in _statements(source):
@@ -192,7 +192,7 @@ def _check(source: str, isclose: Set[str]) -> Check:
     if source.lstrip().startswith("assert"):
         body = list(_statements(source))
         assertion = assertion_of(body[0], isclose) if len(body) == 1 else None
-    return Check(typed_lines(_closed(source)), "") if assertion is None else Check((assertion.line,), assertion)
+    return Check(typed_lines(_close_block(source)), "") if assertion is None else Check((assertion.line,), assertion)
 
 
 class Verdict(StrEnum):

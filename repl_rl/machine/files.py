@@ -23,7 +23,7 @@ _PRINTED = (1, 2)
 def whole_file(final: Path) -> Iterator[Path]:
     """Yield a path to write to, which replaces `final` if the block succeeds. Otherwise it is removed.
 
-    A link or a pipe at `final` is replaced, because a stranger may have put it into the folder. Use `named_file` for a
+    A link or a pipe at `final` is replaced, because a stranger may have put it into the folder. Use `write_named` for a
     path that the user gave.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def whole_file(final: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def named_file(final: Path, thing: str = "file") -> Iterator[Path]:
+def write_named(final: Path, thing: str = "file") -> Iterator[Path]:
     """Yield a path to write to. If the block succeeds, its content goes to the file that the user named.
 
     A link is followed: its target is replaced, or made if it is missing. A pipe or a character device gets the content

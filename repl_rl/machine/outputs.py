@@ -142,7 +142,7 @@ def followed(thing: str, path: Path) -> Path:
 def refuse_other_file(thing: str, path: Path, ours: Callable[[Path], bool]) -> None:
     """Refuse to replace a file of another kind than the one that is about to be written.
 
-    Empty files pass. Pipes and character devices pass, because `files.named_file` writes to them.
+    Empty files pass. Pipes and character devices pass, because `files.write_named` writes to them.
 
     Args:
         thing: setting that names the file.

@@ -54,13 +54,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=like.trim_blocks,
             lstrip_blocks=like.lstrip_blocks,
             extensions=[type(extension) for extension in like.extensions.values()],
-            finalize=self._shown,
+            finalize=self._show,
         )
         self._limits = _Limits()
         self.globals.update(like.globals)
-        self.filters.update({name: self._counted(name, function) for name, function in like.filters.items()})
-        self.filters[_JOINED] = pass_eval_context(partial(self._joined))
-        self.filters[_MADE] = self._made
+        self.filters.update({name: self._count_result(name, function) for name, function in like.filters.items()})
+        self.filters[_JOINED] = pass_eval_context(partial(self._join))
+        self.filters[_MADE] = self._check_made
         self._compiled = lru_cache(maxsize=8)(self._compile_source)
 
     def render(self, source: str, names: Mapping[str, object], most: int) -> str:
@@ -94,10 +94,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(on, str | bytes):
             if name == "join" and args and isinstance(args[0], Iterable):
                 args = ([*args[0]], *args[1:])
-            self._take(self._grown(on, name, (*args, *kwargs.values())))
+            self._take(self._size_of_method(on, name, (*args, *kwargs.values())))
         elif isinstance(on, int):
             self._take(max((each for each in (*args, *kwargs.values()) if isinstance(each, int)), default=0))
-        return self._made(super().call(context, obj, *args, **kwargs))
+        return self._check_made(super().call(context, obj, *args, **kwargs))
 
     def concat(self, parts: Iterable[str], /) -> str:
         """Join the parts of a text that the template writes, unless they are too large."""
@@ -154,22 +154,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         widths = sum(int(number) for spec in fields for number in re.findall(r"\d{1,18}", spec or ""))
         return len(text) + widths + len(fields) * self._size(*given)
 
-    def _grown(self, text: str | bytes, name: str, given: Sequence[object]) -> int:
+    def _size_of_method(self, text: str | bytes, name: str, given: Sequence[object]) -> int:
         """Return at most the size of the result of method `name`, or 0 for one that adds nothing."""
         if name in ("format", "format_map"):
             return self._braces(str(text), given)
         if name == "join" and given:
             return self._size(given[0]) + (len(given[0]) * len(text) if isinstance(given[0], list) else 0)
         if name == "replace" and len(given) > 1:
-            return len(text) + self._fits(_found(text, given[0])) * _length(given[1])
+            return len(text) + self._fits(_count(text, given[0])) * _length(given[1])
         if name == "translate":
             return len(text) * (self._size(*given) + 1)
         widths = [each for each in given if isinstance(each, int)]
         if name == "expandtabs":
-            return len(text) + _found(text, "\t" if isinstance(text, str) else b"\t") * max(*widths, 8, 0)
+            return len(text) + _count(text, "\t" if isinstance(text, str) else b"\t") * max(*widths, 8, 0)
         return max(widths, default=0) if name in ("center", "ljust", "rjust", "zfill") else 0
 
-    def _filtered(self, name: str, value: object, given: Sequence[object]) -> int:
+    def _size_of_filter(self, name: str, value: object, given: Sequence[object]) -> int:
         """Return at most the size of the result of filter `name`, or 0 for one that adds nothing."""
         widest = max((each for each in given if isinstance(each, int)), default=0)
         if name == "round" and widest > _MOST_DIGITS:
@@ -183,7 +183,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             mapped = bool(given) and isinstance(given[-1], dict)
             return self._percent(str(value), given[-1] if mapped else given) + self._size(*given)
         if name == "replace" and len(given) > 1:
-            return size + _found(str(value), str(given[0])) * self._size(given[1])
+            return size + _count(str(value), str(given[0])) * self._size(given[1])
         if name == "join":
             return size + self._size(*given[:1]) * (len(value) if isinstance(value, list) else 0)
         texts = sum(len(each) for each in given if isinstance(each, str))
@@ -191,21 +191,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return size + (str(value).count("\n") + 1) * (max(widest, 4) + texts)
         return max(size * (1 + texts + (widest if name == "tojson" else 0)), widest if name == "center" else 0)
 
-    def _counted(self, name: str, function: _Function) -> _Function:
+    def _count_result(self, name: str, function: _Function) -> _Function:
         """Return a filter like `function`, with limits."""
         context_first = hasattr(function, "jinja_pass_arg")
 
         @wraps(function)
-        def counted(*args: object, **kwargs: object) -> object:
+        def count_result(*args: object, **kwargs: object) -> object:
             before, (value, *given) = args[:context_first], args[context_first:]
             if name == "join" and isinstance(value, Iterable):
                 value = [*value]
-            self._take(self._filtered(name, value, [*given, *kwargs.values()]))
-            return self._made(function(*before, value, *given, **kwargs))
+            self._take(self._size_of_filter(name, value, [*given, *kwargs.values()]))
+            return self._check_made(function(*before, value, *given, **kwargs))
 
-        return counted
+        return count_result
 
-    def _made(self, value: object) -> object:
+    def _check_made(self, value: object) -> object:
         """Count a result that is at most a few times as large as what it was made from."""
         if isinstance(value, int):
             _refuse_bits(value.bit_length())
@@ -213,11 +213,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self._take(_length(value))
         return value
 
-    def _joined(self, context: EvalContext, values: Sequence[object]) -> str:
+    def _join(self, context: EvalContext, values: Sequence[object]) -> str:
         self._take(self._size(*values))
         return markup_join(values) if context.autoescape else str_join(values)
 
-    def _shown(self, value: object) -> object:
+    def _show(self, value: object) -> object:
         """Check a value before it is written as text."""
         if not isinstance(value, str):
             self._fits(self._size(value))
@@ -259,7 +259,7 @@ def _length(value: object) -> int:
     return _ITEM * len(value) if isinstance(value, list | tuple) else 0
 
 
-def _found(text: str | bytes, part: object) -> int:
+def _count(text: str | bytes, part: object) -> int:
     """Return at most the number of places at which `part` is replaced."""
     if isinstance(text, str) and isinstance(part, str):
         return text.count(part)

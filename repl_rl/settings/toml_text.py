@@ -20,7 +20,7 @@ _NO_KEYS = re.compile(
     r"|#[^\n]*",
     re.DOTALL,
 )
-"""A text or a comment. One without an end matches too, so that no part of a file is searched twice."""
+"""A text or a comment. An endless one matches too, so that no part of a file is searched twice."""
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{MOST_PARTS}}}", re.ASCII)
 """Key with more than `MOST_PARTS` parts, where a letter replaces each text."""
 

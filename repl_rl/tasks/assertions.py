@@ -101,11 +101,11 @@ def isclose_names(nodes: Sequence[ast.AST]) -> Set[str]:
 def name_isclose(statement: ast.stmt, names: Set[str]) -> None:
     """Give the `math.isclose` of an assertion its full name, which needs no import to be split."""
     match statement:
-        case ast.Assert(test=ast.Call(func=func) as call) if _dotted(func) in names:
+        case ast.Assert(test=ast.Call(func=func) as call) if _dot_path(func) in names:
             call.func = ast.parse(_ISCLOSE, mode="eval").body
 
 
-def _dotted(node: ast.expr) -> str | None:
+def _dot_path(node: ast.expr) -> str | None:
     match node:
         case ast.Name(id=name):
             return name
@@ -129,7 +129,7 @@ def _cut(test: ast.expr, isclose: Set[str]) -> Assertion | None:
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as call):
                 return _truth(call, False)
-            case ast.Call(func=func, args=[first, second]) if _dotted(func) in isclose:
+            case ast.Call(func=func, args=[first, second]) if _dot_path(func) in isclose:
                 return _close(first, second, {k.arg or "": k.value for k in test.keywords})
             case ast.Call():
                 return _truth(test, True)

@@ -99,7 +99,7 @@ def mistake_in_check(module: ast.Module, entry: str) -> str | None:
         module: tests of HumanEval, which define `check`.
         entry: name of the tested function.
     """
-    binders = [node for node in ast.walk(module) if "check" in _bound(node) or "*" in _bound(node)]
+    binders = [node for node in ast.walk(module) if "check" in _bind(node) or "*" in _bind(node)]
     if not binders:
         return "define the function check(candidate)"
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -116,7 +116,7 @@ def mistake_in_check(module: ast.Module, entry: str) -> str | None:
     return None if can_fail(check.body, named | {entry}) else "check(candidate) tests nothing; write an assert in it"
 
 
-def _bound(node: ast.AST) -> Set[str]:
+def _bind(node: ast.AST) -> Set[str]:
     """Return the names that a node binds by itself."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):

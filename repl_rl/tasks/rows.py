@@ -156,8 +156,8 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         # A dictionary holds a text once for any number of rows, so each row may take as much as the whole file.
         at_once = min(_AT_ONCE, max(1, most // max(1, sum(chunk.total_uncompressed_size for chunk in chunks))))
         records = (record for batch in file.iter_batches(batch_size=at_once) for record in batch.to_pylist())
-        whole = _explained(records, "tasks file", str(path), "it cannot be read as Parquet")
-        yield from _numbered(path.name, _bounded(whole, path.name, "tasks file", str(path), most), file.schema_arrow)
+        whole = _explain(records, "tasks file", str(path), "it cannot be read as Parquet")
+        yield from _numbered(path.name, _limit_size(whole, path.name, "tasks file", str(path), most), file.schema_arrow)
 
 
 class _Chunk(Protocol):
@@ -209,18 +209,18 @@ def _dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[Row]:
         reason = str(error).split("\n")[0]
         raise ConfigError("dataset", name, f"its part {part!r} cannot be loaded: {reason}") from error
     schema: _Schema = table.features.arrow_schema
-    records = _explained(table, "dataset", name, f"its part {part!r} cannot be read")
-    yield from _numbered(name, _bounded(records, name, "dataset", name, most_unpacked(size)), schema)
+    records = _explain(table, "dataset", name, f"its part {part!r} cannot be read")
+    yield from _numbered(name, _limit_size(records, name, "dataset", name, most_unpacked(size)), schema)
 
 
 Record = Mapping[str, object]
 
 
-def _explained(records: Iterable[Record], thing: str, name: str, remedy: str) -> Iterator[Record]:
+def _explain(records: Iterable[Record], thing: str, name: str, remedy: str) -> Iterator[Record]:
     """Yield the records. An error of the library that reads them becomes a ConfigError.
 
     Raises:
-        ConfigError: a record cannot be read, such as a text that is not UTF-8 or a date out of range.
+        ConfigError: a record cannot be read, such as a text that is not valid UTF-8, or a date out of range.
     """
     try:
         yield from records
@@ -230,7 +230,7 @@ def _explained(records: Iterable[Record], thing: str, name: str, remedy: str) ->
         raise ConfigError(thing, name, f"{remedy}: {reason}") from error
 
 
-def _bounded(records: Iterable[Record], where: str, thing: str, name: str, most: int) -> Iterator[Record]:
+def _limit_size(records: Iterable[Record], where: str, thing: str, name: str, most: int) -> Iterator[Record]:
     """Yield the records until they take more than `most` bytes.
 
     Raises:

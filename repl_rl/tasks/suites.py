@@ -234,7 +234,7 @@ class _Tests:
         try:
             return parse_python(code)
         except NotPython as error:
-            raise self._refused(code, error) from error
+            raise self._refuse(code, error) from error
 
     def code_of(self, statement: ast.stmt, code: str) -> str:
         """Return the code of a statement of `code`.
@@ -245,9 +245,9 @@ class _Tests:
         try:
             return print_python(statement)
         except NotPython as error:
-            raise self._refused(code, error) from error
+            raise self._refuse(code, error) from error
 
-    def _refused(self, code: str, error: NotPython) -> ConfigError:
+    def _refuse(self, code: str, error: NotPython) -> ConfigError:
         return ConfigError(f"{self._row.where}: tests", code[:_SHOWN_CHARS], f"they are no Python: {error}")
 
     def _run(self, code: str, printed: str = "") -> None:

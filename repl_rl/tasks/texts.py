@@ -82,7 +82,7 @@ def check_record(where: str, record: Mapping[str, object]) -> None:
         record: the record.
 
     Raises:
-        ConfigError: names the location and the field, such as `answer.value` for one of a nested record.
+        ConfigError: names the location and the field, such as `answer.value` for a field of a nested record.
     """
     _check_value(where, (), record)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.errors import ReplRLError, StoreError
-from repl_rl.machine.files import is_stream, named_file
+from repl_rl.machine.files import is_stream, write_named
 from repl_rl.machine.folders import private_folder, whole_folder
 from repl_rl.machine.outputs import UNFINISHED, Output, followed, refuse_other_file
 from repl_rl.record.trajectory import Sampled, Trajectory, spread
@@ -162,7 +162,7 @@ def write_table(entries: Iterable[Credited], out: Path) -> int:
         with _unwrapped():
             table = Dataset.from_generator(rows, features=Features(kinds), cache_dir=str(cache))
         if out.suffix == PARQUET:
-            with named_file(out, "out") as torn, torn.open("wb") as file:
+            with write_named(out, "out") as torn, torn.open("wb") as file:
                 table.to_parquet(file)
         else:
             with whole_folder(out, TABLE) as made, _plain_link(made) as link:
