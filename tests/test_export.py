@@ -1,5 +1,6 @@
 """`repl-rl export`: a table has what other trainers read, and trajectories come back out of it as they were."""
 
+import importlib
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from repl_rl.errors import StoreError
 from repl_rl.machine.alone import OWNER
 from repl_rl.record.trajectory import Failure, FailureKind, Sampled, Stop, Trajectory
 from repl_rl.runs.store import Store, write_step
-from repl_rl.runs.store.table import COLUMNS, entry_of, row_of
+from repl_rl.runs.store.table import COLUMNS, entry_of, open_table, row_of
 from repl_rl.tasks import Workspace
 from tests.documents import PAGES, blocks
 from tests.runs import calling, credit, rollout, run_folder
@@ -281,3 +282,23 @@ def test_what_is_no_table_of_ours_is_not_replaced(
     back.write_bytes(b"mine")
     assert main(["export", str(out), "--out", str(back), "--overwrite"]) == 2
     assert back.read_bytes() == b"mine"
+
+
+def test_a_parquet_table_is_read_only_as_far_as_its_size_on_disk_explains(tmp_path: Path) -> None:
+    pa, pq = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    played = rollout(0, "t", 0)
+    entry = Credited(replace(played, prompt=replace(played.prompt, text="x" * (4 << 20))), ())
+    rows = pa.table({name: [cell] * 10 for name, cell in row_of(entry).items()})
+    # A dictionary holds the texts of all rows once.
+    pq.write_table(rows, tmp_path / "t.parquet", dictionary_pagesize_limit=1 << 28)
+    with open_table(tmp_path / "t.parquet") as table, pytest.raises(StoreError, match="it unpacks to more than"):
+        assert table.rows == len([*table.entries])
+
+
+def test_a_parquet_table_that_unpacks_to_too_much_is_refused_before_a_row_is_read(tmp_path: Path) -> None:
+    Dataset.from_dict({"record": [""] * 3_000_000}).to_parquet(str(tmp_path / "t.parquet"))
+    with (
+        pytest.raises(StoreError, match="cannot be read as a table: it unpacks to more than"),
+        open_table(tmp_path / "t.parquet"),
+    ):
+        raise AssertionError("it was opened")

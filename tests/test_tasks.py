@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
 from repl_rl.judges import grade
-from repl_rl.runs.store import members
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import (
     EASY,
@@ -35,7 +34,6 @@ from repl_rl.tasks import (
     load_tasks,
     sketch,
     split_of,
-    unpacked,
 )
 from repl_rl.tasks.rows import Row, is_number
 
@@ -412,12 +410,6 @@ def test_a_data_set_is_read_only_as_far_as_its_size_on_disk_explains(tmp_path: P
 def test_a_table_of_repeated_texts_whose_size_explains_it_is_read_whole(tmp_path: Path) -> None:
     source = parquet(tmp_path / "t.parquet", {"question": ["q" * 1000] * 5000, "answer": [1] * 5000})
     assert len(load_tasks(source)) == 5000
-
-
-def test_the_bound_of_task_files_is_that_of_runs() -> None:
-    assert [unpacked.most_unpacked(size) for size in (0, 1, 10**6)] == [
-        members.most_unpacked(size) for size in (0, 1, 10**6)
-    ]
 
 
 @pytest.mark.parametrize("kind", ["text", "date", "duration"])

@@ -35,6 +35,9 @@ UNREAD = {
         *("--prompt bare", "--model builtin:quickstart", "--bos", "--sampler repl", "--sampler.give-up-after 3"),
         *("--chat.key 1", "--limits.cpu-s 9", "--rollout.max-lines 9", "--kv-on-sync keep"),
     ),
+    "eval": ("--kv-on-sync keep", "--kv-on-sync drop"),
+    "rollout": ("--kv-on-sync keep",),
+    "sampler check repl": ("--overshoot carry", "--prompt-space auto"),
     "chat": ("--tasks builtin:quickstart", "--group-judge m:f", "--trust", "--kv-on-sync keep"),
     "chat --server http://127.0.0.1:1/v1": (
         *("--model builtin:quickstart", "--bos", "--concurrency 1", "--engine vllm", "--vllm.sleep"),

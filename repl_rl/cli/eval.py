@@ -12,6 +12,7 @@ from rich.table import Table
 
 from repl_rl.cli.defaults import apply_model_defaults
 from repl_rl.cli.terminal import terminal
+from repl_rl.cli.unread import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.evaluation import (
     Comparison,
@@ -32,7 +33,7 @@ from repl_rl.machine.refused import writing
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.told import CONFIG
-from repl_rl.settings.arguments import parse_with_sources
+from repl_rl.settings.arguments import Parsed, parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import Task
@@ -75,6 +76,7 @@ class EvalConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     asked = parse_with_sources(EvalConfig, "eval", argv)
+    refuse_without_effect(asked)
     recorded = asked.config.out / CONFIG if asked.config.out else None
     config = apply_model_defaults(asked, recorded).resolve_prompt_settings(recorded)
     console = terminal()
@@ -104,6 +106,15 @@ def main(argv: Sequence[str]) -> int:
     if other is not None:
         _show(compare(study, other), str(config.against), console)
     return 0
+
+
+def refuse_without_effect(asked: Parsed[EvalConfig]) -> None:
+    """Reject options that are given but have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    refuse_unread(asked, EvalConfig(), ["kv_on_sync"], "weights do not change during an evaluation; leave it out")
 
 
 def _play(config: EvalConfig, tasks: Sequence[Task], folder: EvaluationFolder | None, console: Console) -> Study:

@@ -10,13 +10,14 @@ from rich.text import Text
 
 from repl_rl.cli.defaults import apply_model_defaults
 from repl_rl.cli.terminal import terminal
+from repl_rl.cli.unread import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.judges import check_judges
 from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import HostCall, Line, LineEnd, Observed, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.runs.store import guarded, printable, step_file, write_step
-from repl_rl.settings.arguments import parse_with_sources
+from repl_rl.settings.arguments import Parsed, parse_with_sources
 from repl_rl.settings.bounds import AtLeast, check_fields
 from repl_rl.tasks import Split
 from repl_rl.world import World
@@ -44,6 +45,7 @@ class RolloutConfig(World):
 def main(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     asked = parse_with_sources(RolloutConfig, "rollout", argv)
+    refuse_without_effect(asked)
     config = asked.config
     if config.save is not None and os.path.lexists(there := step_file(config.save, 0)):
         raise ConfigError("save", str(config.save), f"it has rollouts already, {there.name}; name another folder")
@@ -60,6 +62,16 @@ def main(argv: Sequence[str]) -> int:
     if config.save is not None:
         console.print(f"stored in {write_step(config.save, 0, trajectories)}")
     return 0
+
+
+def refuse_without_effect(asked: Parsed[RolloutConfig]) -> None:
+    """Reject options that are given but have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    remedy = "weights do not change while this command plays; leave it out"
+    refuse_unread(asked, RolloutConfig(), ["kv_on_sync"], remedy)
 
 
 def transcript(trajectory: Trajectory) -> Text:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from repl_rl.cli.defaults import follow
 from repl_rl.cli.terminal import terminal
+from repl_rl.cli.unread import refuse_unread
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.prompt_space import PromptSpace
 from repl_rl.rollout.prompts import template
@@ -58,7 +59,20 @@ def main(argv: Sequence[str]) -> int:
     if not rest or rest[0].startswith("-"):
         parse(CheckConfig, "sampler check NAME", rest)
         raise ConfigError("sampler", None, "name a shipped sampler, or module:name, after check")
-    return _check(rest[0], parse_with_sources(CheckConfig, "sampler check NAME", rest[1:]))
+    asked = parse_with_sources(CheckConfig, "sampler check NAME", rest[1:])
+    refuse_without_effect(asked)
+    return _check(rest[0], asked)
+
+
+def refuse_without_effect(asked: Parsed[CheckConfig]) -> None:
+    """Reject options that are given but have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if asked.config.model is None:
+        remedy = "it is about the tokenizer of --model; add --model, or leave it out"
+        refuse_unread(asked, CheckConfig(), ["overshoot", "prompt_space"], remedy)
 
 
 def _check(name: str, asked: Parsed[CheckConfig]) -> int:

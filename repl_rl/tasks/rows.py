@@ -14,16 +14,11 @@ from typing import Protocol
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.texts import check_record, refuse_surrogates
-from repl_rl.tasks.unpacked import beyond, most_unpacked
+from repl_rl.tasks.unpacked import beyond, most_claimed, most_unpacked, parquet_records, size_of_record
 
 _SHOWN_CHARS = 80
 _DATASET = "dataset:"
 _BYTE_ORDER_MARK = "\ufeff"
-_POINTER = 8
-_ROW = 256
-"""Bytes that a row takes in memory besides its values, at least."""
-_AT_ONCE = 1024
-"""Most rows of a Parquet file that are decoded at once."""
 
 
 def is_number(value: object) -> bool:
@@ -148,45 +143,12 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     except (OSError, broken) as error:
         raise ConfigError("tasks file", str(path), f"it cannot be read as Parquet: {error}") from error
     with file:
-        chunks = _chunks(file.metadata)
-        # A value takes at least a pointer in memory.
-        held = [max(chunk.total_uncompressed_size, _POINTER * chunk.num_values) for chunk in chunks]
-        if _ROW * file.metadata.num_rows + sum(held) > most:
+        if most_claimed(file.metadata) > most:
             raise ConfigError("tasks file", str(path), beyond(most))
-        # A dictionary holds a text once for any number of rows, so each row may take as much as the whole file.
-        at_once = min(_AT_ONCE, max(1, most // max(1, sum(chunk.total_uncompressed_size for chunk in chunks))))
-        records = (record for batch in file.iter_batches(batch_size=at_once) for record in batch.to_pylist())
-        whole = _explain(records, "tasks file", str(path), "it cannot be read as Parquet")
-        yield from _numbered(path.name, _limit_size(whole, path.name, "tasks file", str(path), most), file.schema_arrow)
-
-
-class _Chunk(Protocol):
-    """A column of a row group of a Parquet file."""
-
-    total_uncompressed_size: int
-    """Bytes before dictionaries are resolved."""
-    num_values: int
-
-
-class _Group(Protocol):
-    """Row group of a Parquet file."""
-
-    def column(self, number: int) -> _Chunk: ...
-
-
-class _Metadata(Protocol):
-    """Metadata of a Parquet file."""
-
-    num_columns: int
-    num_row_groups: int
-    num_rows: int
-
-    def row_group(self, number: int) -> _Group: ...
-
-
-def _chunks(metadata: _Metadata) -> list[_Chunk]:
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    return [group.column(number) for group in groups for number in range(metadata.num_columns)]
+        records = _explain(parquet_records(file, most), "tasks file", str(path), "it cannot be read as Parquet")
+        yield from _numbered(
+            path.name, _limit_size(records, path.name, "tasks file", str(path), most), file.schema_arrow
+        )
 
 
 def _dataset_rows(name: str, options: Mapping[str, str]) -> Iterator[Row]:
@@ -240,21 +202,10 @@ def _limit_size(records: Iterable[Record], where: str, thing: str, name: str, mo
     for n, record in enumerate(records, start=1):
         # Nesting is checked first, since the size is computed level by level.
         check_record(f"{where}, row {n}", record)
-        taken += _ROW + _size_of(record)
+        taken += size_of_record(record)
         if taken > most:
             raise ConfigError(thing, name, beyond(most))
         yield record
-
-
-def _size_of(value: object) -> int:
-    """Return about the bytes that a value takes in memory."""
-    if isinstance(value, str | bytes):
-        return _POINTER + len(value)
-    if isinstance(value, dict):
-        return _POINTER + sum(map(_size_of, value.values()))
-    if isinstance(value, list | tuple):
-        return _POINTER + sum(map(_size_of, value))
-    return _POINTER
 
 
 class _ArrowField(Protocol):

@@ -13,9 +13,7 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store.members import (
     Damage,
     Place,
-    beyond,
     is_plain,
-    most_unpacked,
     pack,
     plain_lines,
     scan,
@@ -24,6 +22,7 @@ from repl_rl.runs.store.members import (
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.runs.store.workspaces import keep
 from repl_rl.runs.told import text_of
+from repl_rl.tasks.unpacked import beyond, most_unpacked
 
 _TOKENS = "tokens.json"
 

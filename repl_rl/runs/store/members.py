@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from repl_rl.errors import StoreError
+from repl_rl.tasks.unpacked import MOST_RECORD_BYTES, beyond, most_unpacked
 
 _HEAD = struct.Struct("<2sBBLBB")  # gzip: magic, method, flags, time, extra flags, system
 _FIELD = struct.Struct("<H2sHL")  # length of the extra field; our subfield: name, length, size of the member
@@ -20,13 +21,6 @@ _TAIL = struct.Struct("<LL")  # CRC32 and length of what was packed
 _MAGIC, _DEFLATE, _EXTRA, _UNKNOWN_SYSTEM = b"\x1f\x8b", 8, 4, 255
 _NAME = b"RL"
 _LEVEL = 6
-MOST_RECORD_BYTES = 32 << 20
-"""Longest record that is read, bytes.
-
-A trajectory of a million tokens is smaller. Compressed, such a record may have a thousandth of these bytes.
-"""
-MOST_RATIO = 100
-"""Most bytes that are unpacked per byte on disk, beyond one record. Log probabilities do not compress that well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +147,3 @@ def unpack(place: Place) -> bytes:
     if not unpacking.eof or unpacking.unused_data:
         raise StoreError(f"{where} is damaged: it does not end where it says")
     return record
-
-
-def most_unpacked(size: int) -> int:
-    """Return the most bytes that are unpacked of `size` bytes on disk."""
-    return MOST_RECORD_BYTES + MOST_RATIO * size
-
-
-def beyond(most: int) -> str:
-    """Return the reason in a `Damage` for a file that unpacks to more than `most` bytes."""
-    return f"it unpacks to more than {most:,} bytes, {MOST_RATIO} times what is on disk; the rest is not read"

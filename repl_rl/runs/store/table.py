@@ -4,7 +4,6 @@ Columns are those that other trainers read: ids, loss mask, log probabilities, r
 record, as a line of JSON. Only that column is read back, and rows whose other columns contradict it are refused.
 """
 
-import glob
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from repl_rl.machine.outputs import UNFINISHED, Output, followed, refuse_other_f
 from repl_rl.record.trajectory import Sampled, Trajectory, spread
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.tasks import Workspace
+from repl_rl.tasks.unpacked import Record, beyond, most_claimed, most_unpacked, parquet_records, size_of_record
 
 Cell = str | int | float | bool | list[str] | list[str | None] | list[int] | list[float] | list[bool] | None
 Row = Mapping[str, Cell]
@@ -232,17 +232,18 @@ def open_table(source: Path) -> Iterator[Table]:
     """Open a table that `write_table` wrote, for the length of a `with`.
 
     Raises:
-        StoreError: it cannot be read, or has several parts.
+        StoreError: it cannot be read, has several parts, or is a Parquet file that unpacks to too much.
     """
+    if source.suffix == PARQUET:
+        with _open_parquet(source) as opened:
+            yield opened
+        return
     # Takes seconds to import.
-    from datasets import Dataset, load_from_disk
+    from datasets import load_from_disk
 
-    with tempfile.TemporaryDirectory(prefix="repl-rl-") as cache, _plain_link(source) as link:
+    with _plain_link(source) as link:
         try:
-            if source.suffix == PARQUET:
-                table = Dataset.from_parquet(glob.escape(str(link)), cache_dir=cache)
-            else:
-                table = load_from_disk(str(link))
+            table = load_from_disk(str(link))
         # The library raises many types of errors, which have no common base class.
         except Exception as error:
             told = " ".join(str(error).replace(str(link), str(source)).split())[:200]
@@ -251,6 +252,49 @@ def open_table(source: Path) -> Iterator[Table]:
             raise StoreError(f"{source} has the parts {', '.join(table)}; give the folder of one of them")
         entries = (entry_of(row, f"{source}, row {number}") for number, row in enumerate(table, 1))
         yield Table(entries, int(table.num_rows), tuple(name for name in table.column_names if name not in COLUMNS))
+
+
+@contextmanager
+def _open_parquet(source: Path) -> Iterator[Table]:
+    # Takes a second to import.
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        file = ParquetFile(source)
+        most = most_unpacked(source.stat().st_size)
+    # The library raises many types of errors, which have no common base class.
+    except Exception as error:
+        told = " ".join(str(error).split())[:200]
+        raise StoreError(f"{source} cannot be read as a table: {told}") from error
+    with file:
+        if most_claimed(file.metadata) > most:
+            raise StoreError(f"{source} cannot be read as a table: {beyond(most)}")
+        names = file.schema_arrow.names
+        entries = _limit_entries(source, parquet_records(file, most), most)
+        yield Table(entries, file.metadata.num_rows, tuple(name for name in names if name not in COLUMNS))
+
+
+def _limit_entries(source: Path, records: Iterable[Record], most: int) -> Iterator[Credited]:
+    """Yield the trajectories of rows until these take more than `most` bytes.
+
+    Raises:
+        StoreError: they take more, a row cannot be read, or `entry_of` refuses it.
+    """
+    rows, taken, number = iter(records), 0, 0
+    while True:
+        number += 1
+        where = f"{source}, row {number}"
+        try:
+            row = next(rows, None)
+        # As in `_open_parquet`.
+        except Exception as error:
+            raise StoreError(f"{where} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        if row is None:
+            return
+        taken += size_of_record(row)
+        if taken > most:
+            raise StoreError(f"{source} cannot be read as a table: {beyond(most)}")
+        yield entry_of(row, where)
 
 
 @contextmanager
