@@ -58,6 +58,18 @@ def test_a_huge_cell_is_left_to_the_sandbox() -> None:
     assert CellBuffer().add("(" * 10_000) is Verdict.SEND
 
 
+@pytest.mark.parametrize("first", ["x = (", "x = (" + "1," * 3000])
+def test_a_cell_of_many_short_lines_is_left_to_the_sandbox(first: str) -> None:
+    buffer = CellBuffer()
+    verdicts = [buffer.add(line) for line in (first, *[""] * 4000)]
+    decided = verdicts.count(Verdict.INCOMPLETE)
+    # Each line parses the whole cell again.
+    assert 30 < decided < 1000
+    assert set(verdicts[decided:]) == {Verdict.SEND}
+    buffer.reset()
+    assert buffer.add("x = (") is Verdict.INCOMPLETE
+
+
 @pytest.mark.parametrize("source", ["\0", "x = 1\r", "'\ud800'", "9" * 5000])
 def test_odd_sources_never_raise_on_the_host(source: str) -> None:
     assert CellBuffer().add(source) in Verdict

@@ -21,11 +21,12 @@ from repl_rl.machine.assets import asset
 from repl_rl.runs.report import write_report
 from repl_rl.runs.report.data import columns, payload
 from repl_rl.runs.store import Store, write_step
-from repl_rl.runs.store.members import MOST_RATIO, MOST_RECORD_BYTES, pack
+from repl_rl.runs.store.members import pack
 from repl_rl.runs.store.notebook import read_notebook
 from repl_rl.runs.store.records import to_record
 from repl_rl.runs.store.workspaces import StoredWorkspace
 from repl_rl.runs.told import summary_of
+from repl_rl.tasks.unpacked import MOST_RATIO, MOST_RECORD_BYTES
 from tests.runs import rollout, run_folder
 
 SECRET = "correct horse battery staple"

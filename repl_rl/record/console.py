@@ -16,6 +16,9 @@ PS2 = "... "
 _HOST_COMPILE_CHARS = 8192
 """Largest cell that the host parses, characters. Longer ones are left to the sandboxed console, because hostile source
 must not keep the host's parser busy."""
+_HOST_COMPILE_TOTAL = 32 * _HOST_COMPILE_CHARS
+"""Characters that the host parses for one cell. Each further line parses the cell again, so short lines cost much
+work."""
 
 
 class Verdict(StrEnum):
@@ -36,6 +39,7 @@ class CellBuffer:
         """Create an empty buffer. With `decide=False`, host and sandbox Pythons differ, so every verdict is `SEND`."""
         self._decide = decide
         self._lines: list[str] = []
+        self._chars = self._parsed = 0
         self._compile = codeop.CommandCompiler()
 
     @property
@@ -49,7 +53,10 @@ class CellBuffer:
         if self._decide and not self._lines and (not (text := line.strip()) or text.startswith("#")):
             return Verdict.VOID
         self._lines.append(line)
-        if not self._decide or sum(map(len, self._lines)) > _HOST_COMPILE_CHARS:
+        # An empty line counts as well, as its newline.
+        self._chars += len(line) + 1
+        self._parsed += self._chars
+        if not self._decide or self._chars > _HOST_COMPILE_CHARS or self._parsed > _HOST_COMPILE_TOTAL:
             return Verdict.SEND
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -70,6 +77,7 @@ class CellBuffer:
     def reset(self) -> None:
         """Start a new cell. Compiler flags set by `from __future__` lines stay, as in the console."""
         self._lines.clear()
+        self._chars = self._parsed = 0
 
 
 class LineBuffer:

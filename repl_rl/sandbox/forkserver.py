@@ -25,6 +25,11 @@ _UIDS = 1_000_000
 _uids = itertools.count(os.getpid() * 4096 % _UIDS)
 
 
+def draw_uid() -> int:
+    """Return the next user id for a console that root starts. No account of the machine has such an id."""
+    return _FIRST_UID + next(_uids) % _UIDS
+
+
 class Running(Protocol):
     """Fork server that has been started."""
 
@@ -144,7 +149,7 @@ class ForkServer:
         return await self._door.prepare(setup, limits, uid=self._uid())
 
     def _uid(self) -> int:
-        return _FIRST_UID + next(_uids) % _UIDS if self._launch.own_uids else 0
+        return draw_uid() if self._launch.own_uids else 0
 
     async def stop(self) -> None:
         """End it, and every console that it forked."""

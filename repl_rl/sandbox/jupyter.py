@@ -18,10 +18,15 @@ from repl_rl.machine.assets import asset
 from repl_rl.machine.files import write_whole
 from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.sandbox import local
+from repl_rl.sandbox.forkserver import draw_uid
+from repl_rl.sandbox.view import view
 
 NAME = "repl-rl"
 PROVISIONER = "repl-rl-local"
 """Name of the entry point in the group `jupyter_client.kernel_provisioners`."""
+_KEPT = ("CAP_SETPCAP", "CAP_SETUID", "CAP_SETGID")
+_PRIVILEGES = ("--cap-drop", "ALL", *(word for name in _KEPT for word in ("--cap-add", name)))
+"""Capabilities that a kernel of root needs to become another user."""
 
 
 def kernelspec(name: str = NAME, *, isolated: bool = True) -> dict[str, object]:
@@ -105,7 +110,21 @@ class BubblewrapProvisioner(LocalProvisioner):
         manager.connection_file = f"{self._folder}/connection.json"
         settings = await super().pre_launch(**kwargs)
         inside = [f"{local.INSIDE}/__main__.py", "-f", manager.connection_file, "--sealed"]
-        settings["cmd"] = local.wrap(bwrap, [sys.executable, *inside], binds=("--bind", self._folder, self._folder))
+        binds = ("--bind", self._folder, self._folder)
+        if os.geteuid() != 0:
+            settings["cmd"] = local.wrap(bwrap, [sys.executable, *inside], binds=binds)
+            return settings
+        # The folder is on the host. Files that the kernel makes there must not be root's.
+        uid = draw_uid()
+        for path in (self._folder, manager.connection_file):
+            os.chown(path, uid, uid)
+        settings["cmd"] = local.wrap(
+            bwrap,
+            [sys.executable, *inside, "--user", str(uid)],
+            seen=view(Path(local.INSIDE), (), own_uids=True),
+            binds=(*binds, "--chmod", "1777", "/tmp"),
+            privileges=_PRIVILEGES,
+        )
         return settings
 
     async def launch_kernel(self, cmd: list[str], **kwargs: object) -> KernelConnectionInfo:

@@ -15,6 +15,11 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 _PACKET_BYTES = 65_536
+_PACKETS_A_WAKE = 64
+"""Packets that are read before other callbacks of the event loop run."""
+_MOST_UNASKED = 256
+"""Packets of one console that nothing waits for. A supervisor sends a few, and a changed one could send them for
+ever."""
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: process, user, group."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(2 * struct.calcsize("i"))
@@ -81,6 +86,7 @@ class KeeperLink:
         self._max_text_bytes = max_text_bytes
         self._loop = asyncio.get_running_loop()
         self._words = bytearray()
+        self._unasked = 0
         self._process = -1
         self._folder = self._listening = -1
         self.born: asyncio.Future[None] = self._loop.create_future()
@@ -163,7 +169,10 @@ class KeeperLink:
             self._connection.send(order)
 
     def _read(self) -> None:
-        while self.death is None:
+        """Read some packets. The event loop calls this again while more of them wait."""
+        for _ in range(_PACKETS_A_WAKE):
+            if self.death is not None:
+                return
             try:
                 packet = _receive(self._connection)
             except BlockingIOError:
@@ -191,11 +200,14 @@ class KeeperLink:
             self.ready.set_result(None)
         elif kind == _STRUCK and self._struck is not None and not self._struck.done():
             self._struck.set_result(None)
-        elif kind == _TEXT and len(self._words) < self._max_text_bytes:
+        elif kind == _TEXT and rest and len(self._words) < self._max_text_bytes:
             self._words += rest
-        elif kind in (_DIED, b""):
+        elif kind in (_READY, _STRUCK, _TEXT) and self._unasked < _MOST_UNASKED:
+            self._unasked += 1
+        else:
+            # An unknown kind, or too many packets, is as good as a closed connection.
             text = self._words.decode("utf-8", "replace")
-            self._die(_parse_death(rest, text) if kind else Death(None, text))
+            self._die(_parse_death(rest, text) if kind == _DIED else Death(None, text))
 
     def _is_of_its_sender(self, packet: _Packet) -> bool:
         """Return True if the sender handed over itself. Any other process must not be killed through this handle."""

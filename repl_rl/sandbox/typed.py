@@ -3,7 +3,6 @@
 import time
 from typing import Protocol
 
-from repl_rl.record.clip import clip
 from repl_rl.record.console import CellBuffer, Verdict
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Limits, PushResult
@@ -72,9 +71,17 @@ def of_death(death: Ended, limits: Limits, elapsed_s: float, *, interrupted: boo
 
 
 def _bounded(text: str, cut: bool, limits: Limits) -> tuple[str, bool]:
-    """Return `text`, and True if it was truncated. The console enforces the limit, unless it was tampered with."""
-    shorter = clip(text, limits.output_bytes)
-    return shorter, cut or shorter != text
+    """Return `text` in at most `output_bytes` of UTF-8, and True if it was truncated.
+
+    The console enforces the limit, unless it was tampered with.
+    """
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limits.output_bytes:
+        return text, cut
+    marker = f"\n[... {len(data) - limits.output_bytes} bytes of output not shown ...]\n"
+    half = (limits.output_bytes - len(marker)) // 2
+    head, tail = (part.decode("utf-8", "ignore") for part in (data[:half], data[-half:]))
+    return head + marker + tail, True
 
 
 def _status(reply: Reply, *, interrupted: bool) -> LineStatus:

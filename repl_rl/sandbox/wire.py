@@ -15,6 +15,8 @@ DELIMITER = b"<IDS|MSG>"
 _LINE_METADATA = b'{"repl_line":true}'
 _CALL_HEADER = b'{"msg_type":"repl_host_call"}'
 _NUMBER_DIGITS = 18
+MAX_ANSWER_CHARS = 65_536
+"""Longest answer that a console accepts. Its code can be changed by a line, so the host checks this, too."""
 _OUTCOMES = frozenset({"incomplete", "ok", "syntax_error", "exception", "memory_limit", "exited"})
 
 
@@ -125,4 +127,6 @@ def claimed(claim: Mapping[str, object]) -> Reply:
         and (answer is None or isinstance(answer, str))
     ):
         raise MalformedReply("a field has the wrong type")
+    if answer is not None and len(answer) > MAX_ANSWER_CHARS:
+        raise MalformedReply(f"the answer has {len(answer)} characters; at most {MAX_ANSWER_CHARS} are allowed")
     return Reply(plain_text(text), cut, more, outcome, None if answer is None else plain_text(answer))

@@ -1,6 +1,7 @@
-"""Console as an ordinary Jupyter kernel: `python -m repl_kernel -f CONNECTION_FILE [--sealed]`.
+"""Console as an ordinary Jupyter kernel: `python -m repl_kernel -f CONNECTION_FILE [--sealed] [--user UID]`.
 
 With `--sealed` it first gives up every capability and most system calls, for a kernel that starts inside a sandbox.
+With `--user`, root becomes that user before it reads the file.
 """
 
 import argparse
@@ -19,10 +20,11 @@ if __name__ == "__main__":
 
 import zmq
 
+from repl_kernel import system
 from repl_kernel.birth import renounce
 from repl_kernel.capture import Capture
 from repl_kernel.cell import CellConsole
-from repl_kernel.channels import CONTROL_THREAD, Channels, Socket
+from repl_kernel.channels import CONTROL_THREAD, Channels, Socket, open_pipes
 from repl_kernel.console import clean_interpreter
 from repl_kernel.jupyter import JupyterKernel
 
@@ -49,9 +51,12 @@ def _echo(socket: Socket) -> None:
 
 def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> JupyterKernel:
     """Create the kernel of a connection file, listening."""
+    if arguments.user:
+        system.become_user(arguments.user)
     with open(arguments.file) as file:
         connection = json.load(file)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    pipes = open_pipes()
     if arguments.sealed:
         renounce()
     kernel = JupyterKernel()
@@ -75,7 +80,7 @@ def start(arguments: argparse.Namespace, warning_filters: Sequence[object]) -> J
     console = CellConsole(before_traceback=capture.make_room)
     console.offer_submit()
     kernel.start_console(key, console, capture, shell)
-    kernel.open_channels(Channels(kernel.session, beside, control, iopub), stdin, capture, console)
+    kernel.open_channels(Channels(kernel.session, beside, control, iopub, pipes), stdin, capture, console)
     return kernel
 
 
@@ -83,6 +88,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="repl_kernel")
     parser.add_argument("-f", dest="file", required=True, metavar="CONNECTION_FILE")
     parser.add_argument("--sealed", action="store_true")
+    parser.add_argument("--user", type=int, metavar="UID")
     started = start(parser.parse_args(), filters)
     sys.path[0] = ""
     started.serve()

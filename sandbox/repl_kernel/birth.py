@@ -25,6 +25,8 @@ CONSOLE_UID = 1000
 _NAMESPACES = system.CLONE_NEWNS | system.CLONE_NEWIPC | system.CLONE_NEWUTS | system.CLONE_NEWCGROUP
 _MIB = 1 << 20
 _OUTPUT_SLACK_BYTES = 4 * _MIB
+_PENDING_SIGNALS = 256
+"""Maximum queued signals of one console."""
 _OUR_PROCESSES = 3
 """Processes and threads that are not the program's: the supervisor and two threads of the kernel's socket library."""
 _SENDING_MS = 1000
@@ -286,8 +288,10 @@ def _limits(request: Request, isolated: bool) -> dict[int, tuple[int, int]]:
         resource.RLIMIT_MSGQUEUE: (0, 0),
     }
     if isolated:
-        # The limit counts per user namespace. Outside of one, it would count the user's other processes.
+        # These limits count per user namespace. Outside of one, they would count the user's other processes.
         limits[resource.RLIMIT_NPROC] = (request.processes + _OUR_PROCESSES,) * 2
+        # Queued signals also count for the user outside.
+        limits[resource.RLIMIT_SIGPENDING] = (_PENDING_SIGNALS,) * 2
     else:
         limits[resource.RLIMIT_FSIZE] = (_file_bytes(request),) * 2
     return limits

@@ -31,6 +31,11 @@ def _whole_characters(data: bytes, *, at_start: bool) -> bytes:
     return data
 
 
+def _replace_invalid(data: bytes) -> bytes:
+    """Return `data` as UTF-8. Each other byte becomes a character of 3 bytes."""
+    return data.decode("utf-8", "replace").encode()
+
+
 @dataclass(frozen=True)
 class Printed:
     """Output since the last read."""
@@ -129,12 +134,19 @@ class Capture:
 
     def _read(self, end: int) -> Printed:
         size = end - self._position
-        if size <= self._limit:
-            return Printed(os.pread(self._read_fd, size, self._position).decode("utf-8", "replace"), False)
-        marker = f"\n[... {size - self._limit} bytes of output not shown ...]\n".encode()
-        # Head, marker and tail share the limit.
-        head_size = (self._limit - len(marker)) // 2
-        head = os.pread(self._read_fd, head_size, self._position)
-        tail = os.pread(self._read_fd, head_size, end - head_size)
-        shown = _whole_characters(head, at_start=False) + marker + _whole_characters(tail, at_start=True)
-        return Printed(shown.decode("utf-8", "replace"), True)
+        if size > self._limit:
+            half = self._limit // 2
+            head = os.pread(self._read_fd, half, self._position)
+            tail = os.pread(self._read_fd, half, end - half)
+            return self._shorten(_replace_invalid(head), _replace_invalid(tail), size - self._limit)
+        whole = _replace_invalid(os.pread(self._read_fd, size, self._position))
+        if len(whole) > self._limit:
+            return self._shorten(whole, whole, len(whole) - self._limit)
+        return Printed(whole.decode(), False)
+
+    def _shorten(self, head: bytes, tail: bytes, missing: int) -> Printed:
+        """Return the start of `head`, a marker and the end of `tail`, which share the limit."""
+        marker = f"\n[... {missing} bytes of output not shown ...]\n".encode()
+        room = (self._limit - len(marker)) // 2
+        start, end = _whole_characters(head[:room], at_start=False), _whole_characters(tail[-room:], at_start=True)
+        return Printed((start + marker + end).decode(), True)

@@ -28,7 +28,7 @@ _READER_S = 1.0
 """Maximum time to wait for a first reader, seconds. ZeroMQ reconnects after 0.2 s at most."""
 
 
-class _Pipe:
+class Pipe:
     """Standard stream of the process."""
 
     def __init__(self, name: str, number: int) -> None:
@@ -37,7 +37,7 @@ class _Pipe:
         self.fd, self._write_fd = os.pipe()
         os.set_blocking(self.fd, False)
         with contextlib.suppress(OSError):
-            # The machine's limit for pipes is lower.
+            # The machine's limit for pipes is lower, or the filter of system calls is on already.
             fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
@@ -51,13 +51,25 @@ class _Pipe:
         return ""
 
 
+def open_pipes() -> tuple[Pipe, Pipe]:
+    """Return pipes for standard output and standard error. A process that renounces system calls opens them before."""
+    return Pipe("stdout", 1), Pipe("stderr", 2)
+
+
 class Channels:
     """Thread of the channels. A `Session` uses it as its socket iopub."""
 
-    def __init__(self, session: Session, context: "zmq.Context[Socket]", control: Socket, iopub: Socket) -> None:
-        """`context`: ZeroMQ context of these two sockets only."""
+    def __init__(
+        self,
+        session: Session,
+        context: "zmq.Context[Socket]",
+        control: Socket,
+        iopub: Socket,
+        pipes: tuple[Pipe, Pipe],
+    ) -> None:
+        """`context`: ZeroMQ context of these two sockets only. `pipes`: see `open_pipes`."""
         self._session, self._context, self.control, self._iopub = session, context, control, iopub
-        self._pipes = (_Pipe("stdout", 1), _Pipe("stderr", 2))
+        self._pipes = pipes
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waiting: SimpleQueue[tuple[list[object], threading.Event]] = SimpleQueue()
         self._pid = os.getpid()

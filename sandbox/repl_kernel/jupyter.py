@@ -25,7 +25,7 @@ from repl_kernel.channels import Channels, Socket
 from repl_kernel.display import Bundle, Displays, bundle
 from repl_kernel.history import SESSION, Entry, History
 from repl_kernel.kernel import ReplKernel
-from repl_kernel.wire import LineRequest
+from repl_kernel.wire import DELIMITER, LineRequest
 
 _UNDER_WAY_MS = 20
 """Time for a failed cell to wait for requests that its client sent along with it, milliseconds."""
@@ -91,7 +91,7 @@ class JupyterKernel(ReplKernel):
         self._usual = (builtins.input, getpass.getpass, pydoc.pager)
         self.shell_handlers["comm_open"] = self._refuse_comm
         Displays(self._publish).install()
-        channels.on_control = lambda frames: _drive(self.process_control([zmq.Frame(frame) for frame in frames]))
+        channels.on_control = self._take_control
         channels.start()
         self._publish_status("starting", "shell")
 
@@ -108,7 +108,22 @@ class JupyterKernel(ReplKernel):
             signal.signal(signal.SIGINT, self._sigint)
         return request
 
+    def _take_control(self, frames: list[bytes]) -> None:
+        """Handle a request to the control channel."""
+        if self._is_readable(frames):
+            _drive(self.process_control([zmq.Frame(frame) for frame in frames]))
+
+    def _is_readable(self, frames: list[bytes]) -> bool:
+        """Return False for a message to drop, because the base class raises for it. It may come from any process that
+        can connect."""
+        if DELIMITER in frames:
+            return True
+        self.log.error("dropped a message that is not one of the Jupyter protocol")
+        return False
+
     def _route(self, frames: list[bytes]) -> None:
+        if not self._is_readable(frames):
+            return
         # An ordinary request comes after lines: switch to the mode of a Jupyter client.
         if not self._cells:
             self._cells = True
@@ -138,7 +153,9 @@ class JupyterKernel(ReplKernel):
         This happens before the client can know of the failure, so that no request is taken that it sends because of it.
         """
         while stream.poll(_UNDER_WAY_MS):
-            self._doomed.append(stream.recv_multipart())
+            frames = stream.recv_multipart()
+            if self._is_readable(frames):
+                self._doomed.append(frames)
 
     # Cells.
 

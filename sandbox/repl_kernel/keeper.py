@@ -117,13 +117,17 @@ class Keeper:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             if pid == self._console:
                 self._status = status
+                over = self._cpu_s is not None and used.ru_utime + used.ru_stime >= self._cpu_s
+                if over and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                    # A console that ignores SIGXCPU is killed by the system a second of CPU time later.
+                    self._status = signal.SIGXCPU
 
     def _obey(self) -> bool:
         """Execute an order of the host. Return False if the host is gone."""

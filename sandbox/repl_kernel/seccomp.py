@@ -1,31 +1,67 @@
 """seccomp filter of consoles: system calls that a computation never needs fail with EPERM.
 
-The list is in `denied_syscalls.json` next to this file. The Docker profile in `sandbox/seccomp.json` is made from the
-same list. Numbers are those of x86_64 and aarch64; any other machine is refused.
+The list is in `denied_syscalls.json` next to this file. Some other calls are refused for certain arguments only. The
+Docker profile in `sandbox/seccomp.json` has the same list and the same arguments. Numbers are those of x86_64 and
+aarch64; any other machine is refused.
 """
 
 import errno
 import json
 import platform
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _SOCKET = {"x86_64": 41, "aarch64": 198}
+_SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 _NAMESPACE_FLAGS = 0x7E020000
 # Socket families unix, inet, inet6 and netlink.
 _FAMILIES = (1, 2, 10, 16)
+_PAIR_FAMILIES = (1,)
+
+_ON_SUPERVISOR: dict[int, tuple[int, ...]] = {0: (1,)}
+REFUSED_ARGUMENTS: dict[str, tuple[dict[str, int], dict[int, tuple[int, ...]]]] = {
+    # F_SETLEASE and F_SETDELEG delay the host's opening of a file, F_NOTIFY and F_SETPIPE_SZ use what is counted per
+    # user.
+    "fcntl": ({"x86_64": 72, "aarch64": 25}, {1: (1024, 1040, 1026, 1031)}),
+    # A supervisor is process 1. If it ran rarely or never, nothing would count the CPU time of its console.
+    "sched_setscheduler": ({"x86_64": 144, "aarch64": 119}, _ON_SUPERVISOR),
+    "sched_setparam": ({"x86_64": 142, "aarch64": 118}, _ON_SUPERVISOR),
+    "sched_setattr": ({"x86_64": 314, "aarch64": 274}, _ON_SUPERVISOR),
+    "sched_setaffinity": ({"x86_64": 203, "aarch64": 122}, _ON_SUPERVISOR),
+    # PRIO_USER means all processes of the user, so the supervisor, too.
+    "setpriority": ({"x86_64": 141, "aarch64": 140}, {0: (2,), 1: (1,)}),
+}
+"""Calls that are refused if an argument has one of the listed values: number per machine, values per argument."""
 
 _LOAD, _JUMP_EQUAL, _JUMP_SET, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT, _ARGUMENT_BYTES = 0, 4, 16, 8
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
+
+
+_REFUSE = _instruction(_RETURN, _ERRNO | errno.EPERM)
+_PERMIT = _instruction(_RETURN, _ALLOW)
+
+
+def _compare(number: int, values: Mapping[int, Sequence[int]], found: bytes, otherwise: bytes) -> list[bytes]:
+    """Return the code that ends call `number` with `found` if an argument has a listed value, else with `otherwise`.
+
+    Only the low 32 bits are compared, because the Linux kernel reads no more of these arguments.
+    """
+    body: list[bytes] = []
+    for argument, listed in values.items():
+        body.append(_instruction(_LOAD, _FIRST_ARGUMENT_AT + _ARGUMENT_BYTES * argument))
+        for value in listed:
+            body += [_instruction(_JUMP_EQUAL, value, 0, 1), found]
+    body.append(otherwise)
+    return [_instruction(_JUMP_EQUAL, number, 0, len(body)), *body]
 
 
 def denied() -> dict[str, dict[str, int]]:
@@ -44,8 +80,6 @@ def program(machine: str = platform.machine(), allowed: Sequence[str] = ()) -> b
     """
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no seccomp filter for machine {machine!r}")
-    refuse = _instruction(_RETURN, _ERRNO | errno.EPERM)
-    allow = _instruction(_RETURN, _ALLOW)
     # Kill a process that uses the calls of another architecture.
     code = [
         _instruction(_LOAD, _ARCH_AT),
@@ -55,10 +89,10 @@ def program(machine: str = platform.machine(), allowed: Sequence[str] = ()) -> b
     ]
     if machine == "x86_64":
         # The x32 interface has its own numbers.
-        code += [_instruction(_JUMP_AT_LEAST, 0x40000000, 0, 1), refuse]
+        code += [_instruction(_JUMP_AT_LEAST, 0x40000000, 0, 1), _REFUSE]
     for name, numbers in denied().items():
         if machine in numbers and name not in allowed:
-            code += [_instruction(_JUMP_EQUAL, numbers[machine], 0, 1), refuse]
+            code += [_instruction(_JUMP_EQUAL, numbers[machine], 0, 1), _REFUSE]
     # The flags of clone3 are behind a pointer, so report that the call does not exist. libc then falls back to clone.
     code += [_instruction(_JUMP_EQUAL, _CLONE3, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
     code += [
@@ -66,11 +100,12 @@ def program(machine: str = platform.machine(), allowed: Sequence[str] = ()) -> b
         _instruction(_JUMP_EQUAL, _CLONE[machine], 0, 4),
         _instruction(_LOAD, _FIRST_ARGUMENT_AT),
         _instruction(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1),
-        refuse,
-        allow,
+        _REFUSE,
+        _PERMIT,
     ]
+    for numbers, values in REFUSED_ARGUMENTS.values():
+        code += _compare(numbers[machine], values, _REFUSE, _PERMIT)
     # Allow sockets of the listed families only.
-    code += [_instruction(_JUMP_EQUAL, _SOCKET[machine], 1, 0), allow, _instruction(_LOAD, _FIRST_ARGUMENT_AT)]
-    for position, family in enumerate(_FAMILIES):
-        code.append(_instruction(_JUMP_EQUAL, family, len(_FAMILIES) - position, 0))
-    return b"".join([*code, refuse, allow])
+    code += _compare(_SOCKET[machine], {0: _FAMILIES}, _PERMIT, _REFUSE)
+    code += _compare(_SOCKETPAIR[machine], {0: _PAIR_FAMILIES}, _PERMIT, _REFUSE)
+    return b"".join([*code, _PERMIT])

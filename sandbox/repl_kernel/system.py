@@ -112,12 +112,26 @@ def drop_capabilities(*, keep_network: bool = False) -> None:
 
     `keep_network`: this process alone keeps CAP_NET_ADMIN, until `drop_the_last`.
     """
+    drop_bounding_set()
+    _prctl(_PR_CAP_AMBIENT, 4)
+    _check(_libc.capset(_THIS_PROCESS, _NETWORK_ONLY if keep_network else _NO_CAPABILITIES), "capset")
+
+
+def drop_bounding_set() -> None:
+    """Prevent every program that this process executes from gaining a capability. The process keeps those it has."""
     for capability in range(_LAST_CAPABILITY + 1):
         # If bubblewrap left none, as for a user other than root, the process has no right to drop any.
         if _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
             _prctl(_PR_CAPBSET_DROP, capability)
-    _prctl(_PR_CAP_AMBIENT, 4)
-    _check(_libc.capset(_THIS_PROCESS, _NETWORK_ONLY if keep_network else _NO_CAPABILITIES), "capset")
+
+
+def become_user(uid: int) -> None:
+    """Change from root to a user without capabilities, for good."""
+    # Only root may empty the bounding set.
+    drop_bounding_set()
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
 
 
 def drop_the_last() -> None:

@@ -2,22 +2,27 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty
 
 import psutil
 import pytest
 
-from repl_rl.errors import ConfigError, SandboxLost, SandboxUnavailable, SetupError
+from repl_rl.errors import ConfigError, SandboxFault, SandboxLost, SandboxUnavailable, SetupError
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox import Limits, SandboxSession, open_sandbox
 from repl_rl.sandbox.conformance import Row, doctest_transcripts, edge_transcripts, fidelity, run
 from repl_rl.sandbox.conformance.workspaces import Given
 from repl_rl.sandbox.gateway.address import TOKEN, URL, Address
+from repl_rl.sandbox.gateway.kernels import Kernels
+from repl_rl.sandbox.gateway.link import KernelLink
 from tests.processes import wait_for
 from tests.sandbox.servers import KERNEL_GATEWAY, OURS, SEALED, SERVER, STOCK, Server, free_port, server
 
@@ -110,6 +115,145 @@ def test_a_workspace_is_made_on_the_server_and_a_bad_one_is_refused_with_its_lin
             with pytest.raises(SetupError, match=r"line 2.*it raises ZeroDivisionError"):
                 async with sandbox.prepared(Given(None, None, "x = 1", "1 / 0")):  # type: ignore[attr-defined]
                     pass
+
+    asyncio.run(work())
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(("sent", "status", "error"), [
+    (b"hello world\r\n\r\n", 0, "no HTTP: BadStatusLine"),
+    (_HEAD + b"Transfer-Encoding: chunked\r\n\r\n64\r\n{}", 0, "no HTTP: IncompleteRead"),
+    (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n{}", 0, "no HTTP: IncompleteRead"),
+    (_HEAD + b"Content-Length: 100\r\n\r\n{", 200, "no JSON"),
+    (_HEAD + b"\r\n" + b"[" * 100_000, 200, "no JSON"),
+    (_HEAD + b"\r\n[" + b"1e15," * 1_000_000 + b"1]", 200, "longer than 4000000 bytes"),
+    (_HEAD + b"\r\n[" + b"1e15," * 790_000 + b"1]", 200, ""),
+], ids=["no HTTP", "short", "short error", "cut", "deep", "long", "longest"])  # fmt: skip
+def test_a_strange_answer_of_a_server_is_an_answer(sent: bytes, status: int, error: str) -> None:
+    async def work() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def serve() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65_536)
+                    connection.sendall(sent)
+
+            serving = threading.Thread(target=serve)
+            serving.start()
+            kernels = await Kernels.on(Address(f"http://127.0.0.1:{listener.getsockname()[1]}", "", ""))
+            async with asyncio.timeout(30):
+                answer = await kernels.specs()
+            await kernels.close()
+            await asyncio.to_thread(serving.join)
+        assert (answer.status, error in answer.error) == (status, True), answer.error
+
+    asyncio.run(work())
+
+
+def test_requests_fail_if_the_answers_of_the_process_cannot_be_read() -> None:
+    begun = "import sys; sys.stdin.readline(); sys.stdin.readline()"
+    bad = ("'x' * (17 << 20)", "'[' * 1_000_000", "'no'")
+    programs = [f"{begun}; print({line}, flush=True); sys.stdin.read()" for line in bad]
+
+    async def work(program: str) -> None:
+        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdin=pipe, stdout=pipe, stderr=null
+        )
+        kernels = Kernels(process)
+        asked = asyncio.gather(kernels.specs(), kernels.start(""), return_exceptions=True)
+        async with asyncio.timeout(30):
+            assert [type(answer) for answer in await asked] == [SandboxLost] * 2
+        await kernels.close()
+
+    for program in programs:
+        asyncio.run(work(program))
+
+
+class _Channel:
+    """Channel of a kernel that has sent these messages."""
+
+    def __init__(self, *messages: object) -> None:
+        self._messages = list(messages)
+
+    def get_msg(self, timeout: float) -> object:
+        if not self._messages:
+            raise Empty
+        return self._messages.pop(0)
+
+    def get_msgs(self) -> list[object]:
+        sent, self._messages = self._messages, []
+        return sent
+
+
+class _Client:
+    """Client of a kernel that answers with these messages."""
+
+    def __init__(self, channel: str, message: object) -> None:
+        self.connection_ready = threading.Event()
+        self.connection_ready.set()
+        self.shell_channel = self.stdin_channel = self.iopub_channel = _Channel()
+        setattr(self, channel, _Channel(message))
+
+    def execute(self, *_: object, **__: object) -> str:
+        return "asked"
+
+    def input(self, _: str) -> None:
+        raise AssertionError("the question was answered")
+
+
+@pytest.mark.parametrize(("channel", "message"), [
+    ("shell_channel", {"parent_header": None, "content": {}}),
+    ("shell_channel", {"content": {}}),
+    ("shell_channel", {"content": []}),
+    ("shell_channel", {"content": None}),
+    ("shell_channel", {}),
+    ("shell_channel", {"content": {"status": "ok"}}),
+    ("shell_channel", {"content": {"status": "ok", "user_expressions": []}}),
+    ("shell_channel", {"content": {"status": "ok", "user_expressions": {"said": "x"}}}),
+    ("shell_channel", {"content": {"status": "ok", "user_expressions": {"said": {"status": "ok", "data": None}}}}),
+    ("iopub_channel", {"content": None}),
+    ("iopub_channel", {}),
+    ("stdin_channel", {"content": {}}),
+    ("stdin_channel", {"content": {"prompt": None}}),
+    ("stdin_channel", {"content": None}),
+    ("stdin_channel", {"parent_header": [], "content": {"prompt": ""}}),
+])  # fmt: skip
+def test_a_kernel_that_sends_wrong_fields_is_a_fault_of_its_console(channel: str, message: dict[str, object]) -> None:
+    link = KernelLink(Address("http://127.0.0.1:1", "", ""), "1")
+    link._client = _Client(channel, {"parent_header": {"msg_id": "asked"}, **message})
+    with pytest.raises(SandboxFault) as raised:
+        link.ask("", "", 30.0, str)
+    assert raised.type is SandboxFault
+
+
+_FLOOD = """
+import os, signal, socket, stat
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+def unix(fd):
+    try: return stat.S_ISSOCK(os.fstat(fd).st_mode) and socket.socket(fileno=os.dup(fd))
+    except OSError: return None
+
+found = [one for one in map(unix, range(64)) if one and one.family == socket.AF_UNIX]
+found = [one for one in found if one.type == socket.SOCK_STREAM]
+found = [one for one in found if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)]
+found[0].setblocking(True)
+while True: found[0].sendall(bytes([0, 1, 120]) * 20_000)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.alone
+def test_a_console_that_floods_its_relay_is_killed_at_the_deadline(here: Server) -> None:
+    async def work() -> None:
+        # Without the deadline, the flood would last as long as its CPU time.
+        limits = replace(LIMITS, cpu_s=120)
+        async with open_sandbox("gateway", limits=limits, warm=0) as sandbox, sandbox.session() as session:
+            late = await session.push(f"exec({_FLOOD!r})")
+            assert (late.status, late.elapsed_s < 20) == (LineStatus.TIMEOUT, True), late
 
     asyncio.run(work())
 

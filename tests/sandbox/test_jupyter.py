@@ -266,6 +266,24 @@ def test_a_shutdown_ends_the_kernel_while_a_cell_runs(tmp_path: Path) -> None:
         assert process.wait(timeout=TIMEOUT_S) == 0
 
 
+@pytest.mark.parametrize("channel", ["control", "shell"])
+def test_a_message_that_cannot_be_read_is_dropped_and_the_kernel_lives(kernel: Client, channel: str) -> None:
+    connection = dict(kernel.manager.get_connection_info())
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = int(1000 * TIMEOUT_S)
+        stranger.connect(f"tcp://{connection['ip']}:{connection[f'{channel}_port']}")
+        for frames in ([b"garbage"], [b""], [b"<IDS|MSG>"], [b"<IDS|MSG>", b"unsigned", b"{}", b"{}", b"{}", b"{}"]):
+            stranger.send_multipart(frames)
+        # A message that the kernel answers comes after them.
+        kernel.client.session.send(stranger, "kernel_info_request", {})
+        assert stranger.poll(int(1000 * TIMEOUT_S))
+        frames = stranger.recv_multipart()
+        assert json.loads(frames[frames.index(b"<IDS|MSG>") + 2])["msg_type"] == "kernel_info_reply"
+    assert kernel.interrupt_by_message()["status"] == "ok"
+    ran = kernel.run("6 * 7")
+    assert ran.kinds == ["execute_result"]
+
+
 def test_the_mode_goes_with_the_request_lines_keep_their_merged_text(kernel: Client) -> None:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     connection = kernel.manager.get_connection_info()

@@ -1,6 +1,8 @@
 """`repl-rl kernel install` writes a kernelspec that Jupyter finds and starts, or says in one line why not."""
 
+import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,23 @@ def test_the_installed_kernel_starts_by_its_name(flags: tuple[str, ...], tmp_pat
     with started() as client:
         ran = client.run(f"import os; os.path.exists({str(tmp_path)!r})")
         assert ran.data("execute_result") == [{"text/plain": str(bool(flags))}]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's kernel has that user's files anyway")
+def test_files_of_an_isolated_kernel_of_root_are_not_roots() -> None:
+    """Its folder of sockets is on the host, where a file of root that sets the user id would make anyone root."""
+    assert main(["kernel", "install", "--user"]) == 0
+    with started() as client:
+        ran = client.run(
+            "import os\n"
+            "d = next(w for w in open('/proc/self/mountinfo').read().split() if w.startswith('/tmp/repl-rl-'))\n"
+            "open(d + '/mine', 'w').close(); os.chmod(d + '/mine', 0o4755)\n"
+            "open('/tmp/scratch', 'w').close()\n"
+            "d, os.getuid(), os.stat(d + '/mine').st_uid"
+        )
+        (shown,) = ran.data("execute_result")
+        folder, uid, owner = ast.literal_eval(str(shown["text/plain"]))
+        assert uid == owner == Path(folder, "mine").stat().st_uid > 1_000_000
 
 
 def test_the_place_and_the_name_can_be_chosen(

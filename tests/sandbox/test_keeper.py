@@ -75,3 +75,38 @@ def test_what_is_no_handle_of_a_process_is_a_death(path: str) -> None:
         os.close(folder)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("packets", [[b"X"], [b"TX"] + [b"S"] * 300, [b"T"] * 300], ids=["unknown", "struck", "empty"])
+def test_packets_that_no_supervisor_sends_are_a_death(packets: list[bytes]) -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link = KeeperLink(ours, isolated=True, max_text_bytes=4096)
+        died = asyncio.Event()
+        link.on_death = died.set
+        with theirs:
+            for packet in packets:
+                theirs.send(packet)
+                link._read()
+            await asyncio.wait_for(died.wait(), 30)
+        assert link.death is not None
+        assert link.death.code is None
+        link.close()
+
+    asyncio.run(main())
+
+
+def test_a_supervisor_that_sends_for_ever_leaves_the_loop_to_others() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link = KeeperLink(ours, isolated=True, max_text_bytes=4096)
+        with theirs:
+            for packet in [b"S"] * 100 + [b"R"]:
+                theirs.send(packet)
+            link._read()
+            assert not link.ready.done(), "it reads a part, and returns to the loop"
+            await link.ready
+        assert link.death is None
+        link.close()
+
+    asyncio.run(main())

@@ -181,6 +181,31 @@ def test_a_process_that_dies_leaves_its_last_words(kind: str) -> None:
 
 
 @served_kinds
+@pytest.mark.parametrize("size", [1024, 400, 5000])
+def test_the_limit_of_output_holds_for_bytes_that_are_not_text(kind: str, size: int) -> None:
+    async def body(session: SandboxSession) -> None:
+        result = await session.push(f"import os; _ = os.write(1, b'\\xff' * {size})")
+        assert (result.status, result.cut) == (LineStatus.OUTPUT_LIMIT, True)
+        assert len(result.text.encode()) <= LIMITS.output_bytes
+        assert result.text.startswith("\ufffd" * 100)
+        assert result.text.endswith("\ufffd" * 100)
+        result = await session.push("_ = os.write(1, b'\\xff' * 300)")
+        assert (result.text, result.cut) == ("\ufffd" * 300, False)
+
+    _in_session(kind, body)
+
+
+@served_kinds
+def test_an_answer_that_a_line_puts_past_the_limit_is_a_fault(kind: str) -> None:
+    async def body(session: SandboxSession) -> None:
+        result = await session.push("submit_final_answer.__closure__[0].cell_contents.answer = 'x' * 900_000")
+        assert (result.status, result.answer) == (LineStatus.SANDBOX_FAULT, None)
+        assert session.ended
+
+    _in_session(kind, body)
+
+
+@served_kinds
 def test_last_words_that_are_too_many_are_cut_and_say_so(kind: str) -> None:
     async def body(session: SandboxSession) -> None:
         await session.push("import os")

@@ -1,12 +1,16 @@
 """Whatever arrives is either the reply to our very request, or nothing, or nonsense; never another line's output."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.sandbox.wire import DELIMITER, MalformedReply, Reply, Wire, plain_text
+from repl_rl.machine.assets import asset
+from repl_rl.sandbox.base import Limits
+from repl_rl.sandbox.typed import of_reply
+from repl_rl.sandbox.wire import DELIMITER, MAX_ANSWER_CHARS, MalformedReply, Reply, Wire, plain_text
 
 KEY = "k" * 64
 CLAIM = {"text": "2\n", "cut": False, "more": False, "outcome": "ok", "answer": None}
@@ -42,6 +46,7 @@ def test_a_reply_to_another_request_or_by_another_key_is_nothing() -> None:
     [
         5, None, [], {}, {"repl": 5}, {"repl": {}}, {"repl": {**CLAIM, "text": 5}}, {"repl": {**CLAIM, "more": 1}},
         {"repl": {**CLAIM, "outcome": "sandbox_fault"}}, {"repl": {**CLAIM, "outcome": "answered"}},
+        {"repl": {**CLAIM, "answer": "x" * (MAX_ANSWER_CHARS + 1)}},
         {"repl": {**CLAIM, "answer": 3}}, {"repl": {**CLAIM, "cut": None}}, {"repl": {**CLAIM, "outcome": ["ok"]}},
     ],
 )  # fmt: skip
@@ -50,6 +55,26 @@ def test_a_reply_that_no_console_sends_is_nonsense(content: object) -> None:
     header, _ = wire.request("1")
     with pytest.raises(MalformedReply):
         wire.reply(_frames(header, content), header)
+
+
+def test_the_longest_answer_of_a_console_is_accepted() -> None:
+    found = re.search(r"^MAX_ANSWER_CHARS = ([0-9_]+)$", asset("sandbox/repl_kernel/console.py").read_text(), re.M)
+    assert found is not None
+    assert int(found[1]) == MAX_ANSWER_CHARS
+    wire, answer = Wire(KEY), "é" * MAX_ANSWER_CHARS
+    header, _ = wire.request("1")
+    reply = wire.reply(_frames(header, {"repl": {**CLAIM, "answer": answer}}), header)
+    assert reply is not None
+    assert reply.answer == answer
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "é" * 2000, "\ufffd" * 1000, "a" + "𝄞" * 256])
+def test_text_over_the_limit_is_cut_to_its_bytes_whatever_a_console_sends(text: str) -> None:
+    limits = Limits(output_bytes=1024)
+    result = of_reply(Reply(text, False, False, "ok", None), limits, 0.1, interrupted=False)
+    assert result.cut
+    assert 900 < len(result.text.encode()) <= 1024
+    assert f"[... {len(text.encode()) - 1024} bytes of output not shown ...]" in result.text
 
 
 def test_json_that_is_too_deep_is_nonsense() -> None:

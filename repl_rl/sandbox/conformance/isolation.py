@@ -28,14 +28,24 @@ _HARMLESS_CALLS = (
     "chroot(b'/no/such/place')",
     "syscall(321, 999, 0, 0)",
     "syscall(425, 0, 0)",
+    "fcntl(-1, 1024, 1)",
+    "fcntl(-1, 1040, 0)",
+    "fcntl(-1, 1026, 1)",
+    "fcntl(-1, 1031, 4096)",
+    "socketpair(2, 1, 0, None)",
+    "sched_setscheduler(1, 5, None)",
+    "sched_setparam(1, None)",
+    "sched_setaffinity(1, 8, None)",
+    "setpriority(-1, 1, 0)",
+    "setpriority(2, -2, 0)",
 )
-"""System calls that a filter refuses before it reads their arguments. Without a filter they fail with another error, or
-do nothing: probes must not change a machine that turns out not to be isolated."""
+"""System calls that a filter refuses by their number, or by numbers among their arguments. Without a filter they fail
+with another error, or do nothing: probes must not change a machine that turns out not to be isolated."""
 _MACHINE_WIDE = (
     *("semget", "semctl", "semop", "semtimedop", "io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents"),
     *("io_pgetevents", "inotify_init1", "inotify_add_watch", "inotify_rm_watch", "cachestat", "listns"),
     *("open_tree_attr", "statmount", "listmount", "lsm_get_self_attr", "lsm_set_self_attr", "lsm_list_modules"),
-    "set_mempolicy_home_node",
+    *("set_mempolicy_home_node", "syncfs"),
 )
 """Calls on resources that are counted per machine or user, and newer calls that a filter must know by number. Each is
 made with arguments of -1, which no kernel accepts."""

@@ -4,19 +4,31 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NotRequired, Self, TypedDict
 
 from repl_rl.errors import SandboxFault, SandboxLost
 from repl_rl.sandbox.gateway.address import Address
 
 _OWNER = Path(__file__).with_name("owner.py")
-_LINE_BYTES = 1 << 22
+_LINE_BYTES = 1 << 24
+"""Maximum size of a line of the child process, which bounds the answers that it reads."""
 _ENDING_S = 60.0
 _REFUSED = (401, 403)
+log = logging.getLogger(__name__)
+
+
+class _Told(TypedDict):
+    """Line of the process that owns the kernels: the answer to a request."""
+
+    number: int
+    status: int
+    said: NotRequired[object]
+    error: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +100,19 @@ class Kernels:
         self._process.stdin.close()
         try:
             async with asyncio.timeout(_ENDING_S):
-                await self._process.wait()
+                await self._finish()
         except TimeoutError:
             self._process.kill()
-            await self._process.wait()
+            await self._finish()
         await self._hearing
+
+    async def _finish(self) -> None:
+        """Wait for the end of the process."""
+        assert self._process.stdout is not None
+        await asyncio.wait([self._hearing])
+        # If `_hear` ended early, the process may wait until the rest of its output is read.
+        await self._process.stdout.read()
+        await self._process.wait()
 
     async def _ask(self, what_to_do: str, what: str) -> Answer:
         if self._hearing.done():
@@ -114,18 +134,26 @@ class Kernels:
 
     async def _hear(self) -> None:
         assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            told = json.loads(line)
-            asked = self._asked.get(told["number"])
-            if asked is None and isinstance(told.get("said"), Mapping) and "id" in told["said"]:
-                # The request was cancelled, but the kernel has started.
-                self._end_unwanted(told["said"]["id"])
-            elif asked is not None and not asked.done():
-                asked.set_result(Answer(told["status"], told.get("said"), told.get("error", "")))
-        # The process has ended, so the remaining requests get no answer.
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(SandboxLost("the process that owns the kernels is gone"))
+        try:
+            while line := await self._process.stdout.readline():
+                self._take(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            # A line that is too long or nested too deeply: the request that it answers is unknown.
+            log.warning("the process that owns the kernels cannot be understood: %s", error)
+        finally:
+            # No further line is read, so the remaining requests get no answer.
+            for asked in self._asked.values():
+                if not asked.done():
+                    asked.set_exception(SandboxLost("the process that owns the kernels is gone"))
+
+    def _take(self, told: _Told) -> None:
+        """Give an answer to its request."""
+        asked, said = self._asked.get(told["number"]), told.get("said")
+        if asked is None and isinstance(said, Mapping) and "id" in said:
+            # The request was cancelled, but the kernel has started.
+            self._end_unwanted(said["id"])
+        elif asked is not None and not asked.done():
+            asked.set_result(Answer(told["status"], said, told.get("error", "")))
 
     def _end_unwanted(self, kernel_id: str) -> None:
         """End a kernel whose request was cancelled before it started."""

@@ -75,15 +75,17 @@ class KernelLink:
             except Empty:
                 self._refuse_gone()
             else:
-                if reply["parent_header"].get("msg_id") == asked:
-                    content: Content = reply["content"]
-                    return content
+                if _table(reply, "parent_header").get("msg_id") == asked:
+                    return _table(reply, "content")
             # Questions of the kernel are calls of host functions.
             for question in self._client.stdin_channel.get_msgs():
-                if question["parent_header"].get("msg_id") == asked:
+                if _table(question, "parent_header").get("msg_id") == asked:
+                    prompt = _table(question, "content").get("prompt")
+                    if not isinstance(prompt, str):
+                        raise SandboxFault("the kernel asks without a prompt")
                     # The time of the host's answer does not count towards the limit.
                     begun = time.monotonic()
-                    self._client.input(answer(str(question["content"]["prompt"])))
+                    self._client.input(answer(prompt))
                     deadline += time.monotonic() - begun
             if time.monotonic() > deadline:
                 raise SandboxLost(f"the Jupyter server has not answered for {limit_s:g} s")
@@ -96,7 +98,7 @@ class KernelLink:
             KernelDied: the kernel's process ended.
         """
         for message in self._client.iopub_channel.get_msgs():
-            if message["content"].get("execution_state") in ("restarting", "dead"):
+            if _table(message, "content").get("execution_state") in ("restarting", "dead"):
                 raise KernelDied
         if not self.open:
             raise SandboxLost("the connection to the Jupyter server is gone, and the console with it")
@@ -108,9 +110,15 @@ class KernelLink:
 
 
 def _table(content: Content, name: str) -> Content:
-    """Return a table of a kernel's reply, or an empty one if it is missing."""
+    """Return a table of a kernel's message.
+
+    Raises:
+        SandboxFault: it is missing, or no table.
+    """
     found = content.get(name)
-    return found if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping):
+        raise SandboxFault(f"a message of the kernel has no table {name!r}")
+    return found
 
 
 def parsed(said: str) -> dict[str, object]:

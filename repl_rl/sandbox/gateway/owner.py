@@ -5,6 +5,7 @@ end of input it ends every kernel that still runs; our SIGKILL ends the input, t
 imports the standard library only.
 """
 
+import http.client
 import json
 import sys
 import threading
@@ -18,6 +19,8 @@ Said: TypeAlias = dict[str, object]
 _REQUEST_S = 60.0
 _AT_ONCE = 8
 _SHOWN_CHARS = 300
+_ANSWER_BYTES = 4_000_000
+"""Maximum size of an answer of the server. As a line of JSON it may become four times as long."""
 
 
 class Owner:
@@ -36,14 +39,11 @@ class Owner:
         body = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(f"{self._url}/api/{path}", body, self._headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=_REQUEST_S) as response:
-                text = response.read()
-                return {"status": response.status, "said": json.loads(text) if text else None}
-        except urllib.error.HTTPError as error:
-            text = error.read().decode("utf-8", "replace")
-            return {"status": error.code, "error": f"{error.reason} {text}"[:_SHOWN_CHARS]}
-        except ValueError as error:
+            return _send_request(request)
+        except (ValueError, RecursionError) as error:
             return {"status": 200, "error": f"no JSON: {error}"[:_SHOWN_CHARS]}
+        except http.client.HTTPException as error:
+            return {"status": 0, "error": f"no HTTP: {error!r}"[:_SHOWN_CHARS]}
         except OSError as error:
             return {"status": 0, "error": str(error)[:_SHOWN_CHARS]}
 
@@ -70,6 +70,19 @@ class Owner:
             list(threads.map(self.end, list(self._kernels)))
 
 
+def _send_request(request: urllib.request.Request) -> Said:
+    try:
+        with urllib.request.urlopen(request, timeout=_REQUEST_S) as response:
+            status, text = response.status, response.read(_ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read(_SHOWN_CHARS).decode("utf-8", "replace")
+        return {"status": error.code, "error": f"{error.reason} {text}"[:_SHOWN_CHARS]}
+    if len(text) > _ANSWER_BYTES:
+        return {"status": status, "error": f"its answer is longer than {_ANSWER_BYTES} bytes"}
+    return {"status": status, "said": json.loads(text) if text else None}
+
+
 def _answer(owner: Owner, asked: Said, writing: threading.Lock) -> None:
     if asked["do"] == "start":
         answer = owner.start(str(asked["what"]))
@@ -78,8 +91,14 @@ def _answer(owner: Owner, asked: Said, writing: threading.Lock) -> None:
     else:
         answer = owner.ask("GET", str(asked["what"]))
     try:
+        line = json.dumps({**answer, "number": asked["number"]})
+    except RecursionError:
+        # It could be parsed, but the line is nested one level deeper.
+        said = "no JSON: it is nested too deeply"
+        line = json.dumps({"status": answer["status"], "error": said, "number": asked["number"]})
+    try:
         with writing:
-            print(json.dumps({**answer, "number": asked["number"]}), flush=True)
+            print(line, flush=True)
     except OSError:
         # The reader is gone.
         return
