@@ -157,7 +157,8 @@ def test_a_name_is_one_component_of_a_path(tmp_path: Path, name: str, capsys: py
         TrainConfig(name=name, out=tmp_path, overwrite=True)
     for flag in ("--overwrite", "--resume"):
         assert main(["train", "--out", str(tmp_path), "--name", name, flag]) == 2
-        assert "name is " in capsys.readouterr().err
+        # The command line refuses half of a surrogate pair in any argument.
+        assert ("argument is " if name == "\ud800" else "name is ") in capsys.readouterr().err
     file = tmp_path.with_suffix(".toml")
     file.write_text(f"name = {json.dumps(name) if name.isascii() else json.dumps('..')}\noverwrite = true\n")
     assert main(["train", "--config", str(file), "--out", str(tmp_path)]) == 2

@@ -102,7 +102,7 @@ class Class:
         return next((one for one in self.ancestors() if name in one.members), None)
 
     def is_protocol(self) -> bool:
-        """Whether `Protocol` is a direct base."""
+        """Return True if `Protocol` is a direct base."""
         return "Protocol" in self.external
 
     def outside(self) -> set[str]:
@@ -785,7 +785,7 @@ class Inference:
         return None
 
     def is_first(self, node: ast.AST | None, scope: Scope) -> bool:
-        """Whether an expression is the outermost iterable of a comprehension."""
+        """Return True if an expression is the outermost iterable of a comprehension."""
         return any(
             inner is scope and isinstance(owner, Comprehension) and owner.generators[0].iter is node
             for owner, inner in scope.module.functions.items()
@@ -793,7 +793,7 @@ class Inference:
         )
 
     def annotation(self, node: ast.AST | None, scope: Scope) -> Type:
-        """Return the type that an annotation stands for."""
+        """Return the type of an annotation."""
         if node is None or self.depth > 40:
             return None
         self.depth += 1
@@ -1164,7 +1164,7 @@ class Resolver(ast.NodeVisitor):
         return keys
 
     def located(self, node: ast.AST, text: str) -> tuple[int, int] | None:
-        """Return where a word first stands after the start of a node."""
+        """Return the first place of a word after the start of a node."""
         lines = self.embedded.codes if self.embedded is not None else self.module.lines
         first, last = node.lineno, node.end_lineno or node.lineno  # type: ignore[attr-defined]
         for number in range(first, last + 1):
@@ -1468,7 +1468,7 @@ class Resolver(ast.NodeVisitor):
         return self.path(str(node.value), self.module.text.find(str(node.value), start))
 
     def path(self, text: str, start: int) -> bool:
-        """Resolve a dotted path that stands at an offset of the file; False if it names no module of the checkout."""
+        """Resolve a dotted path at an offset of the file; False if it names no module of the checkout."""
         parts = re.split(r"[.:]", text)
         for size in range(len(parts) - 1, 0, -1):
             name = ".".join(parts[:size])
@@ -1548,7 +1548,7 @@ class Resolver(ast.NodeVisitor):
         self.run_embedded(Embedded(codes, numbers), self.module.scope)
 
     def run_embedded(self, embedded: "Embedded", parent: Scope | None) -> Scope | None:
-        """Resolve code that stands in a text of the file."""
+        """Resolve code inside a text of the file."""
         try:
             tree = ast.parse("\n".join(embedded.codes))
         except SyntaxError:
@@ -1738,7 +1738,7 @@ def library_names(checkout: Checkout) -> set[str]:
 
 @dataclass
 class Plan:
-    """Which rows are renamed, and why the others are not."""
+    """Renamed rows, and the reasons for the others."""
 
     checkout: Checkout
     rows: list[Row]
@@ -1771,7 +1771,7 @@ class Plan:
         self._collect()
 
     def root(self, key: Key) -> Key:
-        """Return the key that stands for all members that are renamed together."""
+        """Return the key of all members that are renamed together."""
         while key in self.parents:
             key = self.parents[key]
         return key
@@ -1953,7 +1953,7 @@ class Plan:
                     self.block(("g", module.name, name), "defined and imported in one module")
 
     def _reflected(self, module: Module, node: ast.Constant) -> bool:
-        """Whether a text stands where attributes are got by a computed name: in one statement of a module with it."""
+        """Return True for a text near a computed attribute name: in one statement of a module with it."""
         lines = self.checkout.reflecting.get(module.path)
         if not lines:
             return False
@@ -2091,7 +2091,7 @@ class Plan:
             self._mentions(page, 0, page.text, {k: v for k, v in unique.items() if not k.startswith("_")})
 
     def _mentions(self, module: Module, start: int, text: str, known: Mapping[str, str]) -> None:
-        """Rename what stands in backticks, if it is the name alone, a call of it or a dotted path that ends with it."""
+        """Rename text in backticks, if it is the name alone, a call of it or a dotted path that ends with it."""
         for quoted in re.finditer(r"(`+)([^`\n]+)\1", text):
             for match in re.finditer(r"(?<![-\w/\"'])[^\W\d]\w*(?![-\w/\"'])", quoted[2]):
                 word = match.group()
@@ -2156,7 +2156,7 @@ def differences(before: ast.AST, after: ast.AST, pairs: set[tuple[str, str]]) ->
 
 
 def same_text(before: object, after: object, pairs: set[tuple[str, str]]) -> bool:
-    """Whether two texts are equal, word by word, up to renames."""
+    """Return True if two texts are equal, word by word, up to renames."""
     if not isinstance(before, str) or not isinstance(after, str):
         return False
     if WORD.sub("", before) != WORD.sub("", after):

@@ -83,8 +83,8 @@ def test_weights_that_a_killed_process_left_are_swept_and_those_of_a_living_one_
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    dead, alive = SHARED / f"repl_rl-weights-{child}-x", SHARED / f"repl_rl-weights-{os.getpid()}-y"
-    elsewhere = SHARED / f"repl_rl-weights-{child}-z"  # of another container, where that number lives
+    dead, alive = SHARED / f"repl_rl-weights-{child}-xxxxxxxx", SHARED / f"repl_rl-weights-{os.getpid()}-yyyyyyyy"
+    elsewhere = SHARED / f"repl_rl-weights-{child}-zzzzzzzz"  # of another container, where that number lives
     for each in (dead, alive, elsewhere):
         each.mkdir()
     lock = os.open(elsewhere, os.O_RDONLY)

@@ -246,8 +246,8 @@ def open_table(source: Path) -> Iterator[Table]:
             table = load_from_disk(str(link))
         # The library raises many types of errors, which have no common base class.
         except Exception as error:
-            told = " ".join(str(error).replace(str(link), str(source)).split())[:200]
-            raise StoreError(f"{source} cannot be read as a table: {told}") from error
+            reason = " ".join(str(error).replace(str(link), str(source)).split())[:200]
+            raise StoreError(f"{source} cannot be read as a table: {reason}") from error
         if isinstance(table, Mapping):
             raise StoreError(f"{source} has the parts {', '.join(table)}; give the folder of one of them")
         entries = (entry_of(row, f"{source}, row {number}") for number, row in enumerate(table, 1))
@@ -264,8 +264,8 @@ def _open_parquet(source: Path) -> Iterator[Table]:
         most = most_unpacked(source.stat().st_size)
     # The library raises many types of errors, which have no common base class.
     except Exception as error:
-        told = " ".join(str(error).split())[:200]
-        raise StoreError(f"{source} cannot be read as a table: {told}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise StoreError(f"{source} cannot be read as a table: {reason}") from error
     with file:
         if most_claimed(file.metadata) > most:
             raise StoreError(f"{source} cannot be read as a table: {beyond(most)}")
