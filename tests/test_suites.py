@@ -528,7 +528,7 @@ F = "def f(n):\n    "
         (f">>> f(1)\n{TRACEBACK}ValueError: bad\n", f"print({TRACEBACK!r} + 'ValueError: bad')", 0.0),
         (f">>> f(1)  # doctest: +IGNORE_EXCEPTION_DETAIL\n{TRACEBACK}ValueError: bad\n", "raise ValueError(n)", 1.0),
         (f">>> f(1)  # doctest: +ELLIPSIS\n{TRACEBACK}ValueError: b...\n", "raise ValueError('bad')", 1.0),
-        (f">>> 1 +\n{TRACEBACK}SyntaxError: invalid syntax\n>>> f(1)\n1\n", "return n", 1.0),
+        (f">>> return 1\n{TRACEBACK}SyntaxError: 'return' outside function\n>>> f(1)\n1\n", "return n", 1.0),
         (">>> f(1)\na\n<BLANKLINE>\nb\n", "print('a\\n\\nb')", 1.0),
         (">>> f(1)\na\n<BLANKLINE>\nb\n", "print('a\\nb')", 0.0),
         (">>> f(1)  # doctest: +ELLIPSIS\n[0, ..., 9]\n", "return list(range(10))", 1.0),
