@@ -65,6 +65,8 @@ def test_all_that_a_sandbox_starts_is_in_one_group_that_ends_with_it() -> None:
         async with open_sandbox("local", warm=0) as sandbox, sandbox.session() as session:
             await session.push("import subprocess, time; p = subprocess.Popen(['sleep', '99'])")
             (name,) = made()
+            page = os.sysconf("SC_PAGE_SIZE")  # the kernel keeps whole pages
+            assert int(_limit(here).read_text()) == here.memory_bytes // page * page
             below = [pid for pid, _ in descendants(os.getpid()) if pid not in others]
             assert len(below) >= 5
             assert all(any(path.endswith(name) for path in _folders(pid)) for pid in below)
