@@ -56,7 +56,7 @@ class Request:
 
 
 def fork_first() -> int:
-    """Fork as `os.fork` does, with the child as the first process of a new namespace. The fork server must be root.
+    """Fork as `system.fork` does, with the child as the first process of a new namespace. The fork server must be root.
 
     This needs one fork less than unshare in a child and a second fork, which is a fifth of the cost of a start.
 
@@ -68,7 +68,7 @@ def fork_first() -> int:
     try:
         system.unshare(system.CLONE_NEWPID)
         try:
-            pid = os.fork()
+            pid = system.fork()
         finally:
             if pid:
                 # Only the parent returns to its own namespace.
@@ -102,7 +102,7 @@ def isolate(request: Request, kept: Sequence[str]) -> Place:
         outside = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         _enter_user_namespace(_NAMESPACES | system.CLONE_NEWPID | system.CLONE_NEWNET, outside)
         os.close(outside)
-        if os.fork():
+        if system.fork():
             os._exit(0)
         mounts.mount_own(sizes, kept)
         proc = mounts.open_proc(sealed=not request.prepares)

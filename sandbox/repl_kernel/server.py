@@ -193,7 +193,7 @@ def serve(address: str, options: Options, filters: Sequence[object]) -> ReplKern
         request, descriptors = station.next_request()
         try:
             # Only a fork server that is root receives a user id.
-            pid = birth.fork_first() if options.isolate and request.uid else os.fork()
+            pid = birth.fork_first() if options.isolate and request.uid else system.fork()
         except OSError as error:
             # No process or namespace is available. The host notices the closed connection.
             sys.stderr.write(f"repl_kernel: {error}\n")
