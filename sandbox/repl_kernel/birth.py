@@ -32,9 +32,9 @@ _OUR_PROCESSES = 3
 _SENDING_MS = 1000
 _TCP_BUFFER_BYTES = "4096 65536 131072"
 """Minimum, initial and maximum buffer size of a TCP socket."""
-_FILTER = seccomp.program()
+_FILTER = system.Filter(seccomp.program())
 """seccomp filter of a console. The fork server makes it once, because a console may not be able to read the list."""
-_STATION_FILTER = seccomp.program(allowed=("unshare", "mount"))
+_STATION_FILTER = system.Filter(seccomp.program(allowed=("unshare", "mount")))
 """seccomp filter of a workspace process, whose children must still leave its namespaces. They add `_FILTER`."""
 
 

@@ -78,6 +78,9 @@ class JupyterKernel(ReplKernel):
 
     def open_channels(self, channels: Channels, stdin: Socket, capture: Capture, console: CellConsole) -> None:
         """Answer ordinary messages, too. Call it after `start_console`."""
+        # A console of the sandbox does without the base class's settings, because they would delay its start.
+        self.session.key, self.session.pid = self._key, self._pid
+        self.shell_stream = self._shell
         self._console, self._capture = console, capture
         self._channels = self.iopub_socket = channels
         self.control_stream, self.stdin_socket = channels.control, stdin

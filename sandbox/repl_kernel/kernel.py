@@ -35,9 +35,8 @@ class ReplKernel(Kernel):
 
     def start_console(self, key: bytes, console: Console, capture: Capture, shell: Socket) -> None:
         """Become the kernel of `console` in this process."""
-        self.session.key = key
-        self.session.pid = self._pid = os.getpid()
-        self.shell_stream = shell
+        self._pid, self._key = os.getpid(), key
+        self._shell = shell
         self._signer = Signer(key)
         self._console = console
         self._capture = capture
@@ -45,7 +44,7 @@ class ReplKernel(Kernel):
 
     def serve(self) -> None:
         """Answer messages for ever. User code runs exactly three frames below this one."""
-        console, shell, pid = self._console, self.shell_stream, self._pid
+        console, shell, pid = self._console, self._shell, self._pid
         poller = zmq.Poller()
         poller.register(shell, zmq.POLLIN)
         # Local names, because a program may change these modules and builtins.
@@ -105,7 +104,7 @@ class ReplKernel(Kernel):
 
     def _open_host(self, request: LineRequest) -> None:
         if request.offer is not None and self._host is None:
-            self._host = HostChannel(self.shell_stream, self._signer, request.offer)
+            self._host = HostChannel(self._shell, self._signer, request.offer)
             self._host.install()
         if self._host is not None:
             self._host.open(request)
@@ -117,7 +116,7 @@ class ReplKernel(Kernel):
                 if self._host is not None:
                     self._host.close()
                 reply = line_reply(request, self._outcome(more), self._signer)
-                self.shell_stream.send_multipart(reply)
+                self._shell.send_multipart(reply)
                 return
             except KeyboardInterrupt:
                 continue

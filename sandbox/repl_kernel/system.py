@@ -26,10 +26,14 @@ _interpreter = ctypes.PyDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
-class _Program(ctypes.Structure):
-    """`struct sock_fprog`."""
+class Filter(ctypes.Structure):
+    """seccomp BPF program (8 bytes per instruction) in the form of the Linux kernel, `struct sock_fprog`."""
 
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+    def __init__(self, program: bytes) -> None:
+        """Point to `program`."""
+        super().__init__(len(program) // 8, program)
 
 
 # Made once by the fork server, because all work in a console itself delays its start.
@@ -54,8 +58,8 @@ def _prctl(option: int, *arguments: int) -> None:
 def fork() -> int:
     """Fork as `os.fork` does, without the functions that modules have registered for a fork.
 
-    They take a tenth of a console's start. They prepare locks of threads and random numbers, and the child of the fork
-    server uses neither before it forks again by `os.fork`.
+    They prepare locks of threads and random numbers, which takes milliseconds. The child of the fork server uses
+    neither before it forks again by `os.fork`.
     """
     pid: int = _interpreter.fork()
     _check(pid, "fork")
@@ -134,8 +138,9 @@ def drop_bounding_set() -> None:
     """Prevent every program that this process executes from gaining a capability. The process keeps those it has."""
     for capability in range(_LAST_CAPABILITY + 1):
         # If bubblewrap left none, as for a user other than root, the process has no right to drop any.
-        if _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
-            _prctl(_PR_CAPBSET_DROP, capability)
+        dropped = _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+        if dropped == -1 and _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) != 0:
+            _check(-1, f"prctl({_PR_CAPBSET_DROP})")
 
 
 def become_user(uid: int) -> None:
@@ -157,11 +162,9 @@ def no_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
-def install_filter(program: bytes) -> None:
-    """Install a seccomp BPF program (8 bytes per instruction) on this process. It requires `no_new_privileges`."""
-    code = ctypes.create_string_buffer(program, len(program))
-    description = _Program(len(program) // 8, ctypes.addressof(code))
-    _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(description))
+def install_filter(program: Filter) -> None:
+    """Install a seccomp filter on this process. It requires `no_new_privileges`."""
+    _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(program))
 
 
 def punch(fd: int, start: int, end: int) -> None:

@@ -117,6 +117,9 @@ def _run(source: str, namespace: dict[str, object]) -> None:
     try:
         exec(compile(source, SOURCE, "exec", dont_inherit=True), namespace)
     except BaseException as error:
+        # The limits of CPU time and of wall clock can be reached together; the first one is reported.
+        for limit in (signal.SIGINT, signal.SIGXCPU):
+            signal.signal(limit, signal.SIG_IGN)
         number = _line_of(error)
         line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
         problem = "it took too long" if isinstance(error, KeyboardInterrupt) else f"it raises {_last_line(error)}"

@@ -100,7 +100,7 @@ def test_a_console_has_the_host_connect_to_nothing_that_it_chose(tmp_path: Path)
 
 
 REMEMBERS = (
-    "import re; own = k.session.key.decode(); found = set()",
+    "import re; own = k._key.decode(); found = set()",
     "m = open('/proc/self/mem', 'rb', 0)",
     "for l in open('/proc/self/maps'):",
     "  a, b = (int(v, 16) for v in l.split()[0].split('-'))",
@@ -117,7 +117,7 @@ REMEMBERS = (
 def test_a_console_remembers_the_key_of_no_sibling(kind: str) -> None:
     async def main() -> None:
         async with open_sandbox(kind, warm=0) as sandbox, sandbox.session() as one, sandbox.session() as two:
-            keys = [(await say(each, KERNEL, "print(k.session.key.decode())")).text.strip() for each in (one, two)]
+            keys = [(await say(each, KERNEL, "print(k._key.decode())")).text.strip() for each in (one, two)]
             async with sandbox.session() as last:
                 assert (await say(last, KERNEL, *REMEMBERS, "own in found")).text == "True\n"
                 found = (await say(last, "print(*found)")).text.split()

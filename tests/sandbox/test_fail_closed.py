@@ -56,7 +56,7 @@ PRCTL, SET_SECCOMP, EINVAL = {prctl}, 22, 22
 program = [(0x20, 0, 0, 0), (0x15, 0, 3, PRCTL), (0x20, 0, 0, 16), (0x15, 0, 1, SET_SECCOMP),
            (0x06, 0, 0, 0x50000 | EINVAL), (0x06, 0, 0, 0x7FFF0000)]
 system.no_new_privileges()
-system.install_filter(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
+system.install_filter(system.Filter(b"".join(struct.pack("HBBI", *instruction) for instruction in program)))
 os.execv({bwrap!r}, [{bwrap!r}, *sys.argv[1:]])
 """
 """A bubblewrap on a kernel that knows no seccomp filters: it refuses them with EINVAL. The interpreter's path may hold
