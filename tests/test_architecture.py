@@ -9,6 +9,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from repl_rl.cli import VERBS
 from website.house import FLOORS, ROOT, imports, room
 
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
@@ -97,6 +98,13 @@ def test_ray_is_imported_in_three_files() -> None:
 def test_import_repl_rl_is_light() -> None:
     heavy = ("torch", "vllm", "transformers", "trl", "docker", "zmq", "numpy", "ray", "fastapi", "pydantic")
     code = f"import repl_rl, sys; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_verbs_that_train_nothing_answer_a_mistake_before_they_import_torch() -> None:
+    verbs = ", ".join(f"repl_rl.cli.{verb}" for verb in sorted(set(VERBS) - {"train", "bench"}))
+    code = f"import sys, {verbs}; print([m for m in ('torch', 'trl', 'vllm', 'ray', 'sympy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -19,6 +19,7 @@ from repl_rl.machine.launched import processes
 from repl_rl.machine.refused import cause, remedy
 from repl_rl.machine.stopping import STOPS, Terminated, explained, terminable
 from repl_rl.machine.streams import settle_streams
+from repl_rl.machine.trl_imports import skip_vllm_in_trl
 
 VERBS = {
     "train": "train a policy with line rewards, and evaluate it before and after",
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _share_cores()
     logging.basicConfig(level=logging.WARNING, format="repl-rl: %(levelname)s: %(message)s")
-    # TRL imports vLLM before the engine sets vLLM's log level.
+    # vLLM logs while it is imported, before the engine sets its log level.
     logging.getLogger("vllm").setLevel(logging.ERROR)
     with terminable():
         try:
@@ -80,6 +81,8 @@ def run() -> NoReturn:
     atexit.register(_leave, stopped)
     # Python programs that libraries start, such as vLLM's, must not import from the working folder either.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    # Most verbs and engines do without vLLM, which takes seconds to import.
+    skip_vllm_in_trl()
     try:
         code = main()
     except Exception:

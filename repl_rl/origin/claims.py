@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformers import PretrainedConfig, PreTrainedModel
+import transformers
 
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "block_count")
 _SPARE = 1 << 26
@@ -28,7 +28,7 @@ def refuse_layers(claims: Mapping[str, object], tensors: int) -> None:
             refuse_layers(value, tensors)
 
 
-def outline(config: PretrainedConfig, held: int) -> PreTrainedModel:
+def outline(config: "transformers.PretrainedConfig", held: int) -> "transformers.PreTrainedModel":
     """Return the model of `config` without memory for its weights.
 
     Raises:
@@ -36,10 +36,9 @@ def outline(config: PretrainedConfig, held: int) -> PreTrainedModel:
     """
     # Import here, because it takes seconds and a conversion happens once.
     import torch
-    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config)
     claimed = sum(each.numel() for each in (*model.parameters(), *model.buffers()))
     if claimed > 2 * held + _SPARE:
         raise ClaimError(
@@ -49,7 +48,7 @@ def outline(config: PretrainedConfig, held: int) -> PreTrainedModel:
     return model
 
 
-def refuse_claims(folder: Path) -> PretrainedConfig:
+def refuse_claims(folder: Path) -> "transformers.PretrainedConfig":
     """Return the config of the model in `folder`, checked against its safetensors files.
 
     Raises:
@@ -58,7 +57,6 @@ def refuse_claims(folder: Path) -> PretrainedConfig:
     """
     # Import here, because it takes seconds and a merge happens once.
     from safetensors import safe_open
-    from transformers import AutoConfig
 
     files = sorted(folder.glob("*.safetensors"))
     tensors = 0
@@ -67,7 +65,7 @@ def refuse_claims(folder: Path) -> PretrainedConfig:
             tensors += len(opened.keys())
     claims = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     refuse_layers(claims if isinstance(claims, dict) else {}, tensors)
-    config: PretrainedConfig = AutoConfig.from_pretrained(folder)
+    config: transformers.PretrainedConfig = transformers.AutoConfig.from_pretrained(folder)
     # A stranger's config may name kernels, which transformers would download from the hub.
     config._attn_implementation = config._experts_implementation = None
     # A value of quantized weights may take less than a byte.

@@ -17,8 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from repl_rl.engine.base import Chunk, ChunkEnd
 from repl_rl.errors import ConfigError
@@ -139,8 +140,10 @@ class Renderer:
             raise ConfigError("tokenizer folder", str(folder), "tekken.json needs `pip install mistral-common`")
         # If both formats exist, transformers would choose by the installed packages.
         choice = {"mistral_format": not usual} if tekken else {}
+        # Not imported above: torch comes with it, which a mistake in the settings need not wait for.
+        load = transformers.AutoTokenizer
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), **choice)
+            tokenizer = load.from_pretrained(str(folder), **choice)
         # A parser may raise anything for foreign bytes.
         except _panics(Exception) as error:
             reason = " ".join(str(error).split()) or type(error).__name__

@@ -15,6 +15,7 @@ from repl_rl.credit.stops import StopPolicy
 from repl_rl.engine.options import Dtype
 from repl_rl.engine.variables import hush
 from repl_rl.errors import ConfigError
+from repl_rl.machine.trl_imports import importing_trl
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.settings.pretrained import DTYPE, Pretrained, format_default
 from repl_rl.trainer import choices
@@ -22,8 +23,8 @@ from repl_rl.trainer.apart import corrections, importance, refuse_stale
 from repl_rl.trainer.lora import require_peft
 from repl_rl.trainer.sinks import require_sinks
 
-hush()  # TRL imports vLLM
-with warnings.catch_warnings():
+hush()  # TRL may import vLLM
+with warnings.catch_warnings(), importing_trl():
     # TRL warns about the version of a vLLM that it does not use here.
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
     from trl import GRPOConfig, GRPOTrainer

@@ -37,6 +37,22 @@ def test_importing_the_trainer_prints_nothing_and_what_trl_sets_is_no_persons_wi
     assert done.stderr == ""
 
 
+def test_a_program_imports_trl_without_vllm_and_a_library_leaves_vllm_to_its_user() -> None:
+    imported = "import sys, repl_rl.trainer, trl.import_utils as of_trl; print('vllm' in sys.modules)"
+    program = "from repl_rl.machine.trl_imports import skip_vllm_in_trl; skip_vllm_in_trl(); "
+    for code, there in ((imported, True), (program + imported, False)):
+        code += "; print(of_trl.is_vllm_available())"
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [str(there), "True"], "what was found before is found again"
+
+
+def test_the_training_verb_starts_without_vllm() -> None:
+    code = "import atexit, sys, repl_rl.cli; atexit.register(lambda: print('vllm' in sys.modules)); repl_rl.cli.run()"
+    done = subprocess.run([sys.executable, "-c", code, "train", "--help"], capture_output=True, text=True, check=True)
+    assert "--trainer.steps" in done.stdout
+    assert done.stdout.split()[-1] == "False"
+
+
 def test_a_level_that_a_person_sets_is_heeded() -> None:
     code = "from repl_rl.engine.variables import log_level; print(log_level()['VLLM_LOGGING_LEVEL'], len(log_level()))"
     told = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
