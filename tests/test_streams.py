@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from repl_rl.machine.outputs import contents
+from tests.runs import run_folder
 
 PROGRAM = shlex.join([sys.executable, "-m", "repl_rl.cli"])
 CLOSED, READ_BY_NOBODY, FULL = ">&-", "| :", ">/dev/full"
@@ -85,3 +86,10 @@ def test_no_file_gets_what_is_printed_where_standard_output_was_closed(tmp_path:
     assert (ended, told) == (0, "")
     assert os.listdir(tmp_path) == ["mine"]
     assert (tmp_path / "mine").read_text() == "True"
+
+
+def test_characters_that_the_encoding_of_the_output_lacks_are_escaped(tmp_path: Path) -> None:
+    run_folder(tmp_path / "runs" / "snowman ☃")
+    code, told = shell(f"PYTHONIOENCODING=ascii {PROGRAM} runs > shown", tmp_path)
+    assert (code, told) == (0, "")
+    assert "snowman \\u2603" in (tmp_path / "shown").read_text(encoding="ascii")

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from repl_rl.errors import ConfigError
 from repl_rl.machine.outputs import Output
 from repl_rl.record.trajectory import Trajectory
+from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.settings.pretrained import DTYPE, Pretrained
 
 _OWN_TOKEN = b'"submit_final_answer"'
@@ -48,25 +49,21 @@ class FinetuneConfig:
     a few steps (docs/pretrained.md).
     """
 
-    steps: int = 200
+    steps: Annotated[int, AtLeast(1)] = 200
     """Optimizer steps, >= 1."""
-    batch_size: int = 32
+    batch_size: Annotated[int, AtLeast(1)] = 32
     """Trajectories per step, >= 1."""
-    micro_batch: Annotated[int, Pretrained.part(8)] = 0
+    micro_batch: Annotated[int, AtLeast(0), Pretrained.part(8)] = 0
     """Trajectories per forward pass, >= 0; 0 means the whole batch."""
-    learning_rate: Annotated[float, Pretrained.of(2e-5)] = 5e-4
+    learning_rate: Annotated[float, Above(0), Pretrained.of(2e-5)] = 5e-4
     """Peak learning rate, > 0; a cosine schedule decays it to a tenth."""
-    warmup_steps: int = 10
+    warmup_steps: Annotated[int, AtLeast(0)] = 10
     """Warm-up steps, over which the learning rate rises, >= 0."""
     dtype: Annotated[Literal["float32", "bfloat16"], DTYPE] = "float32"
     """Number format of the computation. Weights and optimizer are float32, because bfloat16 loses small updates."""
 
     def __post_init__(self) -> None:
-        for name, floor in (("steps", 1), ("batch_size", 1), ("micro_batch", 0), ("warmup_steps", 0)):
-            if getattr(self, name) < floor:
-                raise ConfigError(name, getattr(self, name), f"give at least {floor}")
-        if not self.learning_rate > 0:
-            raise ConfigError("learning_rate", self.learning_rate, "it must be above 0")
+        check_fields(self)
         if self.micro_batch and self.batch_size % self.micro_batch:
             raise ConfigError("micro_batch", self.micro_batch, f"it must divide batch_size, {self.batch_size}")
 

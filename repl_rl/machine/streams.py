@@ -40,7 +40,7 @@ def settle_streams(outlast: bool) -> None:
     """Make the standard streams safe to use in any state.
 
     Closed streams are opened on /dev/null. Otherwise, the next file to be opened would get their number and receive the
-    output. Output that standard error does not accept is dropped.
+    output. Output that standard error does not accept is dropped. Characters that an encoding lacks are escaped.
 
     Args:
         outlast: drop output that standard output does not accept, with one warning; otherwise the writer gets an error.
@@ -76,7 +76,8 @@ def _forgiving(stream: TextIO, lost: Lost) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_Forgiving(stream.fileno(), lost)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        # Characters that the encoding lacks are escaped, as Python does on standard error.
+        errors="backslashreplace",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -1,7 +1,7 @@
 """Import of TRL without vLLM.
 
-TRL imports vLLM for its built-in generation, which this package does not use. vLLM's modules take longer to import than
-torch, transformers and TRL together.
+TRL imports vLLM for its built-in generation, which this package does not use. That takes about as long as the import of
+torch and transformers.
 """
 
 from collections.abc import Iterator

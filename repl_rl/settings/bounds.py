@@ -10,6 +10,9 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 
 from repl_rl.errors import ConfigError
 
+LARGEST = 2**32 - 1
+"""Largest number of a bounded setting. numpy takes no larger seed, and larger limits overflow in the kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
@@ -100,7 +103,7 @@ def check(thing: str, value: object, hint: object) -> None:
         hint: the annotation, `Annotated` included.
 
     Raises:
-        ConfigError: the value is not one of the choices, or out of bounds.
+        ConfigError: the value is not one of the choices, out of bounds, or larger than `LARGEST`, as infinity is.
     """
     if value is None:
         return
@@ -115,6 +118,8 @@ def check(thing: str, value: object, hint: object) -> None:
         return
     if not isinstance(value, int | float) or not bound.admits(value):
         raise ConfigError(thing, value, bound.remedy)
+    if value > LARGEST:
+        raise ConfigError(thing, value, f"give at most {LARGEST:,}")
 
 
 def check_fields(settings: object, table: str = "") -> None:

@@ -9,7 +9,6 @@ import random
 import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from tqdm import tqdm
 
 from repl_rl import cli
 from repl_rl.cli import train as _imported_before_the_fork  # noqa: F401
 from repl_rl.engine import ENGINES, Engine, EngineKind, Opening, ScriptedEngine
+from repl_rl.engine.bars import without_semaphores
 from tests.conftest import merged_tokenizer
 from tests.trainer.policies import tiny_model
 
@@ -83,15 +82,6 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def use_own_lock() -> None:
-    """Replace the lock of tqdm's progress bars in a fork.
-
-    The inherited lock is in memory that all forks share. A fork that is killed while it holds the lock would block all
-    later ones.
-    """
-    tqdm.set_lock(threading.RLock())
-
-
 def begin(arguments: Sequence[str], log: Path) -> int:
     """The program in a process of its own, forked, so that nothing is imported again. Returns its number."""
     pid = os.fork()
@@ -103,7 +93,8 @@ def begin(arguments: Sequence[str], log: Path) -> int:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         use_one_thread()
-        use_own_lock()
+        # tqdm's lock is in memory that all forks share: one that is killed with it would block the later ones.
+        without_semaphores()
         code = cli.main(arguments)
         sys.stdout.flush()
     finally:

@@ -33,6 +33,7 @@ from transformers import AutoTokenizer
 from repl_rl import cli
 from repl_rl.cli.train import TrainConfig
 from repl_rl.engine import ENGINES, Engine, EngineKind, Opening, ScriptedEngine
+from repl_rl.engine.bars import without_semaphores
 from repl_rl.machine.assets import asset
 from repl_rl.record.trajectory import Line
 from repl_rl.rollout.episode import Episode
@@ -42,7 +43,7 @@ from repl_rl.sandbox import PushResult
 from repl_rl.settings.arguments import parse
 from repl_rl.trainer.states import different, newest
 from tests.doom import Doom
-from tests.trainer.mortal import over, use_one_thread, use_own_lock
+from tests.trainer.mortal import over, use_one_thread
 from tests.trainer.test_ahead_resumed import AGED, CLOCKED, ageless
 from tests.trainer.test_resume import same
 from tests.trainer.test_resume import untimed as value_without_times
@@ -281,7 +282,7 @@ def train(arguments: Words, log: Path, kill_at: int | None = None, after_s: floa
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             use_one_thread()
-            use_own_lock()
+            without_semaphores()
             note_addresses(log.with_suffix(ADDRESSES))
             doom = Doom(kill_at, after_s)
             sys.addaudithook(doom.hook)
