@@ -87,7 +87,11 @@ def _bubblewrap() -> str:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        # The process has ended.
+        return []
 
 
 class BubblewrapProvisioner(LocalProvisioner):
@@ -110,7 +114,9 @@ class BubblewrapProvisioner(LocalProvisioner):
         manager.connection_file = f"{self._folder}/connection.json"
         settings = await super().pre_launch(**kwargs)
         inside = [f"{local.INSIDE}/__main__.py", "-f", manager.connection_file, "--sealed"]
-        binds = ("--bind", self._folder, self._folder)
+        # bubblewrap would make the parent folders for root alone, and the kernel is another user.
+        parents = [("--perms", "0755", "--dir", str(parent)) for parent in reversed(Path(self._folder).parents)]
+        binds = (*(word for options in parents for word in options), "--bind", self._folder, self._folder)
         if os.geteuid() != 0:
             settings["cmd"] = local.wrap(bwrap, [sys.executable, *inside], binds=binds)
             return settings

@@ -12,6 +12,7 @@ from jupyter_client.manager import KernelManager
 
 from repl_rl.sandbox.conformance.isolation import HOMES
 from repl_rl.sandbox.wire import Wire
+from tests.processes import wait_for
 from tests.sandbox.clients import TIMEOUT_S, Client, installed, launched, started
 
 
@@ -189,6 +190,16 @@ def test_a_restarted_kernel_keeps_its_clients_and_forgets_the_rest(either: Clien
         pass
     ran = either.run("left")
     assert (ran.reply["ename"], ran.reply["execution_count"]) == ("NameError", 1)
+
+
+def test_a_kernel_that_was_killed_is_started_again(either: Client) -> None:
+    """Jupyter interrupts before it restarts, whether anybody is there or not."""
+    either.manager.signal_kernel(signal.SIGKILL)
+    wait_for(lambda: not either.manager.is_alive(), None)
+    either.manager.restart_kernel()
+    while either.client.get_iopub_msg(timeout=TIMEOUT_S)["msg_type"] != "iopub_welcome":
+        pass
+    assert either.run("6 * 7").data("execute_result") == [{"text/plain": "42"}]
 
 
 def asking(manager: KernelManager, stack: ExitStack) -> tuple[zmq.Socket[bytes], Callable[[], Sequence[str]]]:

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def test_the_installed_kernel_starts_by_its_name(flags: tuple[str, ...], tmp_pat
     with started() as client:
         ran = client.run(f"import os; os.path.exists({str(tmp_path)!r})")
         assert ran.data("execute_result") == [{"text/plain": str(bool(flags))}]
+
+
+def test_an_isolated_kernel_starts_where_the_temporary_folder_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root, the kernel is another user, whom the folders above its connection file must let through."""
+    with tempfile.TemporaryDirectory(prefix="private-") as private:
+        monkeypatch.setattr(tempfile, "tempdir", private)
+        assert main(["kernel", "install", "--user"]) == 0
+        with started() as client:
+            assert client.run("6 * 7").data("execute_result") == [{"text/plain": "42"}]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's kernel has that user's files anyway")
