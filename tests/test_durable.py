@@ -160,7 +160,7 @@ def test_a_disk_that_reports_errors_is_a_line_with_path_and_remedy(tmp_path: Pat
     os.close(master)
     (folder.path / "metrics.jsonl").symlink_to(f"/proc/self/fd/{terminal}")  # whoever opens it is told EIO
     try:
-        with pytest.raises(ConfigError, match=r"Input/output error; the disk reports errors: mend it.* --resume"):
+        with pytest.raises(ConfigError, match=r"Input/output error; the disk reports errors: repair it.* --resume"):
             folder.step(1, {"loss": 1.0}, [])
     finally:
         os.close(terminal)
@@ -169,7 +169,7 @@ def test_a_disk_that_reports_errors_is_a_line_with_path_and_remedy(tmp_path: Pat
 def test_what_is_no_matter_of_the_disk_passes(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="a bug"), writing("folder", tmp_path):
         raise RuntimeError("a bug")
-    with pytest.raises(ConfigError, match="No such file or directory; mend that"), writing("folder", tmp_path):
+    with pytest.raises(ConfigError, match="No such file or directory; repair that"), writing("folder", tmp_path):
         (tmp_path / "gone" / "file").write_text("")
 
 

@@ -146,7 +146,7 @@ def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "a file"
 
 
-NAMES = ["", ".", "..", "a/b", "../a", "/", "/etc", "a\0b", "\ud800"]
+NAMES = ["", ".", "..", "a/b", "../a", "/", "/etc", "a\0b", "a\nb", "\x1b[31m", "\ud800"]
 
 
 @pytest.mark.parametrize("name", NAMES)

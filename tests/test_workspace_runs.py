@@ -169,7 +169,7 @@ def test_a_bad_workspace_is_refused_before_an_engine_opens(
     assert main(["eval", "--tasks", "tasks.jsonl", "--sandbox", "unsafe", "--out", "found"]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "task t" in told
-    assert "line 2 is 'x / 0'; it raises ZeroDivisionError: division by zero; mend the task's workspace" in told
+    assert "line 2 is 'x / 0'; it raises ZeroDivisionError: division by zero; correct the workspace" in told
     assert not (tmp_path / "found").exists()
 
 

@@ -56,16 +56,16 @@ class UpdateBenchConfig(BenchConfig):
 
     run: Path | None = None
     """Folder of a run, whose rollouts of one step are used. Default: synthetic rollouts, with random policies."""
-    step: int = 1
-    """Step of that run, >= 1."""
+    step: int | None = None
+    """Step of that run, >= 1. Default: 1."""
     policy: Path | None = None
     """Folder of the policy. Default: checkpoints/final of the run."""
 
     def __post_init__(self) -> None:
-        if self.step < 1:
+        if self.step is not None and self.step < 1:
             raise ConfigError("step", self.step, "give at least 1")
-        for name, value, unread in (("policy", self.policy, None), ("step", self.step, 1)):
-            if self.run is None and value != unread:
+        for name, value in (("policy", self.policy), ("step", self.step)):
+            if self.run is None and value is not None:
                 raise ConfigError(name, str(value), "it is read with --run; leave it out, or give both")
 
 
@@ -165,8 +165,9 @@ def _bench_update(config: UpdateBenchConfig) -> list[dict[str, float | str]]:
     policy = config.policy or config.run / "checkpoints" / "final"
     if not policy.is_dir():
         raise ConfigError("policy", str(policy), "there is no such folder; give that of a policy: --policy")
-    played = tuple(read(step_file(config.run / "trajectories", config.step)))
-    about: dict[str, float | str] = {"run": config.run.name, "step": config.step}
+    step = config.step or 1
+    played = tuple(read(step_file(config.run / "trajectories", step)))
+    about: dict[str, float | str] = {"run": config.run.name, "step": step}
     return [{**about, **bench_step(StoredStep(policy, played))}]
 
 

@@ -43,4 +43,4 @@ def explained_by_others(error: BaseException) -> BaseException:
     lost = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection closed"))
     if not (processes() > 1 and lost):
         return error
-    return BrokenDown("process of this run", "one that has ended", f"see what it said ({error}), mend that")
+    return BrokenDown("process of this run", "one that has ended", f"see what it said ({error}), repair that")

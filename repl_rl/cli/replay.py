@@ -22,6 +22,7 @@ from repl_rl.cli.terminal import terminal
 from repl_rl.cli.unread import refuse_unread
 from repl_rl.credit.credited import Credited
 from repl_rl.errors import ConfigError
+from repl_rl.machine.files import write_named
 from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.record.clip import clip
 from repl_rl.record.console import PS1
@@ -161,7 +162,8 @@ def _export(entry: Credited, path: Path) -> None:
     content = text.encode()
     # A file with the same content is an earlier export, so it may be replaced.
     refuse_other_file("export", path, lambda file: file.read_bytes() == content)
-    path.write_bytes(content)
+    with write_named(path, "export") as torn:
+        torn.write_bytes(content)
     print(path)
 
 

@@ -43,7 +43,7 @@ class GroupJudge:
             raise UserCodeError(f"{who} took longer than {self.time_limit_s:g} s; make it faster")
         error = call.outcome.exception()
         if error is not None:
-            raise UserCodeError(f"{who} raised {error!r}; mend it") from error
+            raise UserCodeError(f"{who} raised {error!r}; correct it") from error
         values = call.outcome.result()
         if len(values) != len(group) or not all(map(math.isfinite, values)):
             raise UserCodeError(f"{who} gave {values!r:.200} for {len(group)} rollouts; give a finite number for each")

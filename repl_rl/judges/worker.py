@@ -175,7 +175,7 @@ def answer_to(request: Request) -> Reply:
     except UserCodeError as error:
         return Reply(raised=str(error))
     except Exception as error:
-        return Reply(raised=f"{who} raised {error!r}; mend it")
+        return Reply(raised=f"{who} raised {error!r}; correct it")
     if not isinstance(value, int | float) or not math.isfinite(value):
         return Reply(raised=f"{who} returned {value!r:.200}; return a finite number")
     return Reply(value=float(value))

@@ -16,7 +16,7 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
             # The file is not ours, so warnings such as one about an invalid escape are ignored.
             warnings.simplefilter("ignore")
             tree = ast.parse(path.read_text("utf-8"))
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and ">>> " in node.value:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -183,8 +184,8 @@ def check_name(name: str) -> None:
     Raises:
         ConfigError: the name is something else.
     """
-    if name in ("", ".", "..") or set(name) & {"/", "\0"}:
-        remedy = "give one name for a folder below --out: not empty, not . or .., and without a slash"
+    if name in ("", ".", "..") or "/" in name or any(unicodedata.category(letter) == "Cc" for letter in name):
+        remedy = "give one name for a folder below --out: not empty, not . or .., no slash or control character"
         raise ConfigError("name", name, remedy)
     try:
         name.encode()

@@ -14,7 +14,7 @@ _REMEDIES = {
     errno.ENOSPC: "free some room there",
     errno.EDQUOT: "free some of your quota",
     errno.EROFS: "have it mounted to be written, or choose a folder elsewhere",
-    errno.EIO: "the disk reports errors: mend it, or choose a folder elsewhere",
+    errno.EIO: "the disk reports errors: repair it, or choose a folder elsewhere",
     errno.EACCES: "get the right to write there, or choose a folder elsewhere",
     errno.ENOTDIR: "a part of that path is a file: give another",
     errno.ENFILE: "this machine has no file left to open: end what holds them",
@@ -65,7 +65,7 @@ def writing(thing: str, path: Path, what: str = "it", then: str = "") -> Iterato
         mending = remedy(code)
         if code is None or (mending is None and not isinstance(error, OSError)):
             raise
-        told = f"{what} cannot be written there: {os.strerror(code)}; {mending or 'mend that'}{then}"
+        told = f"{what} cannot be written there: {os.strerror(code)}; {mending or 'repair that'}{then}"
         raise ConfigError(thing, str(path), told) from error
 
 

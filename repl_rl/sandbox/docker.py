@@ -260,7 +260,7 @@ class ContainerLaunch:
         except docker.errors.ImageNotFound as error:
             raise _ImageMissing from error
         except docker.errors.APIError as error:
-            raise unavailable(f"the daemon refuses: {error.explanation}", "mend its configuration") from error
+            raise unavailable(f"the daemon refuses: {error.explanation}", "correct its configuration") from error
         except OSError as error:
             # The package raises a subclass of OSError if the daemon does not answer any more.
             raise unavailable(f"the daemon has gone away: {error}", "start it (systemctl start docker)") from error

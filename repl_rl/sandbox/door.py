@@ -113,7 +113,7 @@ class Door:
             if said is None:
                 raise self._ended(setup, link.death, limits)
             if said:
-                raise _refused(setup, said["place"], said["value"], f"{said['problem']}; mend the task's workspace")
+                raise _refused(setup, said["place"], said["value"], f"{said['problem']}; correct the workspace")
             door = Door(
                 channel,
                 self._context,

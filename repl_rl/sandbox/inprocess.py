@@ -88,7 +88,7 @@ class InProcessSession:
                 self._console.locals.update(said["values"])
                 exec(compile("\n".join(said["lines"]), "<workspace>", "exec", dont_inherit=True), self._console.locals)
         except (Exception, SystemExit) as error:
-            raise SetupError(f"{name}, a module or line", repr(error), "mend the task's workspace") from error
+            raise SetupError(f"{name}, a module or line", repr(error), "correct the workspace") from error
 
     def go_on(self) -> None:
         """As `Continuing.go_on`."""

@@ -151,7 +151,7 @@ def _target(path: Path) -> Path | None:
 
 
 def _lost(path: Path, problem: str) -> SandboxUnavailable:
-    remedy = f"mend it, or make a new environment with another Python than {sys.executable}"
+    remedy = f"repair it, or make a new environment with another Python than {sys.executable}"
     return SandboxUnavailable(f"sandbox 'local' needs {path}, which {problem}; {remedy}")
 
 

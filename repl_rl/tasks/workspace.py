@@ -160,7 +160,7 @@ def _check_lines(lines: tuple[str, ...]) -> None:
         number = error.line or 1
         thing = f"workspace.lines, line {number}" if error.line or len(lines) == 1 else "workspace.lines"
         shown = lines[min(number, len(lines)) - 1]
-        raise ConfigError(thing, shown[:_SHOWN_CHARS], f"mend it: {error}") from error
+        raise ConfigError(thing, shown[:_SHOWN_CHARS], f"correct it: {error}") from error
 
 
 def _defined(lines: tuple[str, ...]) -> list[str]:

@@ -26,7 +26,7 @@ def raises():
     raise RuntimeError("mine")
 
 def refuses():
-    raise ConfigError("thing", 1, "mend it")
+    raise ConfigError("thing", 1, "correct it")
 
 class Old(ReplSampler):
     api_version = 0
@@ -71,7 +71,7 @@ def test_a_sampler_with_options_is_an_instance_or_a_function(module: str) -> Non
         ("Old", "api_version of sampler .* is 0; this is version 1"),
         ("number", "give a RolloutSampler, its class, or a function"),
         ("makes_nothing", "it returned a int; return a RolloutSampler"),
-        ("refuses", "mend it"),
+        ("refuses", "correct it"),
         ("missing", "cannot be imported"),
         ("", "cannot be imported"),
     ],

@@ -102,7 +102,7 @@ def test_what_fails_while_opening_rises_and_what_was_opened_is_closed() -> None:
     closed: list[str] = []
 
     async def broken() -> None:
-        raise ConfigError("thing", 1, "mend it")
+        raise ConfigError("thing", 1, "correct it")
 
     @asynccontextmanager
     async def opener() -> AsyncIterator[Rollouts]:
@@ -112,7 +112,7 @@ def test_what_fails_while_opening_rises_and_what_was_opened_is_closed() -> None:
         finally:
             closed.append("first")
 
-    with pytest.raises(ConfigError, match="mend it"), RolloutThread(opener, {}):
+    with pytest.raises(ConfigError, match="correct it"), RolloutThread(opener, {}):
         pass
     assert closed == ["first"]
 

@@ -281,13 +281,13 @@ def test_calls_that_nobody_waits_for_are_cancelled_with_their_line() -> None:
 def test_an_error_of_the_host_itself_ends_the_push_that_met_it() -> None:
     class Broken(Adder):
         async def answer(self, call: bytes) -> bytes:
-            raise ConfigError("host", "broken", "mend it")
+            raise ConfigError("host", "broken", "correct it")
 
     async def main() -> None:
         async with open_sandbox("unsafe", limits=LIMITS, warm=0) as sandbox, sandbox.session() as session:
             assert isinstance(session, ConsoleSession)
             session.offer(Broken())
-            with pytest.raises(ConfigError, match="mend it"):
+            with pytest.raises(ConfigError, match="correct it"):
                 await session.push("add(1)")
             assert session.ended
 

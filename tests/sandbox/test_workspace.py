@@ -175,7 +175,7 @@ def test_a_line_that_is_refused_is_not_tried_again_for_each_rollout_of_a_group()
 
     async def prepare(setup: object) -> object:
         Counted.made += 1
-        raise SetupError("workspace", "x", "mend it")
+        raise SetupError("workspace", "x", "correct it")
 
     async def main() -> None:
         stations = Stations(prepare, prepare, starting=4, shared=True)  # type: ignore[arg-type]

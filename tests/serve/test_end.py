@@ -145,7 +145,7 @@ class Dead(ScriptedEngine):
     """It died once too often."""
 
     def session(self, prompt_ids: Sequence[int], sampling: Sampling) -> AbstractAsyncContextManager[EngineSession]:
-        raise BrokenDown("engine", "dead", "mend it")
+        raise BrokenDown("engine", "dead", "correct it")
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:

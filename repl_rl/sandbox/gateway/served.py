@@ -132,13 +132,13 @@ def _kernel(answer: Answer, address: Address) -> str:
         SandboxUnavailable: this is no Jupyter server, it rejects the token, or it does not have this kernel.
     """
     if answer.status == 0:
-        raise _unavailable(f"{address.url} cannot be reached ({answer.error})", f"start the server, or mend {URL}")
+        raise _unavailable(f"{address.url} cannot be reached ({answer.error})", f"start the server, or correct {URL}")
     if answer.refuses:
         raise _unavailable(f"{address.url} does not take the token (status {answer.status})", f"put it into {TOKEN}")
     specs = answer.said.get("kernelspecs") if isinstance(answer.said, Mapping) else None
     if not isinstance(specs, Mapping):
         said = f"status {answer.status} for its kernels: {answer.error or 'no list'}"
-        raise _unavailable(f"{address.url} is no Jupyter server ({said})", f"mend {URL}")
+        raise _unavailable(f"{address.url} is no Jupyter server ({said})", f"correct {URL}")
     if address.kernel and address.kernel not in specs:
         remedy = f"name one of {', '.join(sorted(specs)) or '(none)'} behind the # of {URL}, or none"
         raise _unavailable(f"{address.url} has no kernel {address.kernel!r}", remedy)

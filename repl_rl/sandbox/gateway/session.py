@@ -84,7 +84,7 @@ class GatewaySession:
         refused = said.get("refused")
         if setup is not None and isinstance(refused, dict):
             place, value, problem = (plain_text(str(refused.get(name))) for name in ("place", "value", "problem"))
-            raise SetupError(f"workspace {setup.digest[:12]}, {place}", value, f"{problem}; mend the task's workspace")
+            raise SetupError(f"workspace {setup.digest[:12]}, {place}", value, f"{problem}; correct the workspace")
         # The reply is untrusted: check the shape of the version.
         version = said.get("python")
         if not (isinstance(version, list) and len(version) == 3 and all(isinstance(part, int) for part in version)):
