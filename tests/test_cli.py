@@ -167,21 +167,12 @@ def test_a_vocabulary_refused_by_the_audit_is_named(capsys: pytest.CaptureFixtur
     assert "--overshoot forbid" in error
 
 
-def test_without_bubblewrap_the_local_sandbox_is_refused_with_its_fix(tmp_path: Path) -> None:
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    command = [
-        sys.executable,
-        "-m",
-        "repl_rl.cli",
-        "train",
-        "--out",
-        str(tmp_path / "runs"),
-        "--engine",
-        "transformers",
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2, done.stderr
-    error = [line for line in done.stderr.splitlines() if line.startswith("repl-rl: error")]
+def test_without_bubblewrap_the_local_sandbox_is_refused_with_its_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["train", "--out", str(tmp_path / "runs"), "--engine", "transformers"]) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("repl-rl: error")]
     assert len(error) == 1
     assert "bubblewrap" in error[0]
     assert "unsafe" in error[0]

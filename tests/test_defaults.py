@@ -311,6 +311,7 @@ SMALL = (
 )
 
 
+@pytest.mark.heavy
 def test_the_obvious_command_trains_another_model_with_its_defaults_and_goes_on_with_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

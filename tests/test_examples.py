@@ -115,6 +115,7 @@ def test_custom_estimator_trains_three_steps_and_its_penalty_reaches_the_update(
     assert 'estimator = "custom_estimator:blame_errors(penalty=0.5)"' in printed
 
 
+@pytest.mark.heavy
 def test_a_debugger_stops_at_each_line_of_the_rollout() -> None:
     """Drive pdb by its commands: look at the first line at the marked place, then run to the end."""
     text = (EXAMPLES / "debug_one_rollout.py").read_text().splitlines()

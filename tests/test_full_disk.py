@@ -44,18 +44,21 @@ def test_a_training_whose_disk_fills_up_three_times_ends_as_one_with_room(tmp_pa
     assert len(told("runs", tmp_path)) == 3
 
 
+@pytest.mark.heavy
 def test_room_that_ends_while_sft_or_transcripts_write_leaves_the_older_output_or_none(tmp_path: Path) -> None:
     lines = told("outputs", tmp_path)
     assert [line.partition(":")[0] for line in lines] == ["sft"] * 4 + ["transcripts"] * 4
     assert all("No space left on device; free some room there, then give the command again" in line for line in lines)
 
 
+@pytest.mark.heavy
 def test_a_disk_that_turns_read_only_and_a_process_without_files_lose_nothing_and_say_so(tmp_path: Path) -> None:
     lines = told("protected", tmp_path)
     assert len([line for line in lines if "Read-only file system; have it mounted" in line]) == 4
     assert len([line for line in lines if "Too many open files" in line and "ulimit -n" in line]) == 4
 
 
+@pytest.mark.heavy
 def test_weights_take_another_way_where_shared_memory_fills_up_and_that_is_said_once(tmp_path: Path) -> None:
     (line,) = told("shared", tmp_path)
     assert "on their way to the engine from now on" in line

@@ -497,7 +497,9 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("verb", [FRESH, [*DEMONSTRATED, "--count", "2"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    "verb", [pytest.param(FRESH, marks=pytest.mark.heavy), [*DEMONSTRATED, "--count", "2"]], ids=lambda verb: verb[0]
+)
 def test_a_second_process_at_one_output_is_refused_by_number_and_host_and_a_killed_one_is_in_nobodys_way(
     tmp_path: Path, verb: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -521,6 +523,7 @@ def test_a_second_process_at_one_output_is_refused_by_number_and_host_and_a_kill
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.heavy
 def test_transcripts_that_are_killed_at_their_work_leave_the_older_ones(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*DEMONSTRATED, "--count", "2", "--out", str(out)]) == 0

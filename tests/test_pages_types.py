@@ -64,6 +64,7 @@ def settings() -> str:
     return "\n".join(f"[{section}]\n{lines}" for section, lines in parts.items())
 
 
+@pytest.mark.heavy
 def test_the_python_of_every_page_and_notebook_passes_strict_mypy_as_a_users_file(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(settings())
     files = [tmp_path / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.py" for name in SOURCES]

@@ -89,7 +89,9 @@ def ids_of(t: Trajectory) -> tuple[int, ...]:
     return (*t.prompt.token_ids, *t.completion_ids)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.heavy) if name in ("smollm2", "tekken") else name for name in FORMS]
+)
 def test_the_policy_writes_the_space_where_its_vocabulary_joins_it_with_a_word(
     name: str, folders: dict[str, Path]
 ) -> None:
@@ -279,6 +281,7 @@ def test_a_policy_within_a_run_is_asked_as_it_was_trained(folders: dict[str, Pat
     assert World(model=str(final)).resolve_prompt_settings().prompt_space == "sampled"
 
 
+@pytest.mark.heavy
 def test_the_page_has_the_forms_of_these_vocabularies_and_first_tokens_cost_what_they_cost_in_whole_texts() -> None:
     figures = json.loads(prompt_space.FIGURES.read_text())
     assert figures["forms"] == prompt_space.forms()

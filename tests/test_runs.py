@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from repl_rl.cli import main
 from repl_rl.runs.store import read
 from tests.processes import descendants, identity, wait_for
 
@@ -36,7 +37,7 @@ def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     "flags",
     [
         ("--engine", "transformers", "--sandbox", "unsafe", "--sampler", STUBBORN),
-        ("--engine", "vllm", "--sandbox", "local"),
+        pytest.param(("--engine", "vllm", "--sandbox", "local"), marks=pytest.mark.heavy),
     ],
     ids=" ".join,
 )
@@ -61,6 +62,7 @@ def test_a_run_leaves_the_promised_folder(tmp_path: Path, flags: tuple[str, ...]
     assert (folder / "config.toml").is_file()
 
 
+@pytest.mark.heavy
 def test_ctrl_c_leaves_no_process_and_a_folder_that_says_where_it_stopped(tmp_path: Path) -> None:
     command = [*COMMAND, "train", "--out", str(tmp_path), "--name", "run", *SMALL, "--trainer.steps", "500"]
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
@@ -79,10 +81,11 @@ def test_ctrl_c_leaves_no_process_and_a_folder_that_says_where_it_stopped(tmp_pa
     wait_for(lambda: not {p for p in started if identity(p[0]) == p}, None)
 
 
-def test_a_step_that_cannot_be_written_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_written_ends_the_run_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    done = train(blocked / "runs", "--engine", "transformers", "--sandbox", "unsafe")
-    assert done.returncode == 2
-    assert "repl-rl: error: run folder is" in done.stderr
+    assert main(["train", "--out", str(blocked / "runs"), "--engine", "transformers", "--sandbox", "unsafe"]) == 2
+    assert "repl-rl: error: run folder is" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["file"]

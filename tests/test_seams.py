@@ -60,6 +60,7 @@ def test_the_doctor_looks_at_engines_and_sandboxes_that_were_added(capsys: pytes
     assert "nothing of its own to install" in told.replace("│ ", "")
 
 
+@pytest.mark.heavy
 def test_a_toy_sandbox_keeps_every_promise(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sandbox", "check", "--sandbox", "playpen", "--doctests", "2"]) == 0
     assert "sandbox playpen" in capsys.readouterr().out

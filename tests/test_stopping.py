@@ -120,7 +120,9 @@ def check_end(run: Run, told_s: float) -> None:
     assert not [file for file in run.shared if file.exists()]
 
 
-@pytest.mark.parametrize("where", ["evaluation", "rollout", "update"])
+@pytest.mark.parametrize(
+    "where", ["update", *(pytest.param(where, marks=pytest.mark.heavy) for where in ("evaluation", "rollout"))]
+)
 def test_sigterm_ends_a_run_with_a_summary_and_without_remains(tmp_path: Path, where: str) -> None:
     with training(tmp_path, where, "transformers") as run:
         told_s = time.monotonic()
@@ -151,6 +153,7 @@ def test_sigterm_for_the_whole_group_is_no_crash_of_the_engine(tmp_path: Path) -
         check_end(run, told_s)
 
 
+@pytest.mark.heavy
 def test_sigterm_works_where_the_shell_ignores_ctrl_c_and_a_second_one_changes_nothing(tmp_path: Path) -> None:
     with training(tmp_path, "rollout", "transformers", "sh", "-c", 'trap "" INT; exec "$@"', "sh") as run:
         run.process.send_signal(signal.SIGINT)

@@ -14,6 +14,7 @@ from tests.runs import run_folder
 
 PROGRAM = shlex.join([sys.executable, "-m", "repl_rl.cli"])
 CLOSED, READ_BY_NOBODY, FULL = ">&-", "| :", ">/dev/full"
+STREAMS = [READ_BY_NOBODY, *(pytest.param(stdout, marks=pytest.mark.heavy) for stdout in (CLOSED, FULL))]
 
 
 def shell(command: str, folder: Path) -> tuple[int, str]:
@@ -23,7 +24,7 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("stdout", [CLOSED, READ_BY_NOBODY, FULL])
+@pytest.mark.parametrize("stdout", STREAMS)
 def test_what_makes_a_folder_makes_it_whole_wherever_its_words_go(tmp_path: Path, stdout: str) -> None:
     code, told = shell(f"{PROGRAM} sft --fresh --out whole {stdout}", tmp_path)
     assert code == 0, told
@@ -35,7 +36,7 @@ def test_what_makes_a_folder_makes_it_whole_wherever_its_words_go(tmp_path: Path
     assert told.count("standard output takes no more") == (stdout != CLOSED)
 
 
-@pytest.mark.parametrize("stdout", [CLOSED, READ_BY_NOBODY, FULL])
+@pytest.mark.parametrize("stdout", STREAMS)
 def test_a_training_whose_words_go_nowhere_is_finished(tmp_path: Path, stdout: str) -> None:
     small = (
         "--engine transformers --sandbox unsafe --trainer.steps 1 --trainer.prompts-per-step 2 --trainer.group-size 2"

@@ -28,6 +28,7 @@ def renderer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Renderer.from_folder(folder)
 
 
+@pytest.mark.heavy
 def test_a_folder_says_what_its_vocabulary_does_with_newlines(renderer: Renderer) -> None:
     for i in renderer.newline_ids:
         assert renderer.decode((i,)).endswith("\n") == (i not in renderer.forbidden_ids)

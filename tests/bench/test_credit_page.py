@@ -195,6 +195,7 @@ def test_blocks_are_told_beside_lines_with_rollouts_of_both() -> None:
     assert "Blocks against lines" not in regimes.block({"noise": written({BASELINE: 0.4}, seeds=2, regime="noise")})
 
 
+@pytest.mark.heavy
 def test_a_plan_alone_says_that_nothing_is_published() -> None:
     assert regimes.block({}).endswith("Nothing is published yet.\n")
     for name in regimes.names():

@@ -19,6 +19,7 @@ WAYS: tuple[Way, ...] = ("lines", "fenced")
 TINY = Settings(tokens=60, prompts_per_step=2, group_size=2, held_out=4, agreement_tokens=20, engine="transformers")
 
 
+@pytest.mark.heavy
 def test_every_run_starts_from_the_bundled_policy_and_ends_with_its_tokens(tmp_path: Path) -> None:
     chosen = conditions([BASELINE, "two_stream/gated"])
     with opened(TINY, tmp_path) as worker:
@@ -79,6 +80,7 @@ def test_runs_can_start_from_a_policy_that_was_taught(kind: Literal["failing", "
     assert (tmp_path / f"{kind}-lines-{fingerprint}" / "model.safetensors").exists()
 
 
+@pytest.mark.heavy
 def test_a_model_is_shown_the_console_and_fences_by_equally_many_demonstrations_and_what_it_writes_is_kept(
     tmp_path: Path,
 ) -> None:

@@ -94,6 +94,7 @@ def test_two_steps_change_the_policy_and_the_second_samples_from_the_changed_one
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["step", "1"], ["step", "2"]]
 
 
+@pytest.mark.heavy
 def test_the_command_that_the_pages_name_is_there() -> None:
     (module, *_) = {name for name in re.findall(r"`python -m (\S+)`", documents.PAGES["README.md"]) if "loop" in name}
     done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)

@@ -21,7 +21,7 @@ from repl_rl.engine.vllm import VllmEngine
 from repl_rl.errors import ConfigError, EngineError
 from tests.engine.models import CONTEXT, FORBIDDEN, VOCABULARY, Host, bench, gap_to_torch, rollout, save_policy
 
-KINDS = ("scripted", "transformers", "vllm")
+KINDS = ("scripted", "transformers", pytest.param("vllm", marks=pytest.mark.heavy))
 CHECKS = (
     forbidden_ids_are_never_sampled,
     every_id_has_one_finite_logprob,

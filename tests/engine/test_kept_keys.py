@@ -24,7 +24,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=pytest.mark.heavy) if kind.startswith("vllm") else kind for kind in KINDS],
+)
 def host(request: pytest.FixtureRequest, policy_folder: Path) -> Iterator[Host]:
     host = Host(open_engine(KINDS[request.param], model=policy_folder, max_sessions=128, kv_on_sync="keep"))
     yield host

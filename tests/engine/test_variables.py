@@ -29,6 +29,7 @@ def test_the_quiet_that_a_block_sets_is_not_taken_for_a_persons_wish_to_see_vllm
     assert quiet["PYTHONWARNINGS"] == "ignore::FutureWarning"
 
 
+@pytest.mark.heavy
 def test_importing_the_trainer_prints_nothing_and_what_trl_sets_is_no_persons_wish_to_see_vllms_log() -> None:
     code = "import trl, repl_rl.trainer; from repl_rl.engine.variables import log_level; print(*sorted(log_level()))"
     before = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
@@ -37,6 +38,7 @@ def test_importing_the_trainer_prints_nothing_and_what_trl_sets_is_no_persons_wi
     assert done.stderr == ""
 
 
+@pytest.mark.heavy
 def test_a_program_imports_trl_without_vllm_and_a_library_leaves_vllm_to_its_user() -> None:
     imported = "import sys, repl_rl.trainer, trl.import_utils as of_trl; print('vllm' in sys.modules)"
     program = "from repl_rl.machine.trl_imports import skip_vllm_in_trl; skip_vllm_in_trl(); "

@@ -193,6 +193,7 @@ def tied_host(tied_folder: Path) -> Iterator[Host]:
     host.close()
 
 
+@pytest.mark.heavy
 def test_tied_models_load_their_output_layer_too(tied_host: Host, tied_folder: Path, tmp_path: Path) -> None:
     assert gap_to_torch(tied_host, tied_folder) < 1e-4
     after = save_policy(tmp_path / "after", seed=1, tied=True)

@@ -49,11 +49,13 @@ async def long(engine: VllmEngine, number: int, arrived: asyncio.Barrier | None 
         return list(session.ids)
 
 
+@pytest.mark.heavy
 def test_the_cache_is_vllms_own_without_the_block_that_stands_for_none(tight_host: Host) -> None:
     cache = vllm_of(tight_host).cache
     assert (cache.blocks, cache.groups) == (19, ((32, CONTEXT // 32),))
 
 
+@pytest.mark.heavy
 def test_in_ten_runs_nobody_waits_for_ever_and_ids_are_those_of_a_cache_with_room_for_all(
     vllm_host: Host, tight_host: Host
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_sampler_that_blocks_its_thread_is_told_where_and_ends_the_check() -> 
     assert "test_conformance.py" in rows[-1].detail
 
 
+@pytest.mark.heavy
 def test_a_sampler_that_keeps_the_thread_for_a_while_is_told_how_long() -> None:
     class Dawdles(Repl):
         async def rollout(self, episode: Episode) -> None:

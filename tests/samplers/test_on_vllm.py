@@ -57,6 +57,7 @@ async def typed_again(t: Trajectory) -> list[tuple[int, bool]]:
     return expected
 
 
+@pytest.mark.heavy
 def test_on_vllm_the_bundled_policys_lines_are_sampled_and_what_they_print_is_masked() -> None:
     sampler, question = of_page()
     tasks = [*load_tasks("builtin:quickstart", split="held_out", count=20), question, replace(question, id="again")]

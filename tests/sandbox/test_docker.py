@@ -105,6 +105,7 @@ def test_a_docker_console_is_isolated_and_limited(nothing_left: None) -> None:
     assert not _failed(asyncio.run(main()))
 
 
+@pytest.mark.heavy
 @needs_docker
 def test_a_docker_console_prints_what_the_reference_prints(nothing_left: None) -> None:
     cases = doctest_transcripts()
@@ -137,6 +138,7 @@ def test_an_image_of_another_python_prints_what_its_own_reference_prints() -> No
     assert rows[0].detail.endswith(", 0 not reproducible left out")
 
 
+@pytest.mark.heavy
 @needs_docker
 def test_with_isolation_by_container_each_console_has_one_of_its_own_that_ends_with_it(nothing_left: None) -> None:
     before = len(_containers())
@@ -210,6 +212,7 @@ def test_another_image_that_is_missing_is_refused_with_the_command_that_fetches_
         asyncio.run(main())
 
 
+@pytest.mark.heavy
 @needs_docker
 def test_its_own_image_is_built_when_it_is_missing_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     _docker("tag", own_image(), "repl-rl-kept")

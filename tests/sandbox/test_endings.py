@@ -139,6 +139,7 @@ def _sessions(count: int) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_sessions_a_fifth_of_them_hostile_leave_nothing_behind() -> None:
     _sessions(2)  # whatever the first use of a library opens for good
     before = _held()

@@ -292,7 +292,9 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("kernel", [STOCK, pytest.param(SEALED, marks=[pytest.mark.heavy, pytest.mark.alone])])
+@pytest.mark.heavy
+@pytest.mark.alone
+@pytest.mark.parametrize("kernel", [STOCK, SEALED])
 def test_a_host_that_is_killed_leaves_no_kernel_no_process_and_no_file(here: Server, kernel: str) -> None:
     alone = {child.pid for child in psutil.Process(here.process.pid).children(recursive=True)}
     env = {**os.environ, **here.variables(kernel)}

@@ -108,7 +108,7 @@ def stopped(
     return sources
 
 
-@pytest.mark.parametrize(("curriculum", "updates"), [(True, 1), (False, 2)])
+@pytest.mark.parametrize(("curriculum", "updates"), [(True, 1), pytest.param(False, 2, marks=pytest.mark.heavy)])
 def test_where_all_that_was_under_way_had_ended_the_run_goes_on_bit_for_bit(
     curriculum: bool, updates: int, tmp_path: Path
 ) -> None:
@@ -121,7 +121,7 @@ def test_where_all_that_was_under_way_had_ended_the_run_goes_on_bit_for_bit(
     assert all(list(counts.values())[:3] == [6, 6, 0] for counts in kept[1:]), "each was played once"
 
 
-@pytest.mark.parametrize("lines", [1, 3])
+@pytest.mark.parametrize("lines", [1, pytest.param(3, marks=pytest.mark.heavy)])
 def test_where_weights_decide_no_draw_what_begins_again_changes_no_weight_either(lines: int, tmp_path: Path) -> None:
     config = replace(CONFIG, importance="token_truncate(tolerance=100.0)")
     play(tmp_path / "whole", unmoved(lines), config=config)

@@ -89,6 +89,7 @@ def test_a_run_whose_engine_dies_in_every_step_ends_as_the_undisturbed_one(tmp_p
     assert set(faults(tmp_path / "whole").values()) == {0}
 
 
+@pytest.mark.heavy
 def test_a_run_whose_engine_dies_again_and_again_stops_with_a_state_and_can_be_gone_on_with(tmp_path: Path) -> None:
     play(tmp_path / "whole")
     with pytest.raises(BrokenDown, match="engine scripted is 'dead 3 times in a row") as raised:

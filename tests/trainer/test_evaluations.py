@@ -99,7 +99,7 @@ class Broken(BaseException):
 
 
 @pytest.mark.parametrize("second", [{1: 0.5, 2: 0.2, 3: 0.3, 4: 0.1, 5: 0.0}, {1: 0.5, 2: 0.2, 3: 0.6, 4: 0.1, 5: 0.0}])
-@pytest.mark.parametrize("stop_at", [3, 5])
+@pytest.mark.parametrize("stop_at", [3, pytest.param(5, marks=pytest.mark.heavy)])
 def test_a_resumed_run_has_the_best_policy_of_its_own_steps_though_others_came_out_better(
     second: Mapping[int, float], stop_at: int, tmp_path: Path
 ) -> None:

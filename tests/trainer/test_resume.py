@@ -137,7 +137,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["lora", *(pytest.param(way, marks=pytest.mark.heavy) for way in WAYS if way != "lora")]
+)
 def test_a_run_that_is_stopped_in_any_step_ends_as_one_that_never_was(way: str, tmp_path: Path) -> None:
     config, curriculum = WAYS[way]
     play(tmp_path / "whole", config, curriculum=curriculum)
