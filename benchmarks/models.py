@@ -27,7 +27,10 @@ from repl_rl.engine.names import outline
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.machine.assets import asset
 from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.trainer import StepRecord, TrainerConfig, refuse_model, train
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.refusal import refuse_model
+from repl_rl.trainer.run import train
+from repl_rl.trainer.source import StepRecord
 from repl_rl.world import World
 
 PAGE = Block(ROOT / "docs" / "models.md", "models")

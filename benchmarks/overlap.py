@@ -23,7 +23,9 @@ from repl_rl.engine import EngineKind, Transformers, Vllm
 from repl_rl.lab.policies import SIZES, write_policy
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.run import train
+from repl_rl.trainer.source import StepRecord
 from repl_rl.world import World
 
 PAGE = Block(ROOT / "docs" / "update.md", "overlap")

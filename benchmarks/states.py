@@ -27,7 +27,10 @@ from repl_rl.machine.stopping import terminable
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import ReplSampler
 from repl_rl.rollout.episode import Episode
-from repl_rl.trainer import Saving, StepRecord, TrainerConfig, train
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.pace import Saving
+from repl_rl.trainer.run import train
+from repl_rl.trainer.source import StepRecord
 from repl_rl.world import World
 
 PAGE = Block(ROOT / "docs" / "survival.md", "states")

@@ -81,10 +81,10 @@ from repl_rl.tasks import Task as Task
 from repl_rl.tasks import Workspace as Workspace
 from repl_rl.tasks import generate as generate
 from repl_rl.tasks import load_tasks as load_tasks
-from repl_rl.trainer import ReplGRPOTrainer as ReplGRPOTrainer
-from repl_rl.trainer import StepRecord as StepRecord
-from repl_rl.trainer import TrainerConfig as TrainerConfig
-from repl_rl.trainer import train as train
+from repl_rl.trainer.config import TrainerConfig as TrainerConfig
+from repl_rl.trainer.grpo import ReplGRPOTrainer as ReplGRPOTrainer
+from repl_rl.trainer.run import train as train
+from repl_rl.trainer.source import StepRecord as StepRecord
 from repl_rl.world import World as World
 
 __version__: str

@@ -30,7 +30,8 @@ from repl_rl.machine.versions import versions
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.folder import RunFolder
 from repl_rl.runs.store import read
-from repl_rl.trainer import StepRecord, fit
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from repl_rl.trainer.states import Boundary, generators, newest
 from repl_rl.trainer.weights import SHARED
 from tests.runs import rollout

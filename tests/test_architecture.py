@@ -109,6 +109,13 @@ def test_verbs_that_train_nothing_answer_a_mistake_before_they_import_torch() ->
     assert done.stdout.strip() == "[]"
 
 
+def test_the_training_verb_answers_a_mistake_before_it_imports_trl_or_a_model() -> None:
+    heavy = ("trl", "peft", "transformers.trainer", "transformers.modeling_utils", "datasets", "vllm", "matplotlib")
+    code = f"import sys, repl_rl.cli.train; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_every_public_name_can_be_imported() -> None:
     import repl_rl
 

@@ -19,7 +19,8 @@ from repl_rl.runs.player.widget import MOST
 from repl_rl.runs.store import write_step
 from repl_rl.settings.arguments import parse
 from repl_rl.tasks import load_tasks
-from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo_config import grpo_args
 from repl_rl.world import World
 from tests import documents
 from tests.documents import ROOT
@@ -45,7 +46,7 @@ def test_the_tasks_and_the_settings_of_the_page_are_accepted(tmp_path: Path, mon
     config = parse(TrainConfig, "train", ["--config", "mine.toml"])
     assert (config.model, config.rollout.max_lines, config.trainer.save_every) == ("qwen", 16, 20)
     for chosen in (config.trainer, replace(config.trainer, dtype="bfloat16")):
-        assert chosen.grpo_args(tmp_path).save_steps == 20
+        assert grpo_args(chosen, tmp_path).save_steps == 20
 
 
 def test_the_page_trains_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from repl_rl.credit.earnings import GroupRewards, LineEarnings, RolloutEarnings
 from repl_rl.credit.rewards import RewardTable, line_rewards
 from repl_rl.record.trajectory import LineStatus
 from repl_rl.settings.arguments import parse
-from repl_rl.trainer import choices, credit_of
+from repl_rl.trainer import choices
+from repl_rl.trainer.loop import credit_of
 from tests.test_rewards import ran, rollout
 
 ROOT = Path(__file__).parent.parent

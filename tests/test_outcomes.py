@@ -23,7 +23,8 @@ from repl_rl.rollout.episode import Episode
 from repl_rl.runs.store.records import dump, parse
 from repl_rl.tasks import Task, judged_by
 from repl_rl.tasks.weights import Weighed, weighed
-from repl_rl.trainer import TrainerConfig, refuse_run
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.refusal import refuse_run
 from repl_rl.world import World
 from tests.worlds import TASK, world
 

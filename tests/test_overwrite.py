@@ -24,7 +24,7 @@ from repl_rl.runs.folder import RUN, RunFolder
 from repl_rl.runs.listed import Status, listed
 from repl_rl.runs.store.table import TABLE
 from repl_rl.sandbox import jupyter
-from repl_rl.trainer import train
+from repl_rl.trainer.run import train
 from repl_rl.trainer.states import taken
 from repl_rl.world import World
 

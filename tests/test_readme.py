@@ -16,7 +16,7 @@ from repl_rl.cli import VERBS
 from repl_rl.record.trajectory import Stop
 from repl_rl.samplers import load_sampler
 from repl_rl.settings.toml import flatten, load
-from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 from tests.worlds import TASK, world
 
 ROOT = Path(__file__).parent.parent

@@ -22,8 +22,12 @@ from repl_rl.record.trajectory import Observed
 from repl_rl.runs.store import marked
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.toml import dump
-from repl_rl.trainer import StepRecord, TrainerConfig, fit, sinks
-from repl_rl.trainer.sinks import COLUMNS, PREFIX, TABLE, TABLE_ROWS, require_sinks, table
+from repl_rl.trainer import sinks
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.packages import require_sinks
+from repl_rl.trainer.sinks import COLUMNS, PREFIX, TABLE, TABLE_ROWS, table
+from repl_rl.trainer.source import StepRecord
 from tests.runs import HOSTILE, credit, rollout
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 

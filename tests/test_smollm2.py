@@ -18,7 +18,9 @@ from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.sandbox import InProcessSandbox
 from repl_rl.tasks import Task
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.vocabularies import smollm2, smollm2_file
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]

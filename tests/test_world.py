@@ -14,7 +14,8 @@ from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.samplers import load_sampler
 from repl_rl.sandbox import Docker, Limits, Local, Unsafe
 from repl_rl.settings.toml import dump
-from repl_rl.trainer import TrainerConfig, train
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.run import train
 from repl_rl.world import OF_A_RUN, World, recorded_task
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "quickstart"

@@ -12,7 +12,7 @@ from repl_rl.machine.launched import processes
 from repl_rl.rollout import Facts
 from repl_rl.runs.folder import RunFolder
 from repl_rl.runs.told import settings_of
-from repl_rl.trainer import BEST
+from repl_rl.trainer.evaluations import BEST
 from repl_rl.world import World
 
 

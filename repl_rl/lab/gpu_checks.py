@@ -26,13 +26,15 @@ from repl_rl.lab.gpu_hybrids import hybrid_policy
 from repl_rl.lab.gpu_played import PROMPTS, STOPS, Played, apart, computed_in, played, scored
 from repl_rl.lab.update import update_cost
 from repl_rl.lab.work import Case
-from repl_rl.trainer import StepRecord, TrainerConfig, train
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.fast import FastPass
 from repl_rl.trainer.gpu_memory import count_trainer_bytes
 from repl_rl.trainer.likeness import compare
 from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.run import train
 from repl_rl.trainer.scoring import install
 from repl_rl.trainer.sharing import Sharing
+from repl_rl.trainer.source import StepRecord
 from repl_rl.world import World
 
 VOCABULARY, CONTEXT = 384, 256

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from repl_rl.engine import Engine, Sampling
 from repl_rl.engine.forbidden import forbid
 from repl_rl.engine.options import Dtype
-from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.fast import Batch, FastPass
 from repl_rl.trainer.likeness import Autocast
 from repl_rl.trainer.loop import load_model

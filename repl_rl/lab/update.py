@@ -27,9 +27,10 @@ from repl_rl.credit.tensors import columns
 from repl_rl.errors import ReplRLError
 from repl_rl.lab.work import CASES, EOS, PAD, Case, Work
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer.config import GRPOTrainer, TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.fast import TOKENS_PER_PASS_CPU, TOKENS_PER_PASS_GPU
 from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.grpo_config import GRPOTrainer, grpo_args
 from repl_rl.trainer.sharing import Sharing
 
 Side = Literal["ours", "off", "other", "trl"]
@@ -188,7 +189,7 @@ def _ours(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path, 
         tokenizer=_tokenizer(),
         task_ids=_tasks(rollouts),
         source=_Replay(rollouts),
-        args=config.grpo_args(folder),
+        args=grpo_args(config, folder),
         credit=Credit(estimator("outcome"), config.rewards),
         tolerance=config.tolerance(),
         weights=folder,
@@ -214,7 +215,7 @@ def _trl(model: PreTrainedModel, rollouts: Sequence[Trajectory], folder: Path) -
     rows = columns(rollouts, PAD)
     ids = {"prompt_ids": rows.prompt_ids, "completion_ids": rows.completion_ids, "logprobs": rows.logprobs}
     config = _config(rollouts)
-    args = replace(config, fast=False, micro_batch=config.group_size).grpo_args(folder)
+    args = grpo_args(replace(config, fast=False, micro_batch=config.group_size), folder)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=[lambda **_: [t.outcome for t in rollouts]],

@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
-import torch
-from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
-from transformers.trainer_utils import SchedulerType
-
 from repl_rl.errors import ConfigError
 from repl_rl.settings.bounds import Above, AtLeast
 from repl_rl.settings.named import Named
@@ -155,8 +151,13 @@ or a list of layers."""
 OF_BITSANDBYTES = ("8bit", "paged", "lion")
 """Parts of the names of optimizers that need bitsandbytes."""
 
-SCHEDULES = [kind.value for kind in SchedulerType if kind.value not in ("reduce_lr_on_plateau", "greedy")]
-"""Transformers names of schedules. The two that are left out depend on a falling loss, which GRPO does not have."""
+SCHEDULES = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
+)  # fmt: skip
+"""Transformers names of schedules, without those that depend on a falling loss, which GRPO does not have."""
+_PLAIN = ("linear", "constant_with_warmup")
+"""Schedules whose learning rates are valid for any warm-up."""
 SLACK = 1e-6
 """Distance by which rounding may move a learning rate out of its bounds, as a share of the peak."""
 _GIVEN = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
@@ -219,6 +220,19 @@ def schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> Arg
         raise ConfigError(
             thing, text, "it has no warm-up: choose constant_with_warmup, or set trainer.warmup_steps = 0"
         )
+    if named.options or named.name not in _PLAIN:
+        _refuse_bad_rates(text, named, peak, warmup_steps, total_steps)
+    return {"lr_scheduler_type": named.name, "lr_scheduler_kwargs": dict(named.options)}
+
+
+def _refuse_bad_rates(text: str, named: Named, peak: float, warmup_steps: int, total_steps: int) -> None:
+    """Build the schedule on a dummy weight, and check its options and learning rates. Raises as `schedule`."""
+    # The imports take seconds, and the default schedule does without.
+    import torch
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
+    from transformers.trainer_utils import SchedulerType
+
+    thing = "trainer.schedule"
     # The options of a schedule are the other parameters of its transformers function.
     kind = SchedulerType(named.name)
     accepted = [name for name in inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).parameters if name not in _GIVEN]
@@ -226,7 +240,7 @@ def schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> Arg
         if key not in accepted:
             remedy = f"its options are {', '.join(accepted)}" if accepted else "it has no options"
             raise ConfigError(f"option {key} of {thing} {named.name}", value, remedy)
-    # Build the schedule on a dummy weight, and read the learning rate at the start, the peak and the last step.
+    # Read the learning rate at the start, the peak and the last step.
     try:
         weight = torch.nn.Parameter(torch.zeros(1))
         made = get_scheduler(kind, torch.optim.SGD([weight], peak), warmup_steps, total_steps, dict(named.options))
@@ -236,7 +250,6 @@ def schedule(text: str, peak: float, warmup_steps: int, total_steps: int) -> Arg
     if not all(-SLACK <= share <= 1 + SLACK for share in shares):
         told = ", ".join(f"{share * peak:.3g}" for share in shares)
         raise ConfigError(thing, text, f"its learning rates would be {told}, outside of [0, {peak:g}]; choose others")
-    return {"lr_scheduler_type": kind, "lr_scheduler_kwargs": dict(named.options)}
 
 
 def _arguments(thing: str, text: str, table: Mapping[str, Callable[..., Arguments]]) -> Arguments:

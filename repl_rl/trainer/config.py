@@ -1,39 +1,18 @@
-"""Training settings, and their translation into TRL's configuration."""
+"""Training settings."""
 
-import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
-
-import torch
-from transformers.utils import is_torch_bf16_gpu_available
 
 from repl_rl.credit.advantages import uses_line_rewards
 from repl_rl.credit.rewards import RewardTable
 from repl_rl.credit.stops import StopPolicy
 from repl_rl.engine.options import Dtype
-from repl_rl.engine.variables import hush
 from repl_rl.errors import ConfigError
-from repl_rl.machine.trl_imports import importing_trl
 from repl_rl.settings.bounds import Above, AtLeast, check_fields
 from repl_rl.settings.pretrained import DTYPE, Pretrained, format_default
 from repl_rl.trainer import choices
 from repl_rl.trainer.apart import corrections, importance, refuse_stale
-from repl_rl.trainer.lora import require_peft
-from repl_rl.trainer.sinks import require_sinks
-
-hush()  # TRL may import vLLM
-with warnings.catch_warnings(), importing_trl():
-    # TRL warns about the version of a vLLM that it does not use here.
-    warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
-    from trl import GRPOConfig, GRPOTrainer
-
-__all__ = ["GRPOConfig", "GRPOTrainer", "TrainerConfig", "refuse_few", "refuse_unfit"]
-
-MAX_GRAD_NORM = 1.0
-"""Largest gradient norm; larger gradients are scaled down to it. Default of TRL and transformers."""
-
+from repl_rl.trainer.packages import require_peft, require_sinks
 
 _RATE, _RATE_OF_ADAPTERS = 1e-6, 1e-5
 """Learning rates of pretrained models: of all weights, and of adapters. 1e-6 is TRL's default and the value of verl's
@@ -150,7 +129,7 @@ class TrainerConfig:
         require_sinks(self.report_to)
         refuse_stale(self.ahead, self.importance, self.groups)
         # Both raise ConfigError here, before a run starts.
-        self._chosen()
+        self.chosen_args()
         self.share(1)  # rollouts that one process cannot divide evenly, several cannot either
 
     @property
@@ -176,21 +155,6 @@ class TrainerConfig:
         """Optimizer steps per batch of rollouts."""
         return self.updates * self.mini_batches
 
-    @property
-    def loaded_dtype(self) -> torch.dtype:
-        """Number format of the weights in memory: `dtype` if adapters are trained, else float32."""
-        return torch.bfloat16 if self.lora_rank and self.dtype == "bfloat16" else torch.float32
-
-    def check_machine(self) -> None:
-        """Check that this machine can compute in `dtype`.
-
-        Raises:
-            ConfigError: it cannot.
-        """
-        on_cpu = not torch.accelerator.is_available()
-        if self.dtype == "bfloat16" and not (on_cpu or is_torch_bf16_gpu_available()):
-            raise ConfigError("dtype", self.dtype, "this GPU does not compute in it; leave it at float32")
-
     def share(self, processes: int) -> tuple[int, int]:
         """Return the rollouts per forward pass of one process, and the passes per optimizer step.
 
@@ -213,7 +177,7 @@ class TrainerConfig:
             )
         return micro_batch, part // micro_batch
 
-    def _chosen(self) -> choices.Arguments:
+    def chosen_args(self) -> choices.Arguments:
         """Return TRL's arguments for the settings that are given by name.
 
         Raises:
@@ -228,88 +192,3 @@ class TrainerConfig:
             **choices.optimizer(self.optimizer),
             **choices.schedule(self.schedule, self.learning_rate, warmup, self.optimizer_steps),
         }
-
-    def grpo_args(self, out: Path, processes: int = 1, seed: int = 0) -> GRPOConfig:
-        """Return TRL's configuration for these settings; checkpoints go to `out`, and `seed` orders the tasks.
-
-        Raises:
-            ConfigError: the rollouts of a step cannot be divided evenly, or this machine cannot compute in `dtype`.
-        """
-        self.check_machine()
-        low, on_cpu = self.dtype == "bfloat16", not torch.accelerator.is_available()
-        micro_batch, passes = self.share(processes)
-        a_step = self.optimizer_steps_per_step
-        return GRPOConfig(
-            output_dir=str(out),
-            max_steps=self.optimizer_steps,
-            num_generations=self.group_size,
-            num_iterations=self.updates,
-            steps_per_generation=passes * self.mini_batches,
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=passes,
-            learning_rate=self.learning_rate,
-            warmup_steps=self.warmup_steps * a_step,
-            max_grad_norm=MAX_GRAD_NORM,
-            # The fast pass computes no router logits. None keeps the coefficient of the model's configuration.
-            router_aux_loss_coef=0.0 if self.fast else None,
-            **self._chosen(),
-            temperature=1.0,
-            bf16=low,
-            use_cpu=low and on_cpu,
-            gradient_checkpointing=self.checkpointing,
-            disable_dropout=True,
-            seed=seed,
-            save_strategy="steps" if self.save_every else "no",
-            save_steps=(self.save_every or 1) * a_step,
-            logging_steps=a_step,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            report_to=list(self.report_to) or "none",
-            project="repl_rl",
-            run_name=out.resolve().parent.name,
-            disable_tqdm=True,
-            log_level="error",
-        )
-
-
-def refuse_unfit(args: GRPOConfig, fast: bool) -> None:
-    """Refuse TRL options that do not work with one advantage per token, or that our rollouts make meaningless.
-
-    Raises:
-        ConfigError: the first such option.
-    """
-    if args.loss_type not in choices.LOSSES:
-        remedy = f"choose one of {', '.join(choices.LOSSES)}: they take one advantage a token"
-        raise ConfigError("loss_type", args.loss_type, remedy)
-    # Each option has one accepted value, and a reason for it.
-    unfit = {
-        "off_policy_mask_threshold": (None, "with advantages a token it would mask single tokens, not sequences"),
-        "mask_truncated_completions": (False, "it guesses from the last id; a trajectory's `stop` says it"),
-        "use_vllm": (False, "the engine belongs to the rollout source"),
-        "vllm_importance_sampling_correction": (True, "the check of each weight sync needs both log probabilities"),
-        "scale_rewards": ("group", "the estimator normalises; choose another estimator"),
-        "temperature": (1.0, "the engine's log probabilities are those of temperature 1"),
-        "top_p": (1.0, "a cut distribution has other log probabilities"),
-        "top_k": (0, "a cut distribution has other log probabilities"),
-        "min_p": (None, "a cut distribution has other log probabilities"),
-        "repetition_penalty": (1.0, "a bent distribution has other log probabilities"),
-        "sync_ref_model": (False, "the reference is the policy that training began with"),
-    }
-    for name, (fit, why) in unfit.items():
-        if getattr(args, name) != fit:
-            raise ConfigError(name, getattr(args, name), f"leave it at {fit!r}: {why}")
-    # The fast pass skips rows without an advantage, but these options need the entropies of all rows.
-    whole_batch = {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_adaptive_entropy": False}
-    for name, neutral in whole_batch.items():
-        if fast and getattr(args, name) != neutral:
-            raise ConfigError(name, getattr(args, name), "it needs rows without an advantage too; set fast = false")
-
-
-def refuse_few(task_ids: Sequence[str], args: GRPOConfig) -> None:
-    """Refuse fewer tasks than a step needs.
-
-    Raises:
-        ConfigError: `task_ids` has fewer.
-    """
-    needed = args.generation_batch_size // args.num_generations
-    if len(task_ids) < needed:
-        raise ConfigError("tasks", len(task_ids), f"a step takes {needed} different tasks; give more, or lower it")

@@ -17,6 +17,7 @@ from repl_rl.settings.named import Named
 from repl_rl.trainer import choices, sharded
 from repl_rl.trainer.apart import sampler_dtype
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo_config import loaded_dtype
 from repl_rl.trainer.lora import find_untrained
 from repl_rl.world import World
 
@@ -105,7 +106,7 @@ def count_trainer_bytes(model: PreTrainedModel, config: TrainerConfig) -> dict[s
         skipped, head = {*find_untrained(model)}, model.get_output_embeddings()
         linear = (m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name not in skipped)
         trained = config.lora_rank * sum(m.in_features + m.out_features for m in linear if m is not head)
-    loaded, optimizer = numbers * config.loaded_dtype.itemsize, Named.read("trainer.optimizer", config.optimizer)
+    loaded, optimizer = numbers * loaded_dtype(config).itemsize, Named.read("trainer.optimizer", config.optimizer)
     # With adapters the reference is the model with its adapters disabled, which takes no more memory.
     reference = bool(choices.kl(config.kl)["beta"]) and not config.lora_rank
     return {

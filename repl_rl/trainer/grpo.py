@@ -27,10 +27,10 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer import apart, choices
 from repl_rl.trainer.ahead import GroupsAhead
-from repl_rl.trainer.config import GRPOConfig, GRPOTrainer, refuse_few, refuse_unfit
 from repl_rl.trainer.correction import Ages, ages_of, corrected
 from repl_rl.trainer.fast import Batch, FastPass
 from repl_rl.trainer.groups import Groups
+from repl_rl.trainer.grpo_config import GRPOConfig, GRPOTrainer, refuse_few, refuse_unfit
 from repl_rl.trainer.kept import KeptTrainer
 from repl_rl.trainer.lead import Lead
 from repl_rl.trainer.probing import probed

@@ -13,7 +13,7 @@ from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.machine.stopping import hold, release, undisturbed
 from repl_rl.machine.threads import InThread
 from repl_rl.machine.versions import versions
-from repl_rl.trainer.config import GRPOTrainer
+from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.pace import Pace, Saving
 from repl_rl.trainer.sharded import parted_optimizer
 from repl_rl.trainer.states import (

@@ -7,7 +7,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from repl_rl.machine.refused import writing
-from repl_rl.trainer.config import GRPOTrainer
+from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.order import Order
 from repl_rl.trainer.sharded import check_sharded, shard

@@ -27,9 +27,10 @@ from repl_rl.errors import ConfigError
 from repl_rl.machine.launched import processes
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer import choices
-from repl_rl.trainer.config import GRPOConfig, TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.evaluations import Evaluation, Evaluator
 from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.grpo_config import GRPOConfig, grpo_args, loaded_dtype
 from repl_rl.trainer.keeper import Keeper
 from repl_rl.trainer.lora import adapted, whole
 from repl_rl.trainer.reporting import Reporter
@@ -87,7 +88,7 @@ def fit(
     if processes() > 1 and not torch.accelerator.is_available():
         # Without this, accelerate takes each process for the only one.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-    args = config.grpo_args(out, processes(), seed)
+    args = grpo_args(config, out, processes(), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
     disable_dropout(policy)
@@ -219,7 +220,7 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
     if not folder.is_dir():
         raise ConfigError("model folder", str(folder), "there is no such folder")
     found = read_config(folder)
-    dtype, how = config.loaded_dtype, attention(*causal_class(found))
+    dtype, how = loaded_dtype(config), attention(*causal_class(found))
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, config=found, dtype=dtype, attn_implementation=how

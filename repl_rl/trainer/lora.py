@@ -1,25 +1,12 @@
 """LoRA adapters (PEFT): few weights are trained, and the sampler and the final folder get merged weights."""
 
-from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repl_rl.errors import ConfigError
 from repl_rl.origin.hub import named
-
-
-def require_peft(rank: int, found: Callable[[str], object] = find_spec) -> None:
-    """Check that PEFT, which adapters need, is installed.
-
-    Raises:
-        ConfigError: PEFT is not installed.
-    """
-    if found("peft") is None:
-        raise ConfigError("lora_rank", rank, "it needs the package peft: pip install 'repl_rl[lora]', or set it to 0")
 
 
 def adapted(model: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:

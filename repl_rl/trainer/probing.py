@@ -7,8 +7,8 @@ import torch
 
 from repl_rl.errors import WeightSyncError
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer.config import GRPOTrainer
 from repl_rl.trainer.correction import Gap
+from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.source import AheadSource, RolloutSource
 
 

@@ -13,6 +13,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.machine.launched import processes
 from repl_rl.rollout import chosen_fleet
 from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo_config import check_machine, loaded_dtype
 from repl_rl.trainer.loop import credit_of
 from repl_rl.trainer.sharded import refuse_unsharded
 from repl_rl.trainer.weights import room_for
@@ -38,7 +39,7 @@ def refuse_run(world: World, config: TrainerConfig, tasks: int, fleet: str = "lo
         raise ConfigError("training tasks", tasks, f"{remedy} (--trainer.prompts-per-step)")
     _refuse_apart(world, config)
     _refuse_idle(world, fleet)
-    config.check_machine()
+    check_machine(config)
     config.share(processes())
     refuse_unsharded(processes(), config.lora_rank)
     if world.group_judge and config.prompts_per_step % processes():
@@ -106,4 +107,4 @@ def refuse_model(
         if forbidden_ids():
             raise
     # Async rollouts alternate between two folders of weights.
-    room_for(config.loaded_dtype.itemsize * sum(map(math.prod, found.trained.values())) * (2 if config.ahead else 1))
+    room_for(loaded_dtype(config).itemsize * sum(map(math.prod, found.trained.values())) * (2 if config.ahead else 1))

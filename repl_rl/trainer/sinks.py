@@ -1,40 +1,24 @@
 """Trackers of step metrics besides the run folder: TRL's `report_to`, with our names and a table of rollouts."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, get_reporting_integration_callbacks
 
-from repl_rl.errors import ConfigError
 from repl_rl.record.clip import clip
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.store import marked, printable
 from repl_rl.trainer.source import StepRecord
 
-SINKS = ("tensorboard", "trackio", "wandb")
 PREFIX = "repl_rl/"
 """Prefix of each name of `metrics.jsonl`; TRL puts `train/` before it, as before its own names."""
 TABLE = "train/repl_rl/rollouts"
 COLUMNS = ("step", "task", "prompt", "completion", "stop", "outcome", "reward")
 TABLE_ROWS = 16
 """Number of rollouts in the table of a step, the first ones; `trajectories/` has all."""
-
-
-def require_sinks(names: Sequence[str], found: Callable[[str], object] = find_spec) -> None:
-    """Check that trackers are available; `found` looks up a package, and returns None if it is not installed.
-
-    Raises:
-        ConfigError: a tracker is not known or not installed.
-    """
-    for name in names:
-        if name not in SINKS:
-            raise ConfigError("report_to", name, f"choose among {', '.join(SINKS)}")
-        if found(name) is None:
-            raise ConfigError("report_to", name, f"it is not installed: pip install {name}")
 
 
 class Sinks(TrainerCallback):

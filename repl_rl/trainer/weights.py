@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from repl_rl.engine.names import as_stored
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.machine.folders import private_folder
-from repl_rl.trainer.config import GRPOTrainer
+from repl_rl.trainer.grpo_config import GRPOTrainer
 from repl_rl.trainer.lora import merged
 from repl_rl.trainer.source import RolloutSource
 

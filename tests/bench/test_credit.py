@@ -37,7 +37,7 @@ from repl_rl.lab.credit.settings import Settings, header
 from repl_rl.lab.credit.worker import trainer_config
 from repl_rl.machine.assets import asset
 from repl_rl.record.group import Group
-from repl_rl.trainer import credit_of
+from repl_rl.trainer.loop import credit_of
 from tests.worlds import TASK, world
 
 BASE = asset("policies/quickstart")

@@ -11,7 +11,8 @@ from repl_rl.lab import loop
 from repl_rl.lab.credit.agreement import _AT_ONCE, agreement, gradient, measured
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Task
-from repl_rl.trainer import TrainerConfig, credit_of
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import credit_of
 from tests.trainer.policies import SampledSource, tiny_model
 
 SIZE = 4

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import WeightSyncError
 from repl_rl.lab import loop
-from repl_rl.trainer import TrainerConfig, choices, config
+from repl_rl.trainer import choices, grpo_config
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.world import World
 from tests import documents
 from tests.trainer.policies import SampledSource, tiny_model
@@ -60,7 +61,7 @@ def test_its_loss_and_gradient_are_the_trainers_to_one_part_in_ten_thousand(apar
 def test_the_settings_of_the_loss_are_the_trainers_defaults() -> None:
     default = TrainerConfig()
     assert (choices.CLIP_LOW, choices.CLIP_HIGH) == (loop.CLIP_LOW, loop.CLIP_HIGH)
-    assert (default.importance_cap, config.MAX_GRAD_NORM) == (loop.IMPORTANCE_CAP, loop.MAX_GRAD_NORM)
+    assert (default.importance_cap, grpo_config.MAX_GRAD_NORM) == (loop.IMPORTANCE_CAP, loop.MAX_GRAD_NORM)
     assert (default.loss, default.importance, default.estimator) == ("dapo", "token_truncate", "two_stream")
     assert (default.rewards, default.tolerance()) == (loop.REWARDS, loop.TOLERANCE)
 

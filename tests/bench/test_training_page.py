@@ -11,7 +11,7 @@ from benchmarks.training import FIGURES, PAGE, block, command, record
 from repl_rl.cli.train import TrainConfig
 from repl_rl.settings.arguments import parse
 from repl_rl.settings.toml import dump
-from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 
 
 def test_every_share_stands_in_the_generated_block() -> None:

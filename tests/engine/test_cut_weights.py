@@ -15,7 +15,7 @@ from repl_rl.engine.names import causal_class, read_config
 from repl_rl.engine.options import Opening, read_model_folder
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.machine.assets import asset
-from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.loop import load_model
 from tests.engine.models import save_policy
 

@@ -14,7 +14,7 @@ from transformers.masking_utils import sdpa_mask
 
 from repl_rl.coldstart.fresh import random_policy
 from repl_rl.engine.vllm_setup import exact
-from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 
 PROGRAM = """
 import triton, triton.language as tl

@@ -11,7 +11,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.rollout.fleet.choice import OnRay, chosen_fleet
 from repl_rl.rollout.fleet.source import STATUS
 from repl_rl.settings.arguments import parse
-from repl_rl.trainer import refuse_run
+from repl_rl.trainer.refusal import refuse_run
 from tests.fleet.memory import MemoryCluster, fleet
 from tests.processes import wait_for
 

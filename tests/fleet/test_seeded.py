@@ -16,8 +16,10 @@ from repl_rl.rollout.fleet.members import Waits
 from repl_rl.rollout.fleet.ray import Started, on_ray
 from repl_rl.rollout.fleet.source import NodeFleet
 from repl_rl.rollout.limits import RolloutLimits
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.fleets import plan_of
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.processes import wait_for
 from tests.untimed import untimed
 

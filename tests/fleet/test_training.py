@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import Fleet
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.fleet.memory import TASKS, MemoryCluster, fleet, hard_times, here
 from tests.fleet.scripted import RENDERER
 from tests.trainer.policies import tiny_model

@@ -14,7 +14,8 @@ from repl_rl.record.trajectory import LineStatus, Observed, Trajectory
 from repl_rl.rollout import RolloutSampler
 from repl_rl.samplers.feedback import FeedbackSampler, to_go
 from repl_rl.tasks import Task, judged_by
-from repl_rl.trainer import TrainerConfig, credit_of
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import credit_of
 from tests.samplers import port_judges, ports
 from tests.samplers.marked import chat_renderer, rollouts_of, written
 from tests.worlds import TASK, world

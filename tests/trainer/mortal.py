@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 
 from repl_rl import cli
-from repl_rl.cli import train as _imported_before_the_fork  # noqa: F401
+from repl_rl.cli import training_run as _imported_before_the_fork  # noqa: F401
 from repl_rl.engine import ENGINES, Engine, EngineKind, Opening, ScriptedEngine
 from repl_rl.engine.bars import without_semaphores
 from tests.conftest import merged_tokenizer

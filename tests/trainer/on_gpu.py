@@ -18,8 +18,9 @@ import torch
 from safetensors.torch import load_file
 
 from repl_rl.engine.decoder import Decoder, Row
-from repl_rl.trainer import TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.fast import Batch, FastPass
+from repl_rl.trainer.loop import fit
 from repl_rl.trainer.sharing import Sharing
 from tests.pretend import NAME, pretending
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer

@@ -12,7 +12,12 @@ from pathlib import Path
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.folder import RunFolder
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer import Keeper, Saving, StepRecord, TrainerConfig, fit, taken
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.keeper import Keeper
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.pace import Saving
+from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.states import taken
 from tests.trainer.policies import tiny_model, tiny_tokenizer
 from tests.trainer.worker import SharedSource
 

@@ -22,9 +22,15 @@ from repl_rl.record.trajectory import Sampled, Segment, Trajectory
 from repl_rl.runs.folder import RunFolder
 from repl_rl.runs.store import read
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer import Keeper, Saving, StepRecord, TrainerConfig, fit, refuse_run, taken
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.correction import Ages, ages_of
+from repl_rl.trainer.keeper import Keeper
+from repl_rl.trainer.loop import fit
 from repl_rl.trainer.order import Order
+from repl_rl.trainer.pace import Saving
+from repl_rl.trainer.refusal import refuse_run
+from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.states import taken
 from repl_rl.trainer.weights import WEIGHTS
 from repl_rl.world import World
 from tests.trainer.policies import (

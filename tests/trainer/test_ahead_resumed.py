@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from repl_rl.record.trajectory import Sampled, Trajectory
 from repl_rl.runs.store import read
-from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.states import newest
 from tests.trainer.policies import tiny_model
 from tests.trainer.test_ahead import CONFIG, EarlySource, Stopped, play

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from repl_rl.errors import ConfigError
 from repl_rl.settings.arguments import read
 from repl_rl.settings.legacy import modern
-from repl_rl.trainer import TrainerConfig, choices
+from repl_rl.trainer import choices
 from repl_rl.trainer.choices import KLS, LOSSES, OPTIMIZERS, SCHEDULES
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo_config import grpo_args
 from tests.trainer.policies import SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, make, run
 
@@ -124,18 +127,20 @@ def test_the_learning_rate_follows_the_schedule_over_all_optimizer_steps(
 
 def test_every_name_in_the_tables_is_known_to_trl_and_transformers(tmp_path: Path) -> None:
     for loss in LOSSES:
-        assert replace(PLAIN, loss=loss).grpo_args(tmp_path).loss_type == loss
+        assert grpo_args(replace(PLAIN, loss=loss), tmp_path).loss_type == loss
     for kl in KLS:
-        assert replace(PLAIN, kl=kl).grpo_args(tmp_path).beta == 0.04
+        assert grpo_args(replace(PLAIN, kl=kl), tmp_path).beta == 0.04
     for name in OPTIMIZERS:
-        args = PLAIN.grpo_args(tmp_path)
+        args = grpo_args(PLAIN, tmp_path)
         args.optim = choices.optimizer(name, found=lambda package: package)["optim"]
         assert OptimizerNames(args.optim).value == name
     needed = {"cosine_with_min_lr": "(min_lr_rate=0.1)", "cosine_warmup_with_min_lr": "(min_lr_rate=0.1)",
               "warmup_stable_decay": "(num_decay_steps=3)"}  # fmt: skip
+    falling = {"reduce_lr_on_plateau", "greedy"}
+    assert {*SCHEDULES} == {kind.value for kind in SchedulerType} - falling, "the list is that of transformers"
     for name in SCHEDULES:
         config = replace(PLAIN, warmup_steps=0, schedule=name + needed.get(name, ""))
-        assert config.grpo_args(tmp_path).lr_scheduler_type == name
+        assert grpo_args(config, tmp_path).lr_scheduler_type == name
 
 
 def test_a_cap_and_a_tolerance_that_older_runs_recorded_are_options_now() -> None:

@@ -10,7 +10,9 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [

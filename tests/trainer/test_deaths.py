@@ -15,7 +15,8 @@ from repl_rl.engine.mortal import MortalEngine
 from repl_rl.errors import BrokenDown
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.runs.store import read
-from repl_rl.trainer import Saving, TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.pace import Saving
 from repl_rl.trainer.run import train
 from repl_rl.trainer.states import states_in
 from repl_rl.world import World

@@ -14,7 +14,8 @@ from repl_rl.engine import Transformers
 from repl_rl.engine.dropout import disable_dropout
 from repl_rl.errors import ConfigError
 from repl_rl.machine.assets import asset
-from repl_rl.trainer import TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
 from repl_rl.trainer.refusal import refuse_model
 from tests.test_finetune import RECOVERED, RENDERER, RIGHT
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer

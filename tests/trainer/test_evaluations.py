@@ -17,8 +17,13 @@ from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.folder import RunFolder
 from repl_rl.settings.toml import dump
 from repl_rl.tasks import split_of
-from repl_rl.trainer import Evaluation, Keeper, Saving, StepRecord, TrainerConfig, fit, taken
-from repl_rl.trainer.states import states_in
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.evaluations import Evaluation
+from repl_rl.trainer.keeper import Keeper
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.pace import Saving
+from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.states import states_in, taken
 from repl_rl.world import recorded_task
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS

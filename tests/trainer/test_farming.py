@@ -12,7 +12,8 @@ from repl_rl.credit.group import earned_by, group_advantages
 from repl_rl.record.group import Group
 from repl_rl.record.metrics import describe
 from repl_rl.record.trajectory import Stop, Trajectory
-from repl_rl.trainer import TrainerConfig, credit_of
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import credit_of
 from tests.worlds import TASK, world
 
 HONEST = ["x = 6 * 7\n", "x\n", "submit_final_answer({answer})\n"]

@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 
 from repl_rl.engine.forbidden import forbid
 from repl_rl.errors import ConfigError, WeightSyncError
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
 from repl_rl.trainer.scoring import install, score_rows
+from repl_rl.trainer.source import StepRecord
 from tests.trainer.policies import VOCAB, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import Gradients, make
 from tests.trainer.test_scoring import batch

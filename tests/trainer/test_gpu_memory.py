@@ -11,8 +11,9 @@ from repl_rl.engine import Vllm
 from repl_rl.engine.names import outline
 from repl_rl.errors import ConfigError
 from repl_rl.machine.assets import asset
-from repl_rl.trainer import TrainerConfig, validate_gpu_memory
-from repl_rl.trainer.gpu_memory import GpuMemory, count_trainer_bytes
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.gpu_memory import GpuMemory, count_trainer_bytes, validate_gpu_memory
+from repl_rl.trainer.grpo_config import loaded_dtype
 from repl_rl.trainer.lora import adapted
 from repl_rl.world import World
 from tests import documents
@@ -41,7 +42,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_gradients_and_moments_are_those_that_tensors_take(rank: int, dtype: str) -> None:
     config = TrainerConfig(lora_rank=rank, dtype="bfloat16" if dtype == "bfloat16" else "float32")
-    model = policy().to(config.loaded_dtype)
+    model = policy().to(loaded_dtype(config))
     found = count_trainer_bytes(model, config)
     chosen = adapted(model, rank, seed=0) if rank else model
     learned = [weight for weight in chosen.parameters() if weight.requires_grad]

@@ -12,9 +12,11 @@ from repl_rl.credit.stops import StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import NamedReward, Trajectory
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
 from repl_rl.trainer.choices import Plan, Refill
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.groups import Groups, teaches_nothing
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.trainer.policies import SampledSource, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
 from tests.trainer.test_processes import launch
 

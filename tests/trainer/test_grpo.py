@@ -21,8 +21,12 @@ from repl_rl.credit.states import line_states
 from repl_rl.credit.tensors import columns
 from repl_rl.errors import ConfigError, InvariantError, WeightSyncError
 from repl_rl.record.trajectory import Observed, Sampled, Stop, Trajectory, spread
-from repl_rl.trainer import ReplGRPOTrainer, RolloutSource, TrainerConfig, credit_of
 from repl_rl.trainer.apart import IMPORTANCES
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.grpo_config import grpo_args
+from repl_rl.trainer.loop import credit_of
+from repl_rl.trainer.source import RolloutSource
 from tests.trainer.policies import (
     PAD,
     ReplayedSource,
@@ -69,7 +73,7 @@ def make(
         tokenizer=tiny_tokenizer(),
         task_ids=tasks,
         source=source,
-        args=config.grpo_args(out),
+        args=grpo_args(config, out),
         credit=credit or credit_of(config),
         tolerance=config.tolerance(),
         weights=weights,
@@ -108,7 +112,7 @@ def trl_alone(
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=[reward_function],
-        args=config.grpo_args(out),
+        args=grpo_args(config, out),
         train_dataset=Dataset.from_dict({"prompt": TASKS}),
         processing_class=tiny_tokenizer(),
         rollout_func=rollouts,
@@ -429,7 +433,7 @@ def test_a_micro_batch_in_which_nothing_is_to_be_learned_leaves_the_others_their
     ("repetition_penalty", 1.1), ("sync_ref_model", True), ("top_entropy_quantile", 0.2), ("entropy_coef", 0.01),
 ])  # fmt: skip
 def test_trl_options_that_do_not_survive_are_refused_at_construction(name: str, value: object, tmp_path: Path) -> None:
-    args = SMALL.grpo_args(tmp_path)
+    args = grpo_args(SMALL, tmp_path)
     setattr(args, name, value)
     with pytest.raises(ConfigError, match=name):
         ReplGRPOTrainer(

@@ -14,7 +14,10 @@ from repl_rl.rollout import RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.runs.store import Store
-from repl_rl.trainer import StepRecord, TrainerConfig, grpo, train
+from repl_rl.trainer import grpo
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.run import train
+from repl_rl.trainer.source import StepRecord
 from repl_rl.world import World
 
 pytest.importorskip("vllm")

@@ -12,7 +12,8 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer import TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
 from repl_rl.trainer.lora import adapted
 from tests.trainer.policies import VOCAB, ReplayedSource, SampledSource, at_step, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS, make, run

@@ -10,7 +10,9 @@ from repl_rl.credit.credited import Credited, LineCredit
 from repl_rl.credit.group import line_credit
 from repl_rl.credit.rewards import RewardTable, line_rewards
 from repl_rl.record.trajectory import Failure, FailureKind, Observed, Sampled, Stop, Trajectory
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.test_trajectory import line, trajectory
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 

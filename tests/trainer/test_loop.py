@@ -20,7 +20,9 @@ from repl_rl.credit.advantages import estimator
 from repl_rl.credit.group import Credit
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from repl_rl.trainer.weights import save_weights, weights_folder
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 

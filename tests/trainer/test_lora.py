@@ -12,8 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from repl_rl.errors import ConfigError
 from repl_rl.origin import resolve
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
-from repl_rl.trainer.lora import adapted, merged, require_peft
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.lora import adapted, merged
+from repl_rl.trainer.packages import require_peft
+from repl_rl.trainer.source import StepRecord
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS
 from tests.trainer.test_loop import ignore

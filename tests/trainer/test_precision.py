@@ -16,9 +16,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from repl_rl.cli import main
 from repl_rl.engine import ENGINES, Dtype, Engine, Opening, Transformers
-from repl_rl.trainer import TrainerConfig, fit, train
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.fleets import beside
-from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.loop import fit, load_model
+from repl_rl.trainer.run import train
 from repl_rl.world import World
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import TASKS, make, run

@@ -22,11 +22,14 @@ from repl_rl.runs.folder import RunFolder
 from repl_rl.runs.store import read
 from repl_rl.settings.same import check_same_settings
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer import Keeper, Saving, StepRecord, TrainerConfig, fit, saving, taken
-from repl_rl.trainer.config import GRPOTrainer
-from repl_rl.trainer.pace import Pace
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo_config import GRPOTrainer
+from repl_rl.trainer.keeper import Keeper
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.pace import Pace, Saving, saving
 from repl_rl.trainer.sinks import PREFIX, TABLE
-from repl_rl.trainer.states import copied, different, newest, states_in
+from repl_rl.trainer.source import StepRecord
+from repl_rl.trainer.states import copied, different, newest, states_in, taken
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_processes import launch
 from tests.untimed import untimed as rollouts_without_times

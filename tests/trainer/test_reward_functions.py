@@ -14,7 +14,7 @@ from repl_rl.credit.group import Credit
 from repl_rl.credit.rewards import Potential, Weighted
 from repl_rl.errors import UserCodeError
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer import credit_of
+from repl_rl.trainer.loop import credit_of
 from tests.trainer.policies import SampledSource, tiny_model
 from tests.trainer.test_grpo import SMALL, make, run
 

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
 from repl_rl.trainer.fast import Batch, FastPass
 from repl_rl.trainer.likeness import Distance
+from repl_rl.trainer.loop import fit
 from repl_rl.trainer.sharing import Sharing
+from repl_rl.trainer.source import StepRecord
 from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_paths import SIZES, windowed
 from tests.trainer.trees import TaskTextSource, forest, padded

@@ -14,8 +14,9 @@ from repl_rl.engine.forbidden import forbid
 from repl_rl.record.trajectory import Observed, Sampled, Trajectory
 from repl_rl.rollout import RolloutThread
 from repl_rl.tasks import Split
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
-from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit, load_model
+from repl_rl.trainer.source import StepRecord
 from repl_rl.trainer.weights import WEIGHTS
 from repl_rl.world import World
 

@@ -12,7 +12,9 @@ from repl_rl.credit.advantages import GroupRewards, estimator
 from repl_rl.credit.stops import Name, StopPolicy
 from repl_rl.errors import ConfigError
 from repl_rl.record.trajectory import NamedReward, Stop, Trajectory
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.trainer.policies import SampledSource, Skeleton, prompt_of, tiny_model, tiny_tokenizer, trajectory_of
 from tests.trainer.test_grpo import SMALL, TASKS, token_gradients
 

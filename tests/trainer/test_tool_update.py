@@ -11,7 +11,9 @@ from repl_rl.credit.advantages import estimator
 from repl_rl.credit.group import Credit
 from repl_rl.record.trajectory import Line, Sampled, Segment, Trajectory
 from repl_rl.samplers.chat_tool import ChatToolSampler
-from repl_rl.trainer import ReplGRPOTrainer, TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.grpo_config import grpo_args
 from tests.samplers.marked import chat_renderer, rollouts_of, written
 from tests.samplers.test_chat_tool import BAD, GOOD, multiply
 from tests.trainer.policies import ReplayedSource, tiny_model
@@ -57,7 +59,7 @@ def test_every_weight_changes_when_two_of_three_rollouts_call_a_tool(tmp_path: P
         tokenizer=renderer.tokenizer,
         task_ids=[TASK.id],
         source=ReplayedSource([group]),
-        args=config.grpo_args(tmp_path),
+        args=grpo_args(config, tmp_path),
         credit=Credit(estimator(config.estimator), config.rewards),
         tolerance=config.tolerance(),
         weights=tmp_path / "weights",

@@ -11,7 +11,10 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from repl_rl.record.trajectory import Trajectory
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.grpo_config import grpo_args
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.trainer.policies import ReplayedSource, SampledSource, tiny_model, tiny_tokenizer
 from tests.trainer.test_grpo import SMALL, TASKS, make, run, trl_alone
 
@@ -94,7 +97,7 @@ def test_a_step_is_a_batch_and_the_policy_step_counts_optimizer_steps(tmp_path: 
 
 
 def test_what_is_told_in_steps_is_told_to_trl_in_optimizer_steps(tmp_path: Path) -> None:
-    args = replace(MANY, steps=10, warmup_steps=3, save_every=5, micro_batch=3).grpo_args(tmp_path)
+    args = grpo_args(replace(MANY, steps=10, warmup_steps=3, save_every=5, micro_batch=3), tmp_path)
     assert (args.max_steps, args.warmup_steps, args.save_steps, args.logging_steps) == (40, 12, 20, 4)
     assert (args.num_iterations, args.steps_per_generation, args.gradient_accumulation_steps) == (2, 4, 2)
 

@@ -14,7 +14,7 @@ from repl_rl.engine import ScriptedEngine
 from repl_rl.rollout import ReplSampler, Rollouts
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.sandbox.inprocess import InProcessSandbox
-from repl_rl.trainer import TrainerConfig
+from repl_rl.trainer.config import TrainerConfig
 from tests.documents import PAGES
 from tests.trainer.policies import ReplayedSource, tiny_model
 from tests.trainer.test_grpo import make, run

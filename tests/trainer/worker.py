@@ -13,7 +13,9 @@ from pathlib import Path
 
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.tasks import Curriculum, Task
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit
+from repl_rl.trainer.source import StepRecord
 from tests.trainer.policies import (
     SampledSource,
     draw,

@@ -24,7 +24,8 @@ from repl_rl.engine.options import KvOnSync
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.thread import RolloutThread
-from repl_rl.trainer import TrainerConfig, train
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.run import train
 from repl_rl.trainer.scoring import install, packs, score_rows
 from repl_rl.world import World
 from tests.engine.models import Host, bench, rollout

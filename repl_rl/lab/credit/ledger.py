@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from repl_rl.lab.credit.rows import Run
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.rollout import RolloutThread
-from repl_rl.trainer import StepRecord, TrainerConfig, fit
-from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import fit, load_model
+from repl_rl.trainer.source import StepRecord
 from repl_rl.trainer.weights import save_weights, size_of, weights_folder
 
 ENDLESS_STEPS = 1_000_000

@@ -27,8 +27,8 @@ from repl_rl.samplers.fenced import FencedCodeSampler
 from repl_rl.sandbox import Births, Local, SandboxKind
 from repl_rl.sandbox.inprocess import InProcess
 from repl_rl.tasks import Split, Task
-from repl_rl.trainer import TrainerConfig, credit_of
-from repl_rl.trainer.loop import load_model
+from repl_rl.trainer.config import TrainerConfig
+from repl_rl.trainer.loop import credit_of, load_model
 from repl_rl.trainer.weights import save_weights, size_of, weights_folder
 
 WARMUP_STEPS = 5
