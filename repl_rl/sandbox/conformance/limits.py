@@ -6,9 +6,9 @@ from repl_rl.record.trajectory import LineStatus
 from repl_rl.sandbox.base import Limits, PushResult, Sandbox
 
 CHECK_LIMITS = replace(
-    Limits(), line_timeout_s=1.0, interrupt_grace_s=0.8, cpu_s=4.0, memory_mb=256, output_bytes=4096, disk_mb=4
+    Limits(), line_timeout_s=2.0, interrupt_grace_s=0.8, cpu_s=4.0, memory_mb=256, output_bytes=4096, disk_mb=4
 )
-"""Limits with which `run` opens a sandbox."""
+"""Limits with which `run` opens a sandbox. A line has 2 s, because short ones take more than one on a busy machine."""
 _SLACK_S = 2.0
 
 
