@@ -175,9 +175,9 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 
 def test_a_template_without_end_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = model_with(LOOP, tmp_path / "model")
-    begun = time.thread_time()
+    begun = time.process_time()  # the rollouts have a thread of their own
     assert main(["rollout", "--engine", "transformers", "--prompt", "chat", "--model", str(folder)]) == 2
-    assert time.thread_time() - begun < 10 * chat_template.APPLY_S
+    assert time.process_time() - begun < 3 * chat_template.APPLY_S
     said = capsys.readouterr().err
     assert "it comes to no end; use another model" in said
     assert "Traceback" not in said

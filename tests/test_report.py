@@ -302,10 +302,13 @@ def test_a_browser_that_is_waited_for_is_answered_and_its_command_line_has_no_to
     command = [sys.executable, "-m", "repl_rl.cli", "view", str(run), "--serve"]
     environment = {**os.environ, "BROWSER": f"{sys.executable} {script} %s {found}"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
-        wait_for(found.exists, process)
-        assert found.read_text() == "0o700 True False"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        try:
+            wait_for(found.exists, process)
+            assert found.read_text() == "0o700 True False"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 130
+        finally:
+            process.kill()  # else a failure would wait for it
 
 
 def test_view_follows_a_run_until_it_is_interrupted(tmp_path: Path) -> None:

@@ -298,6 +298,23 @@ def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([command, *arguments], cwd=folder, text=True, capture_output=True, stdin=subprocess.DEVNULL)
 
 
+def test_programs_that_the_command_starts_do_not_import_from_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "stranger.py").write_text("print('it ran')")
+    code = (
+        "import subprocess, sys\n"
+        "from repl_rl.cli import run\n"
+        "sys.argv[1:] = ['--help']\n"
+        "try:\n"
+        "    run()\n"
+        "except SystemExit:\n"
+        "    sys.exit(subprocess.run([sys.executable, '-c', 'import stranger']).returncode)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "it ran" not in done.stdout
+    assert "No module named 'stranger'" in done.stderr
+
+
 def test_no_file_of_the_working_folder_runs_that_nobody_named(stranger: Path, tmp_path: Path, mark: Path) -> None:
     desk = tmp_path / "desk"
     desk.mkdir()

@@ -117,6 +117,15 @@ def test_an_error_names_what_was_typed_and_steers_nothing(arguments: tuple[str, 
     assert "]52;c;" in done.stderr + done.stdout
 
 
+def test_an_error_in_a_file_of_others_names_it_and_steers_nothing(tmp_path: Path) -> None:
+    file = tmp_path / f"{CLIPBOARD}.jsonl"
+    file.write_text('{"question": "What is 6 * 7?"}\n')
+    done = run_program("rollout", "--tasks", file.name, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert not steers(done.stdout + done.stderr)
+    assert "]52;c;" in done.stderr
+
+
 def test_a_run_of_others_steers_nothing_in_the_verbs_that_read_it(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "runs" / f"a{CLIPBOARD}b")
     for arguments in (("runs", tmp_path / "runs"), ("replay", run), ("runs",), ()):

@@ -8,7 +8,7 @@ from repl_rl.sandbox.base import Limits, PushResult, Sandbox
 CHECK_LIMITS = replace(
     Limits(), line_timeout_s=2.0, interrupt_grace_s=0.8, cpu_s=4.0, memory_mb=256, output_bytes=4096, disk_mb=4
 )
-"""Limits with which `run` opens a sandbox. A line has 2 s, because short ones take more than one on a busy machine."""
+"""Limits with which `run` opens a sandbox. A line has 2 s, because a busy machine needs more than 1 s for some."""
 _SLACK_S = 2.0
 
 
