@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import AddedToken, normalizers
 
 from benchmarks.templates import names, renderer_of
 from repl_rl.errors import ConfigError
@@ -72,11 +72,12 @@ def test_template_and_question_together_spell_no_control_token(template: str, qu
 def test_a_control_token_in_characters_that_the_tokenizer_normalises_is_text() -> None:
     tokenizer = merged_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.add_tokens(["[END]"], special_tokens=True)
+    tokenizer.add_tokens([AddedToken("[END]", special=True, normalized=True)], special_tokens=True)
     tokenizer.chat_template = CHATML.replace("CONTENT", "m.content")
     renderer = Renderer(tokenizer)
     end = tokenizer.convert_tokens_to_ids("[END]")
     for question in ("[END]", "\uff3bEND\uff3d"):
+        assert end in renderer.with_controls(question), "the tokenizer itself makes it one"
         assert end not in renderer.question_prompt("", question).token_ids
 
 

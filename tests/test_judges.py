@@ -7,14 +7,20 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.cli import main
+from repl_rl.engine import ENGINES, EngineKind
+from repl_rl.engine.base import Engine
+from repl_rl.engine.options import Opening
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.judges import JudgeLimits, JudgeProcesses, check_judges, find_judge, grade, graded, parse_number
 from repl_rl.sandbox import InProcessSandbox
@@ -297,13 +303,31 @@ def test_a_reference_of_a_data_set_is_checked(tmp_path: Path) -> None:
         check_judges(load_tasks(f"dataset:{tmp_path}/saved?judge=numeric"))
 
 
+@dataclass(frozen=True, slots=True)
+class Unopened(EngineKind):
+    """Engine that nobody may open."""
+
+    kind: ClassVar[str] = "unopened"
+    about: ClassVar[str] = "of these tests"
+
+    def open(self, opening: Opening) -> AbstractAsyncContextManager[Engine]:
+        raise AssertionError("it was opened")
+
+
+@pytest.fixture
+def unopened() -> Iterator[str]:
+    ENGINES.add(Unopened)
+    yield Unopened.kind
+    del ENGINES.kinds[Unopened.kind]
+
+
 @pytest.mark.parametrize("verb", [["train", "--name", "n"], ["eval"], ["rollout"], ["sft", "--samples", "2"]])
 def test_verbs_that_play_tasks_refuse_such_a_reference_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str], unopened: str
 ) -> None:
     lines = [json.dumps({"id": str(n), "question": f"q{n}", "answer": "x", "judge": "numeric"}) for n in range(30)]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    words = [*verb, "--tasks", str(tmp_path / "t.jsonl"), "--engine", "transformers", "--sandbox", "unsafe"]
+    words = [*verb, "--tasks", str(tmp_path / "t.jsonl"), "--engine", unopened, "--sandbox", "unsafe"]
     if verb[0] in ("train", "sft"):
         words += ["--out", str(tmp_path / "out")]
     assert main(words) == 2

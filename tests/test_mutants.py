@@ -13,7 +13,7 @@ import pytest
 from tests.mutants import ROOT, Mutant, mutants
 
 ALL = list(mutants())
-FOLDERS = ("repl_rl", "sandbox", "prompts", "tests", "docs", "examples", "scripts")
+FOLDERS = ("repl_rl", "sandbox", "prompts", "tests", "docs", "examples", "scripts", "benchmarks")
 
 
 def functions(file: str) -> set[str]:

@@ -241,6 +241,16 @@ def at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def test_a_run_that_a_process_begins_to_work_on_after_it_was_looked_at_is_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    a_run(folder)
+    late, before = RunFolder(folder, overwrite=True), tree(folder)
+    with at_work(folder):
+        with pytest.raises(ConfigError, match="another process is at work on it"), taken(late, "seed = 7\n", False):
+            raise AssertionError("it was taken")
+        assert {**tree(folder), OWNER: b""} == {**before, OWNER: b""}
+
+
 @pytest.mark.parametrize("flag", ["--overwrite", "--resume"])
 def test_a_run_that_a_process_is_at_work_on_is_refused_by_its_number_and_host(
     tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]

@@ -121,6 +121,20 @@ def test_every_verb_says_so_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_sft_on_demonstrations_says_so_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, folder = tmp_path / "made", save_policy(tmp_path / "model", seed=0)
+    for file in asset("policies/quickstart").glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    shown = ["transcripts", "--from-tasks", "builtin:count", "--sandbox", "inprocess", "--count", "2"]
+    assert main([*shown, "--out", str(made)]) == 0
+    keep_bytes(folder / WHOLE, 200_000)
+    assert main(["sft", "--data", str(made), "--model", str(folder), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "cut short" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("named", ["evil-owner/evil-kernel", "flash_attention_2", 3])
 def test_attention_that_config_json_names_is_not_asked_for(named: str | int, tmp_path: Path) -> None:
     folder = save_policy(tmp_path, seed=0)

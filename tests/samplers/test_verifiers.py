@@ -13,6 +13,7 @@ from repl_rl.cli import main
 from repl_rl.errors import ConfigError, UserCodeError
 from repl_rl.record.trajectory import Stop
 from repl_rl.rollout.limits import RolloutLimits
+from repl_rl.rollout.renderer import Renderer
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.tools import Call
 from repl_rl.samplers.verifiers import VerifiersSampler
@@ -20,8 +21,10 @@ from repl_rl.samplers.verifiers_seat import _arguments
 from repl_rl.tasks import Task, load_tasks
 from repl_rl.tasks.environments import installed
 from repl_rl.world import World
+from tests.conftest import merged_tokenizer
 from tests.samplers.marked import chat_renderer, play, rollouts_of, written
 from tests.samplers.packages import DIGITS, GUESS, SHOP, write_package
+from tests.test_bos import beginning, first_id
 from tests.worlds import TASK
 
 pytestmark = [
@@ -261,3 +264,10 @@ def test_an_environment_installs_without_a_network_and_is_found_by_its_name(tmp_
         paths.syspath_prepend(target)
         assert len(load_tasks("verifiers:offline_lines")) == 64
         assert str(target) in str(installed("offline_lines").v1.import_taskset("offline_lines").__file__)
+
+
+def test_a_plain_prompt_begins_with_the_tokenizers_first_token(here: Path) -> None:
+    tasks = load_tasks("verifiers:digit_lines", count=3)
+    sampler = VerifiersSampler("digit_lines", chat=False, solved_at=1.1)
+    prompt = sampler.prompt(tasks[1], Renderer(beginning(merged_tokenizer())), "base", "3")
+    assert prompt.token_ids[0] == first_id()
