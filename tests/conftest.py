@@ -30,6 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="K/N", help="run the K-th (0 to N - 1) of N parts of the files")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Accept unused snapshots: one is of another kind of processor. `test_snapshots` finds stale ones."""
+    config.option.warn_unused_snapshots = True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep one part: of files, by their names, and of the rows of the table of pairs, by their numbers."""
     if not (wanted := config.getoption("--shard")):

@@ -305,7 +305,7 @@ def test_a_reference_of_a_data_set_is_checked(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unopened(EngineKind):
-    """Engine that nobody may open."""
+    """Engine that must not be opened."""
 
     kind: ClassVar[str] = "unopened"
     about: ClassVar[str] = "of these tests"

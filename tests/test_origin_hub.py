@@ -191,7 +191,7 @@ def test_a_hub_that_is_out_of_order_is_one_that_cannot_be_reached(home: Path) ->
         assert "answers 503" in look("org/tiny", broken.address, home)["refused"]
 
 
-@pytest.mark.parametrize("address", ["hub", pytest.param("nobody", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("address", ["hub", pytest.param("closed", marks=pytest.mark.heavy)])
 def test_training_on_an_unknown_name_leaves_nothing(hub: Hub, home: Path, address: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "repl_rl.cli", "train", "--model", "org/nosuch", "--out", "runs"],

@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tomllib
@@ -99,6 +100,17 @@ def test_rollouts_gradients_and_weights_of_each_step(run: Path, snapshot: Snapsh
         assert found == snapshot(name=kind)
     else:
         assert found == _numbers(_train(tmp_path))
+
+
+def test_every_snapshot_is_of_a_test_that_is_there() -> None:
+    names = re.findall(r"^# name: (.*)$", SNAPSHOTS.read_text(encoding="utf-8"), re.MULTILINE)
+    of_a_processor = f"{test_rollouts_gradients_and_weights_of_each_step.__name__}["
+    assert {name for name in names if not name.startswith(of_a_processor)} == {
+        *(f"{test_public_name.__name__}[{name}]" for name in repl_rl.__all__),
+        *(f"{test_help.__name__}[{verb}]" for verb in VERBS),
+        test_files_of_a_run.__name__,
+        test_rollouts_of_the_first_step.__name__,
+    }
 
 
 def _processor() -> str:

@@ -119,5 +119,5 @@ def test_a_server_that_is_asked_leaves_no_setting_of_a_world_to_this_command() -
     asked: Parsed[chat.ChatConfig] = parse_with_sources(chat.ChatConfig, "chat", ["--server", "http://127.0.0.1:1/v1"])
     for field in fields(World):
         given = Parsed(asked.config, (), frozenset({field.name}), asked.over)
-        with pytest.raises(ConfigError, match="the server has settings of its own"):
+        with pytest.raises(ConfigError, match="the server has its own settings"):
             chat.refuse_without_effect(given)

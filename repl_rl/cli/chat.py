@@ -205,7 +205,7 @@ def refuse_without_effect(asked: Parsed[ChatConfig]) -> None:
     if asked.config.server:
         # A server decides everything about the policy and its consoles.
         unread = [field.name for field in fields(World)]
-        refuse_unread(asked, usual, unread, "the server has settings of its own; leave it out")
+        refuse_unread(asked, usual, unread, "the server has its own settings; leave it out")
     refuse_unread(asked, usual, _OF_TASKS, "a chat has no tasks; leave it out")
     refuse_unread(asked, usual, ["kv_on_sync"], "weights do not change during a chat; leave it out")
 

@@ -65,8 +65,8 @@ def writing(thing: str, path: Path, what: str = "it", then: str = "") -> Iterato
         mending = remedy(code)
         if code is None or (mending is None and not isinstance(error, OSError)):
             raise
-        told = f"{what} cannot be written there: {os.strerror(code)}; {mending or 'repair that'}{then}"
-        raise ConfigError(thing, str(path), told) from error
+        message = f"{what} cannot be written there: {os.strerror(code)}; {mending or 'repair that'}{then}"
+        raise ConfigError(thing, str(path), message) from error
 
 
 def _probed(path: Path) -> int | None:

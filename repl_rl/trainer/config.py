@@ -129,7 +129,7 @@ class TrainerConfig:
         require_sinks(self.report_to)
         refuse_stale(self.ahead, self.importance, self.groups)
         # Both raise ConfigError here, before a run starts.
-        self.chosen_args()
+        self.build_named_args()
         self.share(1)  # rollouts that one process cannot divide evenly, several cannot either
 
     @property
@@ -177,7 +177,7 @@ class TrainerConfig:
             )
         return micro_batch, part // micro_batch
 
-    def chosen_args(self) -> choices.Arguments:
+    def build_named_args(self) -> choices.Arguments:
         """Return TRL's arguments for the settings that are given by name.
 
         Raises:

@@ -64,7 +64,7 @@ def grpo_args(config: TrainerConfig, out: Path, processes: int = 1, seed: int = 
         max_grad_norm=MAX_GRAD_NORM,
         # The fast pass computes no router logits. None keeps the coefficient of the model's configuration.
         router_aux_loss_coef=0.0 if config.fast else None,
-        **config.chosen_args(),
+        **config.build_named_args(),
         temperature=1.0,
         bf16=low,
         use_cpu=low and on_cpu,

@@ -86,7 +86,7 @@ def test_a_server_that_refuses_or_is_not_there_is_said_so(
     assert "`repl-rl serve`" in said
     assert main(["chat", "--server", "127.0.0.1:1"]) == 2
     assert main(["chat", "--server", "http://127.0.0.1:1/v1", "--prompt", "chat"]) == 2
-    assert "settings of its own" in capsys.readouterr().err
+    assert "its own settings" in capsys.readouterr().err
 
 
 class _Nested(BaseHTTPRequestHandler):
