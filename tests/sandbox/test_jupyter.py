@@ -144,8 +144,11 @@ def test_an_interrupt_between_cells_changes_nothing(kernel: Client) -> None:
 
 def test_an_error_aborts_what_waits_behind_it_and_nothing_else(kernel: Client) -> None:
     kernel.run("ran = []")
-    first, second = (kernel.client.execute(code) for code in ("1/0", "ran.append(1)"))
+    first, second = (kernel.client.execute(code) for code in ("input(); 1/0", "ran.append(1)"))
     known = kernel.client.kernel_info()
+    # The first cell fails only after the others were sent, however slow this process is.
+    kernel.client.get_stdin_msg(timeout=TIMEOUT_S)
+    kernel.client.input("")
     assert kernel.finish(first).reply["status"] == "error"
     assert kernel.finish(second).reply["status"] == "aborted"
     assert kernel.finish(known).reply["status"] == "ok"
