@@ -1,7 +1,7 @@
-"""What line credit buys: one sentence for the README, and all of it for docs/credit.md, of all published regimes."""
+"""Summarize line credit over all published regimes: one sentence for the README, a list for docs/credit.md."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.findings import DEFAULT, asked_again, findings, found_again
@@ -75,12 +75,12 @@ def block(reports: Mapping[str, Report]) -> str:
         f"{len(told.faster) or 'none'} learned faster after Holm's correction{_of_which(told)}, "
         f"and {len(told.slower) or 'none'} slower."
     )
-    text += "".join(_of_blocks(name, report) for name, report in told.regimes.items())
+    text = " ".join([text, *_compare_blocks(told.regimes)])
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def together(reports: Mapping[str, Report]) -> str:
-    """All that the regimes say together, by name, for the page; "": no regime counts yet."""
+    """Return the findings of all regimes as a list for docs/credit.md, or "" if no regime counts yet."""
     told = counted(reports)
     if not told.regimes:
         return ""
@@ -94,11 +94,12 @@ def together(reports: Mapping[str, Report]) -> str:
         f"Of {len(errors)} with a penalty for lines in error, {len(fewer) or 'none'} had fewer of them on held-out "
         f"tasks{_between(fewer, ' ({} points)')} by an interval that excludes 0, uncorrected.",
         *_once_more(told.again),
+        *_compare_blocks(told.regimes),
     ]
     if told.floors:
         named = ", ".join(f"`{name}`" for name in told.floors)
         items.append(f"Not counted is {named}, in which nearly nothing was solved under any condition.")
-    return "### All together\n\n" + "".join(f"- {item}\n" for item in items)
+    return "".join(f"- {item}\n" for item in items)
 
 
 def _held(told: Counted) -> str:
@@ -144,18 +145,19 @@ def _once_more(again: Mapping[str, tuple[Report, Report]]) -> list[str]:
     return told
 
 
-def _of_blocks(regime: str, report: Report) -> str:
-    """What code between fences came to in place of lines, both with the outcome alone; "": it was not played there."""
-    figures, starts = report["figures"]["conditions"], report["figures"]["start"]
-    if "fenced" not in figures or not {"lines", "fenced"} <= starts.keys():
-        return ""
-    over, after = (points(figures["fenced"]["difference"][key]) for key in ("train_solve_rate", "solve_rate"))
-    lines, blocks = (f"{starts[way]['solve_rate']:.0%}" for way in ("lines", "fenced"))
-    return (
-        f" Code between fences in place of single lines, in `{regime}`, on {report['seeds']} seeds, after equally many "
-        f"demonstrations (which brought blocks to {blocks}, lines to {lines}): {over} points over the budget, and "
-        f"{after} on held-out tasks after it."
-    )
+def _compare_blocks(regimes: Mapping[str, Report]) -> Iterator[str]:
+    """Compare code between fences with lines, both with the outcome alone, in each regime that has both."""
+    for regime, report in regimes.items():
+        figures, starts = report["figures"]["conditions"], report["figures"]["start"]
+        if "fenced" not in figures or not {"lines", "fenced"} <= starts.keys():
+            continue
+        over, after = (points(figures["fenced"]["difference"][key]) for key in ("train_solve_rate", "solve_rate"))
+        lines, blocks = (f"{starts[way]['solve_rate']:.0%}" for way in ("lines", "fenced"))
+        yield (
+            f"Code between fences in place of single lines, in `{regime}`, on {report['seeds']} seeds, after equally "
+            f"many demonstrations (which brought blocks to {blocks}, lines to {lines}): {over} points over the budget, "
+            f"and {after} on held-out tasks after it."
+        )
 
 
 def _named(names: Sequence[str]) -> str:

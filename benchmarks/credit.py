@@ -1,10 +1,10 @@
-"""Copy what `repl-rl bench credit --json FILE` found into docs/: tables, sentences about them, and a plot.
+"""Publish reports of `repl-rl bench credit --json FILE`: tables, sentences about them, and a plot.
 
     python -m benchmarks.credit FILE...
 
-Every number of docs/credit.md stands in a generated block and comes from such files. One of a regime is added to the
-block of `benchmarks.regimes` or, about the age of rollouts, of `benchmarks.stale`; one without is the earlier
-experiment, and has the block of this script.
+Every number of docs/credit.md and benchmarks/results/credit.md is in a generated block and comes from such files. The
+report of a regime is added to the blocks of `benchmarks.regimes` or, for staleness, of `benchmarks.stale`. A report
+without a regime is the earlier experiment, which has the block of this script.
 """
 
 import json
@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 
 from benchmarks import regimes, stale
 from benchmarks.findings import DEFAULT
-from benchmarks.pages import ROOT, Block, Report, points, share
+from benchmarks.pages import RESULTS, Block, Report, points, share
 from repl_rl.lab.credit.conditions import BASELINE, ESTIMATORS, SHAPINGS
 from repl_rl.lab.credit.statistics import at_tokens, mean, running_mean
 
-PAGE = Block(ROOT / "docs" / "credit.md", "credit")
-FIGURES, PLOT = (ROOT / "docs" / f"credit.{kind}" for kind in ("json", "png"))
+PAGE = Block(RESULTS / "credit.md", "credit")
+FIGURES, PLOT = (RESULTS / f"credit.{kind}" for kind in ("json", "png"))
 INK = "#808080"
 """Grey that is read on white and on black."""
 COLOURS = {"process": "#d95f02", "two_stream": "#1b9e77", "return_to_go": "#7570b3", "state_anchor": "#e7298a"}
@@ -38,7 +38,7 @@ FARMING = {
 
 
 def block(report: Report) -> str:
-    """The generated block of docs/credit.md."""
+    """Return the generated block of the earlier experiment."""
     found = report["figures"]["conditions"]
     parts = [
         _about(report),

@@ -1,4 +1,4 @@
-"""Measure what rollouts ahead of the update bring; figures go into docs/update.md.
+"""Measure the speed-up by rollouts ahead of the update, and publish it in benchmarks/results/update.md.
 
     python -m benchmarks.overlap [--engine vllm] [--size medium] [--steps 24] [--rounds 4] [--ahead 1] [--concurrency 4]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import RESULTS, Block
 from repl_rl.engine import EngineKind, Transformers, Vllm
 from repl_rl.lab.policies import SIZES, write_policy
 from repl_rl.record.trajectory import Trajectory
@@ -28,8 +28,8 @@ from repl_rl.trainer.run import train
 from repl_rl.trainer.source import StepRecord
 from repl_rl.world import World
 
-PAGE = Block(ROOT / "docs" / "update.md", "overlap")
-FIGURES = ROOT / "docs" / "update_overlap.json"
+PAGE = Block(RESULTS / "update.md", "overlap")
+FIGURES = RESULTS / "update_overlap.json"
 _WARM = 4
 """Steps of a leg that are not counted: something starts in them, and the lead fills up."""
 _TOLD = {
@@ -118,7 +118,7 @@ def _median(legs: Sequence[Mapping[str, float]], name: str) -> str:
 
 
 def block(found: Mapping[str, object]) -> str:
-    """The generated block of docs/update.md."""
+    """Return the generated block."""
     turns, ahead = found["turns"], found["ahead"]
     assert isinstance(turns, list)
     assert isinstance(ahead, list)

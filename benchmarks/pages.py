@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+"""Folder of results as JSON, and of the pages that show them in full."""
 Report = Mapping[str, Any]
 """Figures as they stand in JSON, which a page is made of. Whoever makes pages trusts whoever measured."""
 _END = "<!-- end of the generated block -->\n"

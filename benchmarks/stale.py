@@ -1,18 +1,18 @@
-"""How old rollouts may be, in docs/update.md: what is planned, and what was found.
+"""Publish the staleness experiment, planned and measured, in benchmarks/results/update.md.
 
-`python -m benchmarks.credit FILE` writes this block, where FILE is of one of the `REGIMES`.
+`python -m benchmarks.credit FILE` writes this block if FILE is the report of one of the `REGIMES`.
 """
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from benchmarks.pages import ROOT, Block, Report, points, share
+from benchmarks.pages import RESULTS, Block, Report, points, share
 from benchmarks.regimes import Published, about, planned, rows_of
 from repl_rl.lab.credit.conditions import BASELINE
 from repl_rl.lab.credit.power import ALPHA
 
-PAGE = Block(ROOT / "docs" / "update.md", "stale")
-FIGURES = ROOT / "docs" / "update_stale.json"
+PAGE = Block(RESULTS / "update.md", "stale")
+FIGURES = RESULTS / "update_stale.json"
 REGIMES = ("stale", "stale_long", "stale_pretrained")
 
 

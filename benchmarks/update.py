@@ -1,8 +1,8 @@
-"""Copy the figures of `repl-rl bench update --json FILE` into docs/, table included.
+"""Publish the results of `repl-rl bench update --json FILE` in benchmarks/results/update.md.
 
     python -m benchmarks.update FILE [FILE ...]
 
-Every number of docs/update.md with a unit stands between the two markers below and comes from that file.
+Every number of that page with a unit is in a generated block.
 """
 
 import json
@@ -10,16 +10,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.pages import ROOT, Block
+from benchmarks.pages import RESULTS, Block
 
-PAGE = Block(ROOT / "docs" / "update.md", "update")
-FIGURES = ROOT / "docs" / "update.json"
+PAGE = Block(RESULTS / "update.md", "update")
+FIGURES = RESULTS / "update.json"
 _HEAD = " token ratio | CPU time | s | memory | MiB | TRL, time | TRL, memory | gradients | rounding |\n"
 _COLUMNS = 9
 
 
 def block(rows: Sequence[Mapping[str, float]]) -> str:
-    """The generated block of docs/update.md: long rollouts, and shared prompts and steps of runs where measured."""
+    """Return the generated block: long rollouts, then shared prompts and steps of runs if they were measured."""
     played = [row for row in rows if "run" in row]
     prefixes = [row for row in rows if "off_update_s" in row and "run" not in row]
     text = _against_trl([row for row in rows if "off_update_s" not in row])

@@ -1,4 +1,4 @@
-"""The README and the pages of docs/, and what stands in their blocks."""
+"""The README, the pages of docs/ and benchmarks/results/, and their code blocks."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
+    )
 }
 """Their texts by their paths in the repository."""
 

@@ -24,6 +24,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, path in WRITTEN.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
         texts[path] = (ROOT / path).read_text(encoding="utf-8")
+    for picture in ROOT.glob("benchmarks/results/*.png"):
+        files.append(File.generated(config, picture.relative_to(ROOT).as_posix(), abs_src_path=str(picture)))
     made = {**notebooks(), **sources(texts), **reference.pages(), **settings.pages()}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))

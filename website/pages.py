@@ -13,6 +13,8 @@ WRITTEN = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "benchmarks/sandbox.md": "benchmarks/sandbox.md",
+    "benchmarks/results/credit.md": "benchmarks/results/credit.md",
+    "benchmarks/results/update.md": "benchmarks/results/update.md",
     "examples.md": "examples/README.md",
 }
 """Pages whose text stands outside docs/, with the path of that text in the repository."""

@@ -11,8 +11,8 @@ from repl_rl.lab.faults import is_log, log_file
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = {
-    "sandbox": "benchmarks/sandbox.json", "update": "docs/update.json", "rollout": "docs/rollouts.json",
-    "credit": "docs/credit.json", "fleet": "docs/scaling.json", "serve": "docs/serve.json",
+    "sandbox": "benchmarks/sandbox.json", "update": "benchmarks/results/update.json", "rollout": "docs/rollouts.json",
+    "credit": "benchmarks/results/credit.json", "fleet": "docs/scaling.json", "serve": "docs/serve.json",
 }  # fmt: skip
 """Figures as a benchmark wrote them; `faults` has none, but in a page."""
 

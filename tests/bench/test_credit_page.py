@@ -1,4 +1,4 @@
-"""docs/credit.md shows the published figures and no others, and the script that writes it takes any experiment."""
+"""The pages of the credit experiment show the published results and no others; their writer accepts any experiment."""
 
 import json
 import re
@@ -53,15 +53,27 @@ def test_the_figures_of_the_page_are_those_of_the_published_experiment() -> None
 
 def test_the_plan_of_the_page_is_that_of_the_shipped_regimes_with_what_is_published() -> None:
     assert regimes.PAGE.text == regimes.block(regimes.PUBLISHED.reports)
+    assert regimes.SUMMARY.text == regimes.summary(regimes.PUBLISHED.reports)
 
 
-def test_no_number_was_typed_into_the_page_by_hand() -> None:
-    typed = credit.PAGE.around.replace(regimes.PAGE.text, "")
+@pytest.mark.parametrize("typed", [credit.PAGE.around.replace(regimes.PAGE.text, ""), regimes.SUMMARY.around])
+def test_no_number_was_typed_into_a_page_by_hand(typed: str) -> None:
     assert not re.search(r"\d", re.sub(r"```sh\n.*?```", "", typed, flags=re.DOTALL))
 
 
+def test_the_summary_has_a_row_per_regime_with_its_findings_and_the_difference_that_its_seeds_detect() -> None:
+    levels = {BASELINE: 0.4, "two_stream/penalty": 0.6, "errors/first": 0.2, "errors/spared": 0.4}
+    floor = written({BASELINE: -0.15, "errors/first": -0.14}, seeds=6, regime="long")
+    text = regimes.summary({"noise": written(levels, seeds=6, regime="noise"), "long": floor})
+    (row,) = re.findall(r"^\| `noise` \| .*$", text, re.MULTILINE)
+    found = r"\| 3 \| `two_stream/penalty` \+20\.\d \([^)]*\) \| `errors/first` -\d+\.\d \([^)]*\) \| \d\.\d \|"
+    assert re.search(found, row)
+    assert re.search(r"^\| `long` \| .* \| 1 \| not counted \|  \|  \|$", text, re.MULTILINE)
+    assert text.count("| not run yet |") == len(regimes.names()) - 2
+
+
 def test_every_command_of_the_page_is_one() -> None:
-    commands = [line.split() for line in re.findall(r"^(?:repl-rl|python) .*$", credit.PAGE.around, re.MULTILINE)]
+    commands = [line.split() for line in re.findall(r"^(?:repl-rl|python) .*$", regimes.SUMMARY.around, re.MULTILINE)]
     ours = [words[3:] for words in commands if words[:3] == ["repl-rl", "bench", "credit"]]
     every, cell = (parse(CreditBenchConfig, "bench credit", words, asset(REGIMES), "regime") for words in ours)
     assert every.json == Path("noise.json")
@@ -104,7 +116,7 @@ def test_the_default_preset_follows_by_the_rule_of_the_page() -> None:
     assert regimes.preset({"today": written(other, seeds=6)}) == "two_stream/penalty", "this regime does not decide"
     assert regimes.preset({"noise": rows["up"], "today": rows["down"]}) == BASELINE, "found below in some regime"
     assert regimes.preset({"pretrained": rows["down"]}) == "two_stream/penalty", "it is looked at and decides nothing"
-    assert "is `errors/first`, in the place of `two_stream/penalty`." in regimes.block(
+    assert "is `errors/first`, in the place of `two_stream/penalty`." in regimes.summary(
         {"errors": written(other, seeds=6)}
     )
 
@@ -126,7 +138,8 @@ def test_what_was_found_is_counted_either_way_over_all_regimes_and_blocks_are_no
     assert "1 (`two_stream/penalty` in `noise`) slower" in text
     assert "Of 2 with a penalty for lines in error, 1 had fewer of them on held-out tasks (20.0 points)" in text
     assert re.search(r"with seeds that detect \d\.\d( to \d\.\d)? points", text)
-    assert "### All together" in regimes.block(reports)
+    assert "1 (`two_stream/penalty` in `noise`) slower" in regimes.summary(reports)
+    assert "- Code between fences in place of single lines, in `noise`" in buys.together(reports)
     text = one_line(buys.block(reports))
     assert re.search(r"of 3 comparisons in 2 regimes, whose seeds detect \d\.\d( to \d\.\d)? points, 1 learned", text)
     assert "sampled tokens: nothing that was found twice; of 3" in text
@@ -135,7 +148,7 @@ def test_what_was_found_is_counted_either_way_over_all_regimes_and_blocks_are_no
     assert "(which brought blocks to 30%, lines to 20%): -30.0 (" in text
     assert text.count("between fences") == 1, "where it was played"
     assert "measured yet" in buys.block({})
-    assert "### All together" not in regimes.block({})
+    assert buys.together({}) == ""
 
 
 def test_a_regime_in_which_nearly_nothing_is_solved_is_said_to_tell_nothing_and_is_not_counted() -> None:
@@ -197,7 +210,8 @@ def test_blocks_are_told_beside_lines_with_rollouts_of_both() -> None:
 
 @pytest.mark.heavy
 def test_a_plan_alone_says_that_nothing_is_published() -> None:
-    assert regimes.block({}).endswith("Nothing is published yet.\n")
+    assert regimes.summary({}).endswith("Nothing is published yet.\n")
+    assert regimes.block({}) == regimes.plan()
     for name in regimes.names():
         assert f"| `{name}` |" in regimes.plan()
 

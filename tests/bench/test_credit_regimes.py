@@ -49,7 +49,7 @@ def test_a_model_is_shown_as_much_by_lines_as_by_blocks_and_may_write_as_much_in
     assert len(found.families) == 2
     limits = BEGINNINGS[found.start].limits
     assert len({limit.max_lines * limit.max_line_tokens for limit in limits.values()}) == 1
-    assert found.shown_steps * DEMONSTRATIONS_A_STEP == 256, "what docs/credit.md says"
+    assert found.shown_steps * DEMONSTRATIONS_A_STEP == 256, "the number in benchmarks/results/credit.md"
 
 
 @pytest.mark.parametrize("name", AGAIN)

@@ -15,7 +15,7 @@ from repl_rl.lab.credit.statistics import budget_mean, by_condition, spread_of
 SPREAD = 0.022
 """Standard deviation over seeds of a difference of the primary metric, paired by seed.
 
-It is the pooled value of the earlier experiment's cells (docs/credit.json), for lack of a better one.
+It is the pooled value of the earlier experiment's cells (benchmarks/results/credit.json), for lack of a better one.
 """
 
 
