@@ -252,6 +252,30 @@ class Marking:
         return os.mkdir, (str(self.mark),)
 
 
+@pytest.mark.parametrize("part", ["config", "tokenizer"])
+def test_code_of_a_model_does_not_run_for_a_user_who_says_yes(part: str, tmp_path: Path) -> None:
+    """transformers asks on a terminal unless it is told not to run code."""
+    model, mark = tmp_path / "model", tmp_path / "mark"
+    shutil.copytree(asset("policies/quickstart"), model)
+    (model / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
+    changes = {
+        "config": ("config.json", {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C", "AutoModel": "evil.M"}}),
+        "tokenizer": (
+            "tokenizer_config.json",
+            {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}},
+        ),
+    }
+    name, change = changes[part]
+    (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | change))
+    command = [sys.executable, "-m", "repl_rl.cli", "rollout", "--engine", "transformers", "--count", "1"]
+    done = subprocess.run([*command, "--model", str(model)], input="y\n" * 9, capture_output=True, text=True)
+    assert not mark.exists()
+    assert "y/N" not in done.stdout
+    if done.returncode != 0:
+        assert done.returncode == 2
+        assert "its own code (auto_map), which is never run; use a model" in done.stderr.splitlines()[-1]
+
+
 def test_code_and_pickles_of_a_model_do_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, mark = tmp_path / "model", tmp_path / "mark"
     shutil.copytree(asset("policies/quickstart"), model)

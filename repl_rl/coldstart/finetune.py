@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -150,7 +149,9 @@ def finetune(
     # Fused attention ignores capped attention weights, so choose an implementation that fits the architecture.
     found = read_config(base)
     how = attention(*causal_class(found))
-    model = AutoModelForCausalLM.from_pretrained(base, config=found, dtype=torch.float32, attn_implementation=how)
+    model = AutoModelForCausalLM.from_pretrained(
+        base, config=found, dtype=torch.float32, attn_implementation=how, trust_remote_code=False
+    )
     disable_dropout(model)
     forbid(model, renderer.forbidden_ids)
     longest, room = max(len(example["input_ids"]) for example in examples), context_tokens(base)
@@ -171,7 +172,7 @@ def finetune(
 
 def context_tokens(base: Path) -> int:
     """Return the context length in tokens of the policy in folder `base`."""
-    return int(AutoConfig.from_pretrained(base).get_text_config().max_position_embeddings)
+    return int(read_config(base).get_text_config().max_position_embeddings)
 
 
 class Told(TrainerCallback):

@@ -70,7 +70,9 @@ class Decoder:
         chosen = DTYPES[("float32" if self.device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype]
         found = read_config(folder)
         how = attention(*causal_class(found))
-        loaded = AutoModelForCausalLM.from_pretrained(folder, config=found, dtype=chosen, attn_implementation=how)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, config=found, dtype=chosen, attn_implementation=how, trust_remote_code=False
+        )
         self.model: PreTrainedModel = loaded.to(self.device).eval()
         self._forbidden_ids = forbidden_ids
         forbid(self.model, forbidden_ids)

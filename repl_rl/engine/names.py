@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar, get_logger
 
 from repl_rl.engine.checkpoint import INDEX, WHOLE, Shapes, checkpoint_files, checkpoint_shapes
 from repl_rl.errors import ConfigError, EngineError
+from repl_rl.machine.foreign_models import load_error
 
 State = Mapping[str, Tensor]
 _PROCESSORS = ("*processor_config.json", "processor.json")
@@ -142,11 +143,11 @@ def read_config(folder: Path) -> PretrainedConfig:
         ConfigError: transformers does not know such a model.
     """
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     # Unknown content of config.json can raise any exception.
     except Exception as error:
         raise ConfigError(
-            "model folder", str(folder), f"transformers cannot read its config.json: {_line(error)}"
+            "model folder", str(folder), f"transformers cannot read its config.json: {load_error(error)}"
         ) from error
     # A config.json may name kernels, which transformers would download from the hub. Every caller chooses its own.
     config._attn_implementation = config._experts_implementation = None
@@ -168,7 +169,7 @@ def _outline(folder: Path, _changed: int) -> Outline:
     # A conversion of weights that does not fit these shapes can raise any exception.
     except Exception as error:
         raise ConfigError(
-            "model folder", str(folder), f"{kind.__name__} cannot be made of it: {_line(error)}"
+            "model folder", str(folder), f"{kind.__name__} cannot be made of it: {load_error(error)}"
         ) from error
     # Compare the weights that a sync would write with those of the checkpoint, which the engine loads.
     if other := sorted(name for name, shape in trained.items() if stored.get(name) != shape):
@@ -198,6 +199,8 @@ def _loaded(
             dtype=dtype,
             device_map={"": device},
             attn_implementation=attention,
+            # Otherwise an error refers to a table in the log.
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
     # transformers only logs missing weights, and initializes them at random.
@@ -224,7 +227,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
+from repl_rl.machine.foreign_models import load_error
 from repl_rl.origin.claims import refuse_claims
 from repl_rl.origin.stamp import stamp
 
@@ -133,7 +134,12 @@ def _merge(folder: Path, base: Path, made: Path) -> None:
         _refuse_ranks(folder, weights)
         config = refuse_claims(base)
         plain, found = AutoModelForCausalLM.from_pretrained(
-            base, config=config, dtype="auto", use_safetensors=True, output_loading_info=True
+            base,
+            config=config,
+            dtype="auto",
+            use_safetensors=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
         # transformers initializes missing weights at random.
         if found["missing_keys"]:
@@ -151,8 +157,7 @@ def _merge(folder: Path, base: Path, made: Path) -> None:
         raise
     # PEFT's errors about foreign files have no common base class.
     except Exception as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        remedy = f"they cannot be merged with {base}: {reason}; give the base that they were trained on"
+        remedy = f"they cannot be merged with {base}: {load_error(error)}; give the base that they were trained on"
         raise ConfigError("adapters", str(folder), remedy) from error
     # PEFT loads incomplete adapters without an error, so compare the names of the weights.
     if missing := sorted(needed - there):

@@ -65,7 +65,7 @@ def refuse_claims(folder: Path) -> "transformers.PretrainedConfig":
             tensors += len(opened.keys())
     claims = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     refuse_layers(claims if isinstance(claims, dict) else {}, tensors)
-    config: transformers.PretrainedConfig = transformers.AutoConfig.from_pretrained(folder)
+    config: transformers.PretrainedConfig = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     # A stranger's config may name kernels, which transformers would download from the hub.
     config._attn_implementation = config._experts_implementation = None
     # A value of quantized weights may take less than a byte.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
+from repl_rl.machine.foreign_models import load_error
 from repl_rl.origin.claims import ClaimError, outline, refuse_layers
 from repl_rl.origin.stamp import stamp
 
@@ -53,7 +54,7 @@ def _convert(file: Path, folder: Path) -> None:
         metadata, tensors = read_gguf_metadata(str(file))
         refuse_layers(metadata, len(tensors))
         # Fails early for an unknown architecture.
-        config = AutoConfig.from_pretrained(where, gguf_file=name)
+        config = AutoConfig.from_pretrained(where, gguf_file=name, trust_remote_code=False)
         head_dim = metadata.get(f"{metadata['general.architecture']}.attention.key_length")
         if head_dim is not None and hasattr(config, "head_dim"):
             # transformers leaves it at the default of the architecture.
@@ -61,7 +62,7 @@ def _convert(file: Path, folder: Path) -> None:
         # No format of GGUF has more than 8 values in a byte; several tensors may name the same bytes.
         held = min(sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors), 8 * file.stat().st_size)
         hollow = outline(config, held)
-        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name, trust_remote_code=False)
         model, told = AutoModelForCausalLM.from_pretrained(
             where,
             gguf_file=name,
@@ -69,13 +70,15 @@ def _convert(file: Path, folder: Path) -> None:
             dtype=torch.float32,
             quantization_config=GgufConfig(dequantize=True),
             output_loading_info=True,
+            trust_remote_code=False,
         )
     except ClaimError as error:
         raise ConfigError("GGUF file", str(file), f"{error}; get another") from error
     # A parser may raise anything for foreign bytes.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        remedy = f"transformers cannot read it: {reason}; get the file again, or give a folder with safetensors"
+        remedy = (
+            f"transformers cannot read it: {load_error(error)}; get the file again, or give a folder with safetensors"
+        )
         raise ConfigError("GGUF file", str(file), remedy) from error
     # transformers initializes missing weights at random, so compare all shapes with those of the config.
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}

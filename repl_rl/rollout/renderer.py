@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from repl_rl.engine.base import Chunk, ChunkEnd
 from repl_rl.errors import ConfigError
+from repl_rl.machine.foreign_models import load_error
 from repl_rl.record.console import PS1, PS2
 from repl_rl.record.trajectory import Line, LineEnd, Observed, Prompt
 from repl_rl.rollout.chat_template import ChatTemplate, Message
@@ -143,11 +144,10 @@ class Renderer:
         # Not imported above: torch comes with it, which a mistake in the settings need not wait for.
         load = transformers.AutoTokenizer
         try:
-            tokenizer = load.from_pretrained(str(folder), **choice)
+            tokenizer = load.from_pretrained(str(folder), trust_remote_code=False, **choice)
         # A parser may raise anything for foreign bytes.
         except _panics(Exception) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {reason}") from error
+            raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {load_error(error)}") from error
         ends = declared_ends(place)
         return cls(tokenizer, overshoot, str(folder), ends=ends, chat=chat, bos=bos, prompt_space=prompt_space, now=now)
 

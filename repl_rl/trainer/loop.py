@@ -223,7 +223,7 @@ def load_model(folder: Path, config: TrainerConfig) -> PreTrainedModel:
     dtype, how = loaded_dtype(config), attention(*causal_class(found))
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, config=found, dtype=dtype, attn_implementation=how
+            folder, config=found, dtype=dtype, attn_implementation=how, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError("model folder", str(folder), f"it cannot be loaded: {error}") from error

@@ -95,6 +95,11 @@ def test_a_checkpoint_that_is_not_whole_is_refused_without_loading_a_weight(made
     save_file(dict(list(weights.items())[1:]), folder / "model.safetensors")
     with pytest.raises(ConfigError, match=r"1 weights of Qwen3MoeForCausalLM are missing or have another shape"):
         outline(folder)
+    save_file(weights | {"model.norm.weight": torch.ones(3)}, folder / "model.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"1 weights of Qwen3MoeForCausalLM .* another shape, model\.norm\.weight first"
+    ):
+        outline(folder)
 
 
 def test_a_shard_that_is_not_there_is_named(made: Made, tmp_path: Path) -> None:
