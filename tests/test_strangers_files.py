@@ -254,7 +254,7 @@ class Marking:
 
 @pytest.mark.parametrize("part", ["config", "tokenizer"])
 def test_code_of_a_model_does_not_run_for_a_user_who_says_yes(part: str, tmp_path: Path) -> None:
-    """transformers asks on a terminal unless it is told not to run code."""
+    """Without `trust_remote_code=False`, transformers asks on the terminal."""
     model, mark = tmp_path / "model", tmp_path / "mark"
     shutil.copytree(asset("policies/quickstart"), model)
     (model / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")

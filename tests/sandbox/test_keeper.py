@@ -5,6 +5,7 @@ import os
 import select
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -48,6 +49,52 @@ def test_a_process_that_is_not_the_sender_is_neither_believed_nor_killed(
     asyncio.run(main())
     assert f"refused: process {os.getpid()} handed over process {victim.pid}" in caplog.text
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+SUPERVISOR = """
+import os, socket, sys
+host = socket.socket(fileno=int(sys.argv[1]))
+socket.send_fds(host, [b"B"], [os.pidfd_open(os.getpid()), os.open("/tmp", os.O_PATH)])
+host.send(b'D{"code": 3, "cut": false}')
+"""
+
+
+def test_a_process_that_has_ended_before_its_birth_is_read_has_its_own_status(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)
+    with theirs:
+        command = [sys.executable, "-c", SUPERVISOR, str(theirs.fileno())]
+        subprocess.run(command, pass_fds=[theirs.fileno()], check=True)
+
+    async def main() -> None:
+        link = KeeperLink(ours, isolated=True, max_text_bytes=4096)
+        await link.ready
+        assert link.death is not None
+        assert link.death.code == 3
+        link.destroy()
+        link.close()
+
+    asyncio.run(main())
+    assert "refused" not in caplog.text
+
+
+def test_a_handle_of_a_process_that_has_ended_is_not_believed_from_one_that_lives(
+    victim: "subprocess.Popen[bytes]", caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        handle, folder = os.pidfd_open(victim.pid), os.open("/tmp", os.O_PATH)
+        victim.kill()
+        victim.wait()
+        link = await told(b"B", handle, folder)
+        assert link.death is not None
+        link.close()
+        os.close(handle)
+        os.close(folder)
+
+    asyncio.run(main())
+    assert f"refused: process {os.getpid()} handed over process -1" in caplog.text
 
 
 @pytest.mark.parametrize("count", [0, 1])
