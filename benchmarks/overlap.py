@@ -2,8 +2,8 @@
 
     python -m benchmarks.overlap [--engine vllm] [--size medium] [--steps 24] [--rounds 4] [--ahead 1] [--concurrency 4]
 
-A random policy is trained in legs, by turns with `trainer.ahead` and without; a leg's first steps are not counted. The
-trainer and the engine have a core each. Give it a quiet machine.
+A random policy is trained in legs, alternately with `trainer.ahead` and without; a leg's first steps are not counted.
+The trainer and the engine have a core each. Give it a quiet machine.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Effort:
     group: int = 4
     lines: int = 8
     concurrency: int = 4
-    """Rollouts under way at once: with so few of them rollouts and update take equally long, a core each."""
+    """Concurrent rollouts: with so few of them rollouts and update take equally long, a core each."""
 
 
 @dataclass(slots=True)
@@ -126,15 +126,15 @@ def block(found: Mapping[str, object]) -> str:
     cores, load = found["cpus"], float(str(found["load_average"]))
     text = f"A policy of {float(str(found['parameters'])) / 1e6:.0f} M parameters, engine {found['engine']}, steps of "
     text += f"{found['prompts']} groups of {found['group']} rollouts of at most {found['lines']} lines, "
-    text += f"{found['concurrency']} of them under way at once, on {cores} cores "
+    text += f"{found['concurrency']} of them concurrent, on {cores} cores "
     text += (
         f"(load average {load:.1f}); {len(ratios)} rounds of two legs of {found['steps']} steps. Medians of legs:\n\n"
     )
-    text += "| | by turns | ahead |\n|---|---|---|\n"
+    text += "| | sequential | ahead |\n|---|---|---|\n"
     for name, label in _TOLD.items():
         text += f"| {label} | {_median(turns, name)} | {_median(ahead, name)} |\n"
     middle, least, most = statistics.median(ratios), min(ratios), max(ratios)
-    return f"{text}\nSteps a second, ahead against by turns: {middle:.2f} ({least:.2f} to {most:.2f}).\n"
+    return f"{text}\nSteps a second, ahead against sequential: {middle:.2f} ({least:.2f} to {most:.2f}).\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

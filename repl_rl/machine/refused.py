@@ -62,10 +62,10 @@ def writing(thing: str, path: Path, what: str = "it", then: str = "") -> Iterato
         raise
     except Exception as error:
         code = cause(error, path)
-        mending = remedy(code)
-        if code is None or (mending is None and not isinstance(error, OSError)):
+        advice = remedy(code)
+        if code is None or (advice is None and not isinstance(error, OSError)):
             raise
-        message = f"{what} cannot be written there: {os.strerror(code)}; {mending or 'repair that'}{then}"
+        message = f"{what} cannot be written there: {os.strerror(code)}; {advice or 'repair that'}{then}"
         raise ConfigError(thing, str(path), message) from error
 
 
