@@ -241,6 +241,15 @@ def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "verb is 'trian'" in capsys.readouterr().err
 
 
+def test_a_working_folder_that_was_removed_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    verb = f"cd gone && rmdir ../gone && exec {sys.executable} -m repl_rl.cli rollout --count 1"
+    env = {**os.environ, "PYTHONPATH": str(Path(repl_rl.__file__).parent.parent)}
+    done = subprocess.run(["sh", "-c", verb], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "repl-rl: error: working folder is 'removed'; change to a folder that exists\n"
+
+
 def test_a_python_without_docstrings_is_refused_in_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "repl_rl.cli", "eval"],

@@ -1,5 +1,6 @@
 """Token promises: exact captions, harmless observations, an audited vocabulary."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,3 +180,20 @@ def test_a_tokenizer_file_that_cannot_be_read_is_one_line(text: str, tmp_path: P
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError, match="it cannot be loaded"):
         Renderer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("config", [{"vocab_size": 9}, {"vocab_size": 10**6, "text_config": {"vocab_size": 9}}])
+def test_a_tokenizer_with_more_ids_than_the_model_embeds_is_refused(config: object, tmp_path: Path) -> None:
+    merged_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="vocab_size of 9; save the tokenizer that belongs to these weights"):
+        Renderer.from_folder(tmp_path)
+
+
+def test_an_added_token_may_have_no_embedding(tmp_path: Path) -> None:
+    tokenizer = merged_tokenizer()
+    ordinary = max(tokenizer.get_vocab().values()) + 1
+    tokenizer.add_tokens(["<image_soft_token>"])
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": ordinary}))
+    assert Renderer.from_folder(tmp_path).audit == RENDERERS["merged"].audit

@@ -33,6 +33,17 @@ def run_cli(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     return code, out.out + out.err
 
 
+def test_verify_names_a_damaged_record_and_does_not_succeed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_step(tmp_path, 1, [played(LINES)])
+    damaged = write_step(tmp_path, 2, [replace(played(LINES), id="second")])
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    code, out = run_cli(capsys, str(tmp_path), "--verify")
+    assert (code, "determinism 100.00%: 1 trajectories" in out) == (1, True)
+    assert f"not readable: {damaged}" in out.replace("\n", "")
+    damaged.unlink()
+    assert run_cli(capsys, str(tmp_path), "--verify")[0] == 0
+
+
 def test_the_terminal_shows_a_trajectory_with_statuses_and_no_control_codes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,7 @@ def _run(arguments: Sequence[str]) -> int:
         if sys.flags.optimize > 1:
             advice = "it removes docstrings, which transformers reads; unset PYTHONOPTIMIZE, and omit -OO"
             raise ConfigError("optimization level of Python", sys.flags.optimize, advice)
+        _refuse_removed_folder()
         try:
             code: int = importlib.import_module(f"repl_rl.cli.{arguments[0]}").main(arguments[1:])
         except SystemExit:
@@ -155,6 +156,13 @@ def _refused(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.filename is not None:
         return f"file is {error.filename!r}; {error.strerror}; {mending or 'give another path'}"
     return None if mending is None else f"{' '.join(str(error).split())}; {mending}"
+
+
+def _refuse_removed_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("working folder", "removed", "change to a folder that exists") from None
 
 
 def _share_cores() -> None:

@@ -113,7 +113,9 @@ def main(argv: Sequence[str]) -> int:
     entries, damage = _read(config)
     console = terminal()
     if mode == "verify":
-        return _verify(config, [entry.trajectory for entry in entries], console)
+        code = _verify(config, [entry.trajectory for entry in entries], console)
+        _print_damage(damage, console)
+        return code or int(bool(damage))
     (entry,) = entries
     if (config.to_line or 0) > len(entry.trajectory.lines):
         raise ConfigError("to_line", config.to_line, f"the trajectory has {len(entry.trajectory.lines)} lines")
@@ -125,8 +127,7 @@ def main(argv: Sequence[str]) -> int:
         asyncio.run(_step(config, entry, console))
     else:
         _show(entry, console)
-    for each in damage:
-        console.print(Text(f"not readable: {each}", style="yellow"))
+    _print_damage(damage, console)
     return 0
 
 
@@ -153,6 +154,11 @@ def _read(config: ReplayConfig) -> tuple[Sequence[Credited], Sequence[Damage]]:
     if config.id is None and not store.ids:
         raise ConfigError("trajectories", str(store.source), "there are none; give another file")
     return (store[config.id or store.ids[0]],), store.damage
+
+
+def _print_damage(damage: Sequence[Damage], console: Console) -> None:
+    for each in damage:
+        console.print(Text(f"not readable: {each}", style="yellow"))
 
 
 def _export(entry: Credited, path: Path) -> None:

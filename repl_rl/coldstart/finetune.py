@@ -32,6 +32,7 @@ from repl_rl.engine.logits import attention
 from repl_rl.engine.names import causal_class, complete, read_config
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
+from repl_rl.machine.foreign_models import make_savable
 from repl_rl.record.trajectory import Trajectory, spread
 from repl_rl.rollout.renderer import Renderer
 
@@ -152,6 +153,7 @@ def finetune(
     model = AutoModelForCausalLM.from_pretrained(
         base, config=found, dtype=torch.float32, attn_implementation=how, trust_remote_code=False
     )
+    make_savable(model)
     disable_dropout(model)
     forbid(model, renderer.forbidden_ids)
     longest, room = max(len(example["input_ids"]) for example in examples), context_tokens(base)

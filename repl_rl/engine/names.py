@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar, get_logger
 
 from repl_rl.engine.checkpoint import INDEX, WHOLE, Shapes, checkpoint_files, checkpoint_shapes
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.machine.foreign_models import load_error
+from repl_rl.machine.foreign_models import copy_generation_config, load_error
 
 State = Mapping[str, Tensor]
 _PROCESSORS = ("*processor_config.json", "processor.json")
@@ -80,12 +80,13 @@ def renewed(model: PreTrainedModel, state: State) -> PreTrainedModel:
 def complete(folder: Path, base: Path) -> None:
     """Complete the checkpoint in `folder`, if only the text part of the model in `base` was loaded and saved.
 
-    It gets the processors of `base`. For a composite model it also gets its configuration, and a separate file with
-    every weight that training did not change. So it loads wherever `base` does. All other content stays as
-    `save_pretrained` wrote it.
+    It gets the processors and generation settings of `base`. For a composite model it also gets its configuration, and
+    a separate file with every weight that training did not change. So it loads wherever `base` does. All other content
+    stays as `save_pretrained` wrote it.
     """
     for file in (file for pattern in _PROCESSORS for file in base.glob(pattern)):
         shutil.copy(file, folder)
+    copy_generation_config(base, folder)
     config = read_config(base)
     if causal_class(config)[1] is config:
         return

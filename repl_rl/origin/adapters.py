@@ -12,7 +12,7 @@ from typing import Protocol
 
 from repl_rl.errors import ConfigError
 from repl_rl.machine.folders import whole_folder
-from repl_rl.machine.foreign_models import load_error
+from repl_rl.machine.foreign_models import copy_generation_config, load_error, make_savable
 from repl_rl.origin.claims import refuse_claims
 from repl_rl.origin.stamp import stamp
 
@@ -163,8 +163,10 @@ def _merge(folder: Path, base: Path, made: Path) -> None:
     if missing := sorted(needed - there):
         remedy = f"they do not fit {base}: {missing[0]} is not among them; give the base that they were trained on"
         raise ConfigError("adapters", str(folder), remedy)
+    make_savable(whole)
     with whole_folder(made) as torn:
         whole.save_pretrained(torn)
+        copy_generation_config(base, torn)
         tokenizer = folder if any(folder.glob("tokenizer*")) else base
         for file in (file for pattern in _TOKENIZER_FILES for file in tokenizer.glob(pattern)):
             shutil.copy(file, torn)

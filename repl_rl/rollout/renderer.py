@@ -30,7 +30,7 @@ from repl_rl.rollout.chat_template import ChatTemplate, Message
 from repl_rl.rollout.control_tokens import ControlTokens
 from repl_rl.rollout.prompt_space import PromptSpace, joins_words, without_space
 from repl_rl.rollout.prompts import Example, start
-from repl_rl.rollout.vocabulary import audited, declared_ends
+from repl_rl.rollout.vocabulary import audited, declared_ends, refuse_ids_beyond
 from repl_rl.settings.scalars import Scalar
 
 Overshoot = Literal["forbid", "carry", "refuse"]
@@ -131,7 +131,8 @@ class Renderer:
         """Load the tokenizer of a model folder, or of a cached hub name, with all its end tokens.
 
         Raises:
-            ConfigError: no usable tokenizer exists, or its vocabulary or an argument of `chat` is refused.
+            ConfigError: no usable tokenizer exists, the model has no embedding for some of its ids, or its vocabulary
+                or an argument of `chat` is refused.
         """
         place = Path(folder)
         tekken, usual = (place / "tekken.json").is_file(), any(place.glob("tokenizer*"))
@@ -148,6 +149,7 @@ class Renderer:
         # A parser may raise anything for foreign bytes.
         except _panics(Exception) as error:
             raise ConfigError("tokenizer folder", str(folder), f"it cannot be loaded: {load_error(error)}") from error
+        refuse_ids_beyond(tokenizer, place)
         ends = declared_ends(place)
         return cls(tokenizer, overshoot, str(folder), ends=ends, chat=chat, bos=bos, prompt_space=prompt_space, now=now)
 

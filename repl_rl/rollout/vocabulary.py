@@ -72,6 +72,26 @@ def declared_ends(folder: Path) -> frozenset[int]:
     return frozenset(i for part in parts for i in _ids(part.get("eos_token_id")))
 
 
+def refuse_ids_beyond(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Check that the model in `folder` has an embedding for every ordinary id of its tokenizer.
+
+    Added tokens may have larger ids: Gemma 3 has one that only its larger variants embed. A config.json without a
+    `vocab_size` is not checked.
+
+    Raises:
+        ConfigError: an ordinary id has no embedding.
+    """
+    config = _read(folder / "config.json")
+    text = config.get("text_config")
+    size = (text if isinstance(text, Mapping) else config).get("vocab_size")
+    # The backend of Mistral's own tokenizer files has no added tokens.
+    added = getattr(tokenizer, "added_tokens_encoder", {})
+    largest = max((i for token, i in tokenizer.get_vocab().items() if token not in added), default=-1)
+    if isinstance(size, int) and largest >= size:
+        remedy = f"its config.json has a vocab_size of {size}; save the tokenizer that belongs to these weights"
+        raise ConfigError(f"tokenizer of {folder}, largest id", largest, remedy)
+
+
 def _read(file: Path) -> Mapping[str, object]:
     if not file.is_file():
         return {}

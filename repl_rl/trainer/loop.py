@@ -24,6 +24,7 @@ from repl_rl.engine.logits import attention
 from repl_rl.engine.names import causal_class, complete, read_config
 from repl_rl.engine.options import Dtype
 from repl_rl.errors import ConfigError
+from repl_rl.machine.foreign_models import make_savable
 from repl_rl.machine.launched import processes
 from repl_rl.tasks import Curriculum
 from repl_rl.trainer import choices
@@ -91,6 +92,7 @@ def fit(
     args = grpo_args(config, out, processes(), seed)
     policy = load_model(model, config) if isinstance(model, Path) else model
     _tell_router(policy, config, tell)
+    make_savable(policy)
     disable_dropout(policy)
     policy = learning(policy, config, seed)
     # Async rollouts alternate between two folders of weights.
