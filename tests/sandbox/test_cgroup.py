@@ -44,6 +44,10 @@ def _folders(pid: int) -> set[str]:
     return {line.split(":", 2)[2] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()}
 
 
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def _limit(group: ControlGroup) -> Path:
     """The file with the memory limit of the one sandbox that this process has open."""
     above = {folder.parent for folder in group.folders}
@@ -69,7 +73,8 @@ def test_all_that_a_sandbox_starts_is_in_one_group_that_ends_with_it() -> None:
             assert int(_limit(here).read_text()) == here.memory_bytes // page * page
             below = [pid for pid, _ in descendants(os.getpid()) if pid not in others]
             assert len(below) >= 5
-            assert all(any(path.endswith(name) for path in _folders(pid)) for pid in below)
+            outside = [pid for pid in below if not any(path.endswith(name) for path in _folders(pid))]
+            assert [_command(pid) for pid in outside] == []
 
     before = _folders(os.getpid())
     asyncio.run(main())

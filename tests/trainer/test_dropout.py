@@ -22,7 +22,7 @@ from tests.trainer.policies import SampledSource, tiny_model, tiny_tokenizer
 
 TASKS = [f"task {i}" for i in range(8)]
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
     "n_inner": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "rotary_dim": 4, "num_local_experts": 4, "num_experts": 4,
     "d_model": 32, "n_layers": 2, "n_heads": 4, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
