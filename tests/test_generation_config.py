@@ -39,16 +39,18 @@ def generation(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_training_saves_the_model_with_its_settings(settings: dict[str, object], tmp_path: Path) -> None:
+def test_training_saves_the_model_with_its_settings(settings: dict[str, object], rank: int, tmp_path: Path) -> None:
     base = model_with(settings, tmp_path / "base")
-    config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, save_every=1)
+    config = TrainerConfig(steps=2, prompts_per_step=2, group_size=4, warmup_steps=0, save_every=1, lora_rank=rank)
     tasks = [f"task {i}" for i in range(8)]
     sampled = SampledSource(AutoModelForCausalLM.from_pretrained(base))
     final = fit(base, tiny_tokenizer(), tasks, sampled, config, tmp_path / "checkpoints", lambda *_: None)
     assert generation(final).items() >= settings.items()
     assert AutoModelForCausalLM.from_pretrained(final).num_parameters() > 0
-    assert (tmp_path / "checkpoints" / "checkpoint-1" / "model.safetensors").is_file()
+    weights = "adapter_model.safetensors" if rank else "model.safetensors"
+    assert (tmp_path / "checkpoints" / "checkpoint-1" / weights).is_file()
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
