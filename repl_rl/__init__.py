@@ -25,6 +25,7 @@ _HOMES = {
     "Feedback": "samplers.feedback",
     "FeedbackSampler": "samplers.feedback",
     "FencedCodeSampler": "samplers.fenced",
+    "FencedLineSampler": "samplers.fenced_lines",
     "FollowUp": "tasks",
     "Group": "record.group",
     "GroupRewards": "credit.earnings",

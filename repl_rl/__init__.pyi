@@ -65,6 +65,7 @@ from repl_rl.samplers.feedback import Feedback as Feedback
 from repl_rl.samplers.feedback import FeedbackSampler as FeedbackSampler
 from repl_rl.samplers.feedback import to_go as to_go
 from repl_rl.samplers.fenced import FencedCodeSampler as FencedCodeSampler
+from repl_rl.samplers.fenced_lines import FencedLineSampler as FencedLineSampler
 from repl_rl.samplers.inline_call import CallConvention as CallConvention
 from repl_rl.samplers.inline_call import InlineCallSampler as InlineCallSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler as JudgeToolSampler
@@ -104,6 +105,7 @@ __all__ = [
     "Feedback",
     "FeedbackSampler",
     "FencedCodeSampler",
+    "FencedLineSampler",
     "FollowUp",
     "Group",
     "GroupRewards",

@@ -6,6 +6,7 @@ but only if the answer is certain. The console in the sandbox decides again abou
 
 import ast
 import codeop
+import re
 import warnings
 from contextlib import suppress
 from enum import StrEnum
@@ -19,6 +20,9 @@ must not keep the host's parser busy."""
 _HOST_COMPILE_TOTAL = 32 * _HOST_COMPILE_CHARS
 """Characters that the host parses for one cell. Each further line parses the cell again, so short lines cost much
 work."""
+
+_STATEMENT = re.compile(r"(?!(?:elif|else|except|finally)\b)[^\s#)\]}]")
+"""Beginning of a line that may start a statement at the left margin."""
 
 
 class Verdict(StrEnum):
@@ -127,6 +131,27 @@ def is_void(line: str) -> bool:
     """Return True for a line that computes nothing at the start of a cell: blank, a comment, or `pass`."""
     text = line.strip()
     return not text or text.startswith("#") or text == "pass"
+
+
+def is_open_block(cell: str) -> bool:
+    """Return True if `cell` ends with a block statement that is complete and that the console keeps open.
+
+    In a program, the next statement at the left margin ends the block. The console needs a blank line.
+    """
+    if not cell or cell.endswith("\n") or len(cell) > _HOST_COMPILE_CHARS:
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            last = ast.parse(f"{cell}\n").body[-1:]
+    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+        return False
+    return any(hasattr(statement, part) for statement in last for part in ("body", "cases"))
+
+
+def begins_statement(line: str) -> bool:
+    """Return True if a line at the left margin may begin a new statement."""
+    return _STATEMENT.match(line) is not None
 
 
 def prompt(more: bool) -> str:

@@ -8,6 +8,7 @@ from repl_rl.rollout import ReplSampler, RolloutSampler
 from repl_rl.rollout.sampler import API_VERSION
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
+from repl_rl.samplers.fenced_lines import FencedLineSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
 from repl_rl.samplers.verifiers import VerifiersSampler
 from repl_rl.settings.named import Named, found, options_of
@@ -17,6 +18,7 @@ from repl_rl.tasks.environments import VERIFIERS
 SHIPPED: dict[str, Callable[..., RolloutSampler]] = {
     "repl": ReplSampler,
     "fenced": FencedCodeSampler,
+    "fenced_lines": FencedLineSampler,
     "feedback": FeedbackSampler,
     "judge_tool": JudgeToolSampler,
     VERIFIERS: VerifiersSampler,

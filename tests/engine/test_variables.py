@@ -31,7 +31,8 @@ def test_the_quiet_that_a_block_sets_is_not_taken_for_a_persons_wish_to_see_vllm
 
 @pytest.mark.heavy
 def test_importing_the_trainer_prints_nothing_and_what_trl_sets_is_no_persons_wish_to_see_vllms_log() -> None:
-    code = "import trl, repl_rl.trainer.grpo_config; from repl_rl.engine.variables import log_level; print(*sorted(log_level()))"
+    code = "import trl, repl_rl.trainer.grpo_config; "
+    code += "from repl_rl.engine.variables import log_level; print(*sorted(log_level()))"
     before = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
     done = subprocess.run([sys.executable, "-c", code], env=before, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"]

@@ -17,6 +17,7 @@ from repl_rl.samplers.conformance import CHECKS, Bench, check
 from repl_rl.samplers.environment import EnvironmentSampler
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
+from repl_rl.samplers.fenced_lines import FencedLineSampler
 from repl_rl.samplers.inline_call import InlineCallSampler
 from repl_rl.samplers.judge_tool import JudgeToolSampler
 from repl_rl.tasks import Task
@@ -37,6 +38,7 @@ SHIPPED = [
     ReplSampler(),
     ReplSampler(candidates=2),
     FencedCodeSampler(),
+    FencedLineSampler(),
     InlineCallSampler([weather]),
     ChatToolSampler([weather]),
     FeedbackSampler(),

@@ -9,6 +9,7 @@ from repl_rl.rollout import ReplSampler
 from repl_rl.samplers import load_sampler
 from repl_rl.samplers.feedback import FeedbackSampler
 from repl_rl.samplers.fenced import FencedCodeSampler
+from repl_rl.samplers.fenced_lines import FencedLineSampler
 
 MODULE = """
 from repl_rl import FeedbackSampler, ReplSampler
@@ -53,6 +54,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_shipped_samplers_have_names() -> None:
     assert isinstance(load_sampler("repl"), ReplSampler)
     assert isinstance(load_sampler("fenced"), FencedCodeSampler)
+    assert isinstance(load_sampler("fenced_lines"), FencedLineSampler)
     assert isinstance(load_sampler("feedback"), FeedbackSampler)
     assert load_sampler("judge_tool").rehearsals
 

@@ -1,0 +1,115 @@
+"""Sampler for fenced code that is executed line by line: text as a chat model writes it, and a live console in it."""
+
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Annotated
+
+from repl_rl.record.console import LineBuffer, begins_statement, is_open_block
+from repl_rl.record.trajectory import Line, LineEnd, Prompt
+from repl_rl.rollout.blocks import OUTPUT
+from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.renderer import Renderer
+from repl_rl.rollout.sampler import RolloutSampler
+from repl_rl.samplers.chat import opening
+from repl_rl.samplers.patterns import BOXED, framed, last_match, one_group, one_place
+from repl_rl.settings.bounds import AtLeast
+from repl_rl.tasks import Task
+
+OPENING = re.compile(r"^```(?:python|py)[ \t]*\n", re.MULTILINE)
+"""Line that opens a block of Python code in Markdown."""
+FENCE = "```"
+TEXT_TOKENS = 1024
+
+
+class FencedLineSampler(RolloutSampler):
+    """Sampler for text with code between fences (```` ```python ````) whose lines are executed while it is written.
+
+    Each line of a block runs in this rollout's console when its newline is sampled. What the console prints follows
+    the line as comments, and an expression is echoed. No prompt is spliced in, so a model writes code as it knows it.
+    A block statement needs no blank line: the next statement ends it, and the output of both follows that line.
+
+    The rollout ends at an end token, and the last boxed answer of the text after the last block counts. It also ends
+    with `submit_final_answer(...)` inside a block.
+    """
+
+    rehearsals = (
+        ("Let me see.\n```python\nx = 6 * 7\nx\n```\nSo it is \\boxed{42}.",),
+        ("```python\nfor i in range(2):\n    i\nprint(i)\n1/0\nx = = 1\nsubmit_final_answer(1)\n```\n",),
+    )
+
+    def __init__(
+        self,
+        *,
+        output: str = "# {}",
+        answer: str = BOXED,
+        system: str = "",
+        text_tokens: Annotated[int, AtLeast(1)] = TEXT_TOKENS,
+    ) -> None:
+        """Create the sampler.
+
+        Args:
+            output: form of a printed line; `{}` is its text. A comment keeps the block valid Python.
+            answer: regular expression of the final answer, with one group; the last match counts.
+            system: text or message before the question; see `opening`.
+            text_tokens: token budget of each text outside of a block (>= 1). Lines of a block have `max_line_tokens`.
+
+        Raises:
+            ConfigError: `answer` is not a regular expression with one group, or `output` has no place for the text.
+        """
+        self.system = system
+        self.text_tokens = text_tokens
+        self._output = one_place("output", output)
+        self._answer = one_group("answer", answer)
+
+    def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
+        return opening(renderer, self.system, task.asked, template)
+
+    async def rollout(self, episode: Episode) -> None:
+        while not episode.ended:
+            span = await episode.sample(until=OPENING, max_tokens=self.text_tokens)
+            opened, answer = OPENING.search(span.text), last_match(self._answer, span.text)
+            if opened is not None and span.end is not LineEnd.LENGTH:
+                await self._run_block(episode, span, span.text[opened.end() :])
+            # At an end token without an answer, the rollout ends unanswered.
+            elif span.end is LineEnd.EOS and answer is not None:
+                episode.submit(answer)
+
+    async def _run_block(self, episode: Episode, line: Line, text: str) -> None:
+        """Run the lines of a block until its closing fence; `text` is its part of `line`, which opened it."""
+        buffer, cell = LineBuffer(), list[str]()
+        while line.end is not LineEnd.LENGTH:
+            # An end token completes a line, and closes the block.
+            at_end = line.end is LineEnd.EOS
+            written = buffer.feed(f"{text}\n" if at_end else text)
+            before_fence = list(takewhile(lambda physical: physical.strip() != FENCE, written))
+            closed = at_end or len(before_fence) < len(written)
+            if run := _statements(before_fence, cell, closed):
+                result = await episode.execute(*run)
+                cell = [*cell, *run] if result.more else []
+                if not episode.ended:
+                    episode.observe(self._format_output(result.text, closed), result.cut)
+            if closed or episode.ended:
+                return
+            line = await episode.sample()
+            text = line.text
+
+    def _format_output(self, printed: str, closed: bool) -> str:
+        """Return the text to splice in after a line, or after the closing fence."""
+        lines = printed.removesuffix("\n").split("\n") if printed else []
+        if closed:
+            return framed(OUTPUT, "".join(f"{line}\n" for line in lines)) if lines else ""
+        return "".join(f"{framed(self._output, line)}\n" for line in lines)
+
+
+def _statements(written: Sequence[str], cell: Sequence[str], closed: bool) -> list[str]:
+    """Return the physical lines to run for `written`, with the blank lines that end open block statements.
+
+    `cell` has the lines that the console waits to complete. The end of a block of code ends its block statement too.
+    """
+    run: list[str] = []
+    for line in written:
+        if begins_statement(line) and is_open_block("\n".join((*cell, *run))):
+            run.append("")
+        run.append(line)
+    return [*run, ""] if closed and is_open_block("\n".join((*cell, *run))) else run
