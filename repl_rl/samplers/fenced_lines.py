@@ -9,6 +9,7 @@ from repl_rl.record.console import LineBuffer, begins_statement, is_open_block
 from repl_rl.record.trajectory import Line, LineEnd, Prompt
 from repl_rl.rollout.blocks import OUTPUT
 from repl_rl.rollout.episode import Episode
+from repl_rl.rollout.prompts import OWN
 from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import opening
@@ -20,6 +21,11 @@ OPENING = re.compile(r"^```(?:python|py)[ \t]*\n", re.MULTILINE)
 """Line that opens a block of Python code in Markdown."""
 FENCE = "```"
 TEXT_TOKENS = 1024
+SYSTEM = (
+    "Solve the problem step by step. You can use Python: code between ```python and ``` is executed in a live session,"
+    " line by line, and what a line prints is shown as a comment below it. Look at the values that you need. When you"
+    " have the answer, write it as \\boxed{answer}."
+)
 
 
 class FencedLineSampler(RolloutSampler):
@@ -43,7 +49,7 @@ class FencedLineSampler(RolloutSampler):
         *,
         output: str = "# {}",
         answer: str = BOXED,
-        system: str = "",
+        system: str = SYSTEM,
         text_tokens: Annotated[int, AtLeast(1)] = TEXT_TOKENS,
     ) -> None:
         """Create the sampler.
@@ -51,7 +57,7 @@ class FencedLineSampler(RolloutSampler):
         Args:
             output: form of a printed line; `{}` is its text. A comment keeps the block valid Python.
             answer: regular expression of the final answer, with one group; the last match counts.
-            system: text or message before the question; see `opening`.
+            system: text or message before the question; see `opening`. A prompt file replaces the default.
             text_tokens: token budget of each text outside of a block (>= 1). Lines of a block have `max_line_tokens`.
 
         Raises:
@@ -63,7 +69,8 @@ class FencedLineSampler(RolloutSampler):
         self._answer = one_group("answer", answer)
 
     def prompt(self, task: Task, renderer: Renderer, template: str, version: str) -> Prompt:
-        return opening(renderer, self.system, task.asked, template)
+        system = "" if self.system == SYSTEM and template.startswith(OWN) else self.system
+        return opening(renderer, system, task.asked, template)
 
     async def rollout(self, episode: Episode) -> None:
         while not episode.ended:
