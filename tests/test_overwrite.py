@@ -379,6 +379,36 @@ def tell(racers: list[subprocess.Popen[str]], words: str) -> None:
         racer.stdin.flush()
 
 
+LOCKED_AGAIN_AND_AGAIN = """
+import sys
+from pathlib import Path
+from repl_rl.machine.alone import alone
+for n in range(3000):
+    with alone(Path(sys.argv[1])):
+        pass
+"""
+
+
+def test_whoever_looks_while_a_folder_is_locked_finds_the_verb_that_made_it(tmp_path: Path) -> None:
+    with alone(tmp_path, made_by="a much longer name of a verb"):
+        pass
+    with alone(tmp_path, made_by="train"):
+        pass
+    with subprocess.Popen([sys.executable, "-c", LOCKED_AGAIN_AND_AGAIN, str(tmp_path)]) as locking:
+        found = {maker(tmp_path)}
+        while locking.poll() is None:
+            found.add(maker(tmp_path))
+    assert (found, locking.returncode) == ({"train"}, 0)
+
+
+def test_a_huge_file_in_place_of_a_lock_file_is_cut(tmp_path: Path) -> None:
+    with (tmp_path / OWNER).open("wb") as huge:
+        huge.truncate(2**40)
+    with alone(tmp_path, made_by="train"):
+        assert maker(tmp_path) == "train"
+    assert (tmp_path / OWNER).stat().st_size <= 4096
+
+
 def test_a_link_to_a_folder_stands_for_that_folder(tmp_path: Path) -> None:
     disk, link = tmp_path / "disk", tmp_path / "linked"
     disk.mkdir()

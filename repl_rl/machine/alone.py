@@ -160,9 +160,12 @@ def _is_there(path: Path, descriptor: int) -> bool:
 def _write(descriptor: int, said: Mapping[str, str | int]) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
-    # Write in place, because a new file would not carry the lock.
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, (json.dumps(said) + "\n").encode(), 0)
+    # Write in place, because a new file would not carry the lock. Another process may read at any time: spaces cover
+    # the rest of the old text, so that it never finds an empty file or half of one.
+    covered = min(os.fstat(descriptor).st_size, _MOST_BYTES)
+    text = json.dumps(said).encode().ljust(covered - 1) + b"\n"
+    os.pwrite(descriptor, text, 0)
+    os.ftruncate(descriptor, len(text))
 
 
 def _said(folder: Path) -> Mapping[str, object]:
