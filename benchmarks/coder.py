@@ -22,8 +22,9 @@ PAGE = Block(ROOT / "docs" / "pretrained.md", "coder")
 FIGURES = ROOT / "docs" / "coder.json"
 PARTS = {"greedy": "greedy", "1": "rollouts"}
 """Temperatures, and the folders of their rollouts in an evaluation."""
-COMPARED = "lines, `chat_few_shot`", "fenced blocks"
-"""Labels whose difference in solved problems is published."""
+BLOCKS = "fenced blocks"
+COMPARED = "lines, `chat_few_shot`", "lines between fences"
+"""Labels whose difference to `BLOCKS` in solved problems is published."""
 
 
 def figures(played: Sequence[Trajectory]) -> Report:
@@ -54,7 +55,7 @@ def evaluation(folder: Path) -> Report:
 
 
 def block(kept: Report) -> str:
-    """Return the table, and the difference between lines and fenced blocks."""
+    """Return the table, and the differences between lines and fenced blocks."""
     text = (
         "| | T | problems | answered | solved | lines in error | tokens per rollout |\n|---|---|---|---|---|---|---|\n"
     )
@@ -63,17 +64,19 @@ def block(kept: Report) -> str:
             errors = f"{one['errors']:.1%}" if one["executed"] else "-"
             shares = f"{share(one['answered'])} | {share(one['solved'])}"
             text += f"| {label} | {name} | {one['problems']} | {shares} | {errors} | {one['tokens']:.0f} |\n"
-    if not {*COMPARED} <= kept.keys():
-        return text
-    lines, fenced = (kept[label] for label in COMPARED)
-    differences = []
+    return text + "".join(difference(kept, label) for label in COMPARED if {label, BLOCKS} <= kept.keys())
+
+
+def difference(kept: Report, label: str) -> str:
+    """Return the difference in solved problems between the rows of `label` and fenced blocks, for each temperature."""
+    found = []
     for name in PARTS:
-        ours, theirs = lines[name]["right"], fenced[name]["right"]
+        ours, theirs = (kept[row][name]["right"] for row in (label, BLOCKS))
         both = sorted(ours.keys() & theirs.keys())
-        difference = bootstrap([float(ours[task] - theirs[task]) for task in both])
+        value = asdict(bootstrap([float(ours[task] - theirs[task]) for task in both]))
         words = "greedily" if name == "greedy" else f"at T = {name}"
-        differences.append(f"{points(asdict(difference))} {words} ({len(both)} problems)")
-    return f"{text}\nSolved by lines less by blocks, points, of what both played: {', '.join(differences)}.\n"
+        found.append(f"{points(value)} {words} ({len(both)} problems)")
+    return f"\nSolved by {label} less by blocks, points, of what both played: {', '.join(found)}.\n"
 
 
 def main(given: Sequence[str]) -> None:

@@ -14,17 +14,24 @@ from repl_rl.rollout.renderer import Renderer
 from repl_rl.rollout.sampler import RolloutSampler
 from repl_rl.samplers.chat import opening
 from repl_rl.samplers.patterns import BOXED, framed, last_match, one_group, one_place
+from repl_rl.sandbox.base import PushResult
 from repl_rl.settings.bounds import AtLeast
 from repl_rl.tasks import Task
 
 OPENING = re.compile(r"^```(?:python|py)[ \t]*\n", re.MULTILINE)
 """Line that opens a block of Python code in Markdown."""
 FENCE = "```"
+_LINE = re.compile(r"\A[ \t]*```|\n")
+"""End of a line of code, or its closing fence. Nothing after the fence is sampled before its newline."""
+_FRAMES = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:  .*\n)+|^  File \"<stdin>\", line \d+\n(?:    .*\n)*", re.MULTILINE
+)
+"""Position of an error in a traceback or in the text of a syntax error."""
 TEXT_TOKENS = 1024
 SYSTEM = (
     "Solve the problem step by step. You can use Python: code between ```python and ``` is executed in a live session,"
-    " line by line, and what a line prints is shown as a comment below it. Look at the values that you need. When you"
-    " have the answer, write it as \\boxed{answer}."
+    " line by line, and what a line prints is shown as a comment below it. Look at the values that you need. End with"
+    " the final answer, written as \\boxed{answer}."
 )
 
 
@@ -33,7 +40,8 @@ class FencedLineSampler(RolloutSampler):
 
     Each line of a block runs in this rollout's console when its newline is sampled. What the console prints follows
     the line as comments, and an expression is echoed. No prompt is spliced in, so a model writes code as it knows it.
-    A block statement needs no blank line: the next statement ends it, and the output of both follows that line.
+    A block statement needs no blank line: the next statement ends it, and the output of both follows that line. Of an
+    error only the message is shown, because policies write tracebacks on when they see one in comments.
 
     The rollout ends at an end token, and the last boxed answer of the text after the last block counts. It also ends
     with `submit_final_answer(...)` inside a block.
@@ -86,23 +94,27 @@ class FencedLineSampler(RolloutSampler):
         """Run the lines of a block until its closing fence; `text` is its part of `line`, which opened it."""
         buffer, cell = LineBuffer(), list[str]()
         while line.end is not LineEnd.LENGTH:
-            # An end token completes a line, and closes the block.
+            # An end token completes a line, and closes the block. So does a fence, which may lack its newline.
             at_end = line.end is LineEnd.EOS
-            written = buffer.feed(f"{text}\n" if at_end else text)
-            before_fence = list(takewhile(lambda physical: physical.strip() != FENCE, written))
+            fenced = (buffer.carry + text).lstrip().startswith(FENCE)
+            written = buffer.feed(f"{text}\n" if at_end or fenced else text)
+            before_fence = list(takewhile(lambda physical: not physical.strip().startswith(FENCE), written))
             closed = at_end or len(before_fence) < len(written)
+            shown, cut = "", False
             if run := _statements(before_fence, cell, closed):
                 result = await episode.execute(*run)
                 cell = [*cell, *run] if result.more else []
-                if not episode.ended:
-                    episode.observe(self._format_output(result.text, closed), result.cut)
+                shown, cut = self._format_output(result, closed), result.cut
+            if not episode.ended and (run or closed):
+                episode.observe(shown if line.text.endswith("\n") else f"\n{shown}", cut)
             if closed or episode.ended:
                 return
-            line = await episode.sample()
+            line = await episode.sample(until=_LINE)
             text = line.text
 
-    def _format_output(self, printed: str, closed: bool) -> str:
-        """Return the text to splice in after a line, or after the closing fence."""
+    def _format_output(self, result: PushResult, closed: bool) -> str:
+        """Return the text to splice in after a line, or after the newline of a closing fence."""
+        printed = _FRAMES.sub("", result.text) if result.status.is_error else result.text
         lines = printed.removesuffix("\n").split("\n") if printed else []
         if closed:
             return framed(OUTPUT, "".join(f"{line}\n" for line in lines)) if lines else ""

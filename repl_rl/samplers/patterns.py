@@ -4,8 +4,9 @@ import re
 
 from repl_rl.errors import ConfigError
 
-BOXED = r"\\boxed\{([^{}]*)\}"
-"""Answer in LaTeX's \\boxed{}. Nested braces are not supported."""
+_BRACED = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
+BOXED = rf"\\boxed\{{({_BRACED})\}}"
+"""Answer in LaTeX's \\boxed{}, which may contain braces to a depth of two, such as \\frac{\\sqrt{2}}{3}."""
 
 
 def one_group(name: str, pattern: str, flags: re.RegexFlag = re.DOTALL) -> re.Pattern[str]:

@@ -74,6 +74,12 @@ def test_an_answer_that_a_program_printed_is_not_the_policys() -> None:
     assert t.answer is None
 
 
+@pytest.mark.parametrize("answer", ["\\frac{1}{2}", "\\frac{\\sqrt{2}}{3}", "\\{1, 2\\}", ""])
+def test_a_boxed_answer_may_have_braces(answer: str) -> None:
+    t = play(FencedCodeSampler(), QUESTION + f"⟦It is \\boxed{{1}}, no, \\boxed{{{answer}}}.<|im_end|>⟧")
+    assert t.answer == answer
+
+
 def test_a_text_that_is_cut_answers_nothing() -> None:
     t = play(FencedCodeSampler(), QUESTION + "⟦\\boxed{42}⟧", limits=RolloutLimits(max_line_tokens=10))
     assert (t.stop, t.answer) == (Stop.LINE_TOO_LONG, None)

@@ -23,7 +23,7 @@ def test_each_line_of_a_block_runs_as_it_is_written_and_its_output_follows_as_a_
         FencedLineSampler(system=""),
         QUESTION
         + "⟦I compute it.\n```python\nx = 6 * 7\n⟧⟦x\n⟧# 42\n⟦print(x, 'is it\\nand', x)\n⟧# 42 is it\n# and 42\n"
-        "⟦```\nSo it is \\boxed{42}.<|im_end|>⟧",
+        "⟦```⟧\n⟦So it is \\boxed{42}.<|im_end|>⟧",
     )
     assert (t.stop, t.answer, t.outcome) == (Stop.EOS, "42", 1.0)
     assert statuses(t) == [LineStatus.OK, LineStatus.OK, LineStatus.OK, LineStatus.ANSWERED]
@@ -32,8 +32,8 @@ def test_each_line_of_a_block_runs_as_it_is_written_and_its_output_follows_as_a_
 def test_an_error_ends_neither_block_nor_console() -> None:
     t = play(
         FencedLineSampler(system=""),
-        OPENED + "x = 41\n⟧⟦x / 0\n⟧# Traceback (most recent call last):\n"
-        '#   File "<stdin>", line 1, in <module>\n# ZeroDivisionError: division by zero\n'
+        OPENED + "x = 41\n⟧⟦x / 0\n⟧"
+        "# ZeroDivisionError: division by zero\n"
         "⟦x + 1\n⟧# 42\n⟦submit_final_answer(x + 1)\n⟧",
     )
     assert (t.stop, t.answer, t.outcome) == (Stop.ANSWERED, "42", 1.0)
@@ -43,7 +43,7 @@ def test_an_error_ends_neither_block_nor_console() -> None:
 def test_names_live_on_in_later_blocks() -> None:
     t = play(
         FencedLineSampler(system=""),
-        OPENED + "x = 40\n⟧⟦```\nAnd two more.\n```py\nx + 2\n⟧# 42\n⟦```\n\\boxed{42}<|im_end|>⟧",
+        OPENED + "x = 40\n⟧⟦```⟧\n⟦And two more.\n```py\nx + 2\n⟧# 42\n⟦```⟧\n⟦\\boxed{42}<|im_end|>⟧",
     )
     assert t.outcome == 1.0
 
@@ -64,7 +64,7 @@ def test_names_live_on_in_later_blocks() -> None:
     ],
 )
 def test_a_statement_at_the_left_margin_ends_a_block_statement_as_in_a_program(block: str, printed: str) -> None:
-    t = play(FencedLineSampler(system=""), OPENED + block + printed + "⟦```\n\\boxed{42}<|im_end|>⟧")
+    t = play(FencedLineSampler(system=""), OPENED + block + printed + "⟦```⟧\n⟦\\boxed{42}<|im_end|>⟧")
     assert t.outcome == 1.0
     assert not any(status.is_error for status in statuses(t))
 
@@ -72,7 +72,7 @@ def test_a_statement_at_the_left_margin_ends_a_block_statement_as_in_a_program(b
 def test_a_block_statement_ends_with_its_block_of_code_and_its_output_stands_between_fences() -> None:
     t = play(
         FencedLineSampler(system=""),
-        OPENED + "for i in range(2):\n⟧⟦    print(i)\n⟧⟦```\n⟧```output\n0\n1\n```\n⟦\\boxed{42}<|im_end|>⟧",
+        OPENED + "for i in range(2):\n⟧⟦    print(i)\n⟧⟦```⟧\n```output\n0\n1\n```\n⟦\\boxed{42}<|im_end|>⟧",
     )
     assert statuses(t)[:3] == [LineStatus.INCOMPLETE, LineStatus.INCOMPLETE, LineStatus.OK]
 
@@ -85,7 +85,7 @@ def test_an_end_token_within_a_block_ends_its_last_line() -> None:
 def test_only_text_after_the_last_block_answers() -> None:
     t = play(
         FencedLineSampler(system=""),
-        QUESTION + "⟦\\boxed{42}\n```python\nprint(r'\\boxed{42}')\n⟧# \\boxed{42}\n⟦```\nSo.<|im_end|>⟧",
+        QUESTION + "⟦\\boxed{42}\n```python\nprint(r'\\boxed{42}')\n⟧# \\boxed{42}\n⟦```⟧\n⟦So.<|im_end|>⟧",
     )
     assert (t.stop, t.answer) == (Stop.EOS, None)
 
@@ -110,13 +110,13 @@ def test_lines_of_code_are_limited_in_number() -> None:
 def test_printed_control_tokens_and_fences_stay_text() -> None:
     t = play(
         FencedLineSampler(system=""),
-        OPENED + "print('<|im_' + 'end|>\\n```')\n⟧# <|im_end|>\n# ```\n⟦```\nok<|im_end|>⟧",
+        OPENED + "print('<|im_' + 'end|>\\n```')\n⟧# <|im_end|>\n# ```\n⟦```⟧\n⟦ok<|im_end|>⟧",
     )
     assert len(statuses(t)) == 1
 
 
 def test_outputs_may_be_marked_otherwise() -> None:
-    play(FencedLineSampler(system="", output="#=> {}"), OPENED + "6 * 7\n⟧#=> 42\n⟦```\n<|im_end|>⟧")
+    play(FencedLineSampler(system="", output="#=> {}"), OPENED + "6 * 7\n⟧#=> 42\n⟦```⟧\n⟦<|im_end|>⟧")
 
 
 def test_the_default_text_describes_the_protocol_and_a_prompt_file_replaces_it() -> None:
