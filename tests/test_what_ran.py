@@ -17,11 +17,12 @@ from repl_rl.rollout import RolloutSampler
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.rollout.renderer import Renderer
-from repl_rl.runs.replay import branch, open_replay, start_at, verify
+from repl_rl.runs.replay import Verification, branch, open_replay, start_at, verify
 from repl_rl.runs.replay.session import check
 from repl_rl.runs.store import SCHEMA_VERSION, Store, from_record, read, to_record, to_text, transitions, write_step
 from repl_rl.samplers.conformance.witness import FaultySandbox
 from repl_rl.samplers.fenced import FencedCodeSampler
+from repl_rl.samplers.fenced_lines import FencedLineSampler
 from repl_rl.samplers.inline_call import InlineCallSampler
 from repl_rl.sandbox.base import Limits
 from repl_rl.sandbox.inprocess import InProcessSandbox
@@ -49,9 +50,10 @@ def play(
     sampler: RolloutSampler | None = None,
     renderer: Renderer = RENDERER,
     observation_tokens: int = 200,
+    most_lines: int = 20,
 ) -> Trajectory:
     """What a policy leaves behind that writes `lines`, and then its end token."""
-    limits = RolloutLimits(max_line_tokens=400, max_observation_tokens=observation_tokens, max_lines=20)
+    limits = RolloutLimits(max_line_tokens=400, max_observation_tokens=observation_tokens, max_lines=most_lines)
     ids = [i for text in lines for i in renderer.written(text)]
     engine = replace(ScriptedEngine([[*ids, min(renderer.eos_ids)]]), forbidden_ids=renderer.forbidden_ids)
     return asyncio.run(replace(world([], sampler, limits, renderer), engine=engine).collect([TASK]))[0]
@@ -200,6 +202,57 @@ def test_a_policy_goes_on_from_the_middle_of_a_fenced_rollout() -> None:
     assert isinstance(found.segments[3], Observed)
     assert found.segments[3].text == "\n```output\n42\n```\n"
     assert found.outcome == 1.0
+
+
+FENCED_LINES = [
+    "I see.\n```python\n",
+    "x = 6 * 7\n",
+    "print(x, '\\nand', x)\n",
+    "for i in range(2):\n",
+    "    i\n",
+    "x / 0\n",
+    "x = = 1\n",
+    "def f(y):\n",
+    "    return y\n",
+    "```\n",
+    "```python\n",
+    "f(x)\n",
+    "```",
+    "\\boxed{42}",
+]
+
+
+def test_lines_between_fences_are_executed_again_and_compared() -> None:
+    t = play(FENCED_LINES, FencedLineSampler())
+    assert t.outcome == 1.0
+    assert asyncio.run(verify(t, SANDBOX)) == Verification(t.id, 10, None)
+    cut = play(["```python\n", "for i in range(90): i\n", "x\n"], FencedLineSampler(), observation_tokens=40)
+    assert any(s.cut for s in cut.segments if isinstance(s, Observed))
+    assert asyncio.run(verify(cut, SANDBOX)).difference is None
+    now = play(["```python\n", "import time\n", "time.time_ns()\n", "```", "\\boxed{42}"], FencedLineSampler())
+    other = asyncio.run(verify(now, SANDBOX)).difference
+    assert other is not None
+    assert (other.line, other.cause.value) == (2, "time")
+
+
+def test_the_last_line_of_a_rollout_without_lines_left_is_compared_too() -> None:
+    lines = ["```python\n", "for i in range(2): i\n", "1 / 0\n"]
+    for most in (2, 3):
+        t = play(lines, FencedLineSampler(), most_lines=most)
+        assert t.stop is Stop.MAX_LINES
+        assert asyncio.run(verify(t, SANDBOX)).difference is None
+
+
+@pytest.mark.parametrize("line", range(1, len(FENCED_LINES)))
+def test_a_policy_goes_on_from_any_line_between_fences(line: int) -> None:
+    t = play(FENCED_LINES, FencedLineSampler())
+    rest = ScriptedEngine(
+        [[i for each in t.lines[line:] for i in each.token_ids]], forbidden_ids=RENDERER.forbidden_ids
+    )
+    limits = RolloutLimits(max_line_tokens=400, max_observation_tokens=200, max_lines=20)
+    rollouts = replace(world([], FencedLineSampler(), limits), engine=rest)
+    (found,) = asyncio.run(branch(rollouts, start_at(t, line), TASK, 1)).trajectories
+    assert (found.completion_ids, found.stop, ran(found)) == (t.completion_ids, t.stop, ran(t))
 
 
 def test_nothing_goes_on_after_an_answer_even_if_it_printed_something() -> None:

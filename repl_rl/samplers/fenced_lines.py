@@ -6,8 +6,8 @@ from itertools import takewhile
 from typing import Annotated
 
 from repl_rl.record.console import LineBuffer, begins_statement, is_open_block
-from repl_rl.record.trajectory import Line, LineEnd, Prompt
-from repl_rl.rollout.blocks import OUTPUT
+from repl_rl.record.trajectory import LineEnd, LineStatus, Prompt, Trajectory
+from repl_rl.rollout.blocks import COMMENT, OUTPUT, as_comments, error_message
 from repl_rl.rollout.episode import Episode
 from repl_rl.rollout.prompts import OWN
 from repl_rl.rollout.renderer import Renderer
@@ -23,10 +23,6 @@ OPENING = re.compile(r"^```(?:python|py)[ \t]*\n", re.MULTILINE)
 FENCE = "```"
 _LINE = re.compile(r"\A[ \t]*```|\n")
 """End of a line of code, or its closing fence. Nothing after the fence is sampled before its newline."""
-_FRAMES = re.compile(
-    r"^Traceback \(most recent call last\):\n(?:  .*\n)+|^  File \"<stdin>\", line \d+\n(?:    .*\n)*", re.MULTILINE
-)
-"""Position of an error in a traceback or in the text of a syntax error."""
 TEXT_TOKENS = 1024
 SYSTEM = (
     "Solve the problem step by step. You can use Python: code between ```python and ``` is executed in a live session,"
@@ -55,7 +51,7 @@ class FencedLineSampler(RolloutSampler):
     def __init__(
         self,
         *,
-        output: str = "# {}",
+        output: str = COMMENT,
         answer: str = BOXED,
         system: str = SYSTEM,
         text_tokens: Annotated[int, AtLeast(1)] = TEXT_TOKENS,
@@ -81,44 +77,54 @@ class FencedLineSampler(RolloutSampler):
         return opening(renderer, system, task.asked, template)
 
     async def rollout(self, episode: Episode) -> None:
+        # A branch may begin within a block.
+        if episode.begun and (cell := _open_block(episode.trajectory())) is not None:
+            await self._run_block(episode, "", cell)
         while not episode.ended:
             span = await episode.sample(until=OPENING, max_tokens=self.text_tokens)
             opened, answer = OPENING.search(span.text), last_match(self._answer, span.text)
             if opened is not None and span.end is not LineEnd.LENGTH:
-                await self._run_block(episode, span, span.text[opened.end() :])
+                await self._run_block(episode, span.text[opened.end() :])
             # At an end token without an answer, the rollout ends unanswered.
             elif span.end is LineEnd.EOS and answer is not None:
                 episode.submit(answer)
 
-    async def _run_block(self, episode: Episode, line: Line, text: str) -> None:
-        """Run the lines of a block until its closing fence; `text` is its part of `line`, which opened it."""
-        buffer, cell = LineBuffer(), list[str]()
-        while line.end is not LineEnd.LENGTH:
+    async def _run_block(self, episode: Episode, text: str, cell: Sequence[str] = ()) -> None:
+        """Run the lines of a block until its closing fence.
+
+        Args:
+            episode: the rollout.
+            text: text that was sampled together with the opening fence.
+            cell: lines that the console waits to complete.
+        """
+        buffer = LineBuffer()
+        while True:
             # An end token completes a line, and closes the block. So does a fence, which may lack its newline.
-            at_end = line.end is LineEnd.EOS
             fenced = (buffer.carry + text).lstrip().startswith(FENCE)
-            written = buffer.feed(f"{text}\n" if at_end or fenced else text)
+            written = buffer.feed(f"{text}\n" if episode.ended or fenced else text)
             before_fence = list(takewhile(lambda physical: not physical.strip().startswith(FENCE), written))
-            closed = at_end or len(before_fence) < len(written)
+            closed = episode.ended or len(before_fence) < len(written)
             shown, cut = "", False
             if run := _statements(before_fence, cell, closed):
                 result = await episode.execute(*run)
                 cell = [*cell, *run] if result.more else []
                 shown, cut = self._format_output(result, closed), result.cut
             if not episode.ended and (run or closed):
-                episode.observe(shown if line.text.endswith("\n") else f"\n{shown}", cut)
+                episode.observe(shown if text.endswith("\n") else f"\n{shown}", cut)
             if closed or episode.ended:
                 return
             line = await episode.sample(until=_LINE)
+            if line.end is LineEnd.LENGTH:
+                return
             text = line.text
 
     def _format_output(self, result: PushResult, closed: bool) -> str:
         """Return the text to splice in after a line, or after the newline of a closing fence."""
-        printed = _FRAMES.sub("", result.text) if result.status.is_error else result.text
-        lines = printed.removesuffix("\n").split("\n") if printed else []
-        if closed:
-            return framed(OUTPUT, "".join(f"{line}\n" for line in lines)) if lines else ""
-        return "".join(f"{framed(self._output, line)}\n" for line in lines)
+        if not closed:
+            return as_comments(result, self._output)
+        printed = error_message(result)
+        end = "" if printed.endswith("\n") else "\n"
+        return framed(OUTPUT, printed + end) if printed else ""
 
 
 def _statements(written: Sequence[str], cell: Sequence[str], closed: bool) -> list[str]:
@@ -132,3 +138,17 @@ def _statements(written: Sequence[str], cell: Sequence[str], closed: bool) -> li
             run.append("")
         run.append(line)
     return [*run, ""] if closed and is_open_block("\n".join((*cell, *run))) else run
+
+
+def _open_block(so_far: Trajectory) -> list[str] | None:
+    """Return the lines that the console waits to complete in the block that is open. None means that none is open."""
+    inside, cell = False, list[str]()
+    for line in so_far.lines:
+        if inside:
+            inside = not any(physical.lstrip().startswith(FENCE) for physical in line.text.split("\n"))
+        else:
+            inside = OPENING.search(line.text) is not None
+        if line.execution is not None:
+            waits = line.execution.status is LineStatus.INCOMPLETE
+            cell = [*cell, *line.execution.ran] if waits else []
+    return cell if inside else None

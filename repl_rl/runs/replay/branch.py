@@ -71,7 +71,10 @@ def start_at(trajectory: Trajectory, line: int) -> Start:
             break
         else:
             segments.append(Sampled(segment.lines[:left]))
-            left = max(0, left - len(segment.lines))
+            # An observation follows the whole segment, not a part of it.
+            if left < len(segment.lines):
+                break
+            left -= len(segment.lines)
     # The typist finds the text after the last newline, which the next line continues.
     typist = Typist()
     runs = [(each, each.execution) for each in trajectory.lines[:line] if each.execution is not None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from repl_rl.record.trajectory import LineStatus
-from repl_rl.rollout.blocks import printed_in
+from repl_rl.rollout.blocks import as_comments, error_message, printed_in
 from repl_rl.sandbox.base import PushResult
 
 
@@ -84,15 +84,32 @@ def same(recorded: Shown, now: Shown) -> bool:
 def held(recorded: Shown, result: PushResult) -> bool:
     """Return True if a sampler's observation of console output contains the output of the replay.
 
-    Between the fences of the shipped sampler the whole text is compared. In any other text, the output must occur. If
-    that text was cut, only the status is compared.
+    Between the fences of the shipped sampler, and in comments, the whole text is compared. In any other text, each line
+    of the output must occur, in order. If that text was cut, only the status is compared.
     """
     printed = printed_in(recorded.text)
     if printed is not None:
         end = "\n" if result.text and not result.text.endswith("\n") else ""
         return same(replace(recorded, text=printed), Shown(result.text + end, result.status, result.cut))
-    occurs = recorded.cut or result.text.rstrip("\n") in recorded.text
-    return recorded.status is result.status and occurs
+    if recorded.status is not result.status or is_shown_as_comments(recorded, result):
+        return recorded.status is result.status
+    return recorded.cut or _occurs(error_message(result).rstrip("\n"), recorded.text)
+
+
+def is_shown_as_comments(recorded: Shown, result: PushResult) -> bool:
+    """Return True if an observation is the output of a line as comments within its block."""
+    return same(recorded, Shown(as_comments(result), result.status, result.cut))
+
+
+def _occurs(printed: str, text: str) -> bool:
+    """Return True if `text` has each line of `printed`, in order."""
+    at = 0
+    for line in printed.split("\n"):
+        found = text.find(line, at)
+        if found < 0:
+            return False
+        at = found + len(line)
+    return True
 
 
 def cause(sources: Sequence[str], recorded: Shown, now: Shown, again: Shown | None) -> Cause:

@@ -10,7 +10,7 @@ from repl_rl.record.trajectory import LineEnd, Trajectory
 from repl_rl.rollout.blocks import as_block
 from repl_rl.rollout.console import offered
 from repl_rl.rollout.host_record import Recall
-from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, held, same
+from repl_rl.runs.replay.compare import Cause, Difference, Shown, cause, held, is_shown_as_comments, same
 from repl_rl.runs.store import Transition, transitions
 from repl_rl.sandbox.base import PushResult, Sandbox, SandboxSession, console_of
 from repl_rl.sandbox.lines import combined, push_each, push_lines
@@ -162,7 +162,7 @@ class Replay:
         if observed is None and not recorded.typed:
             agrees = run.status in (step.result.status, as_block(step.result).status)
         elif recorded.typed and (recorded.asked or last or observed is None):
-            agrees = same(before, step.shown)
+            agrees = same(before, step.shown) or is_shown_as_comments(before, step.result)
         else:
             agrees = held(before, step.result) or held(before, as_block(step.result))
         if agrees and not self._recall.differs:
@@ -210,7 +210,11 @@ def check(trajectory: Trajectory) -> None:
     runs = list(trajectory.executions)
     # An answer that was written as text was not executed.
     unknown = [run for run in runs if not run.ran and run.answer is None]
-    if unknown or (runs and not any(run.ran for run in runs)):
+    if unknown:
         text = next(line.text for line in trajectory.lines if line.execution is not None and not line.execution.ran)
         remedy = "its record does not say what a console was given; it can be shown, but not executed again"
         raise ConfigError(f"trajectory {trajectory.id}, a line that was executed", text[:40], remedy)
+    # An old record of an answer in a console looks the same.
+    if runs and not any(run.ran for run in runs):
+        remedy = "its record has no input of a console; it can be shown, but not executed again"
+        raise ConfigError(f"trajectory {trajectory.id}", "an answer in its text", remedy)
