@@ -204,3 +204,20 @@ def test_an_argument_that_is_not_utf8_is_refused_before_any_work(
     (line,) = capsys.readouterr().err.splitlines()
     assert r"q/r\udcff'; it is not valid UTF-8" in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["tasks", "validation", "out", "name", "model", "sandbox"])
+def test_a_file_with_a_nul_character_in_a_name_is_refused(
+    name: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path_factory.mktemp("settings") / "nul.toml"
+    file.write_text(f'{name} = "a\\u0000b"\n')
+    assert main(["train", "--config", str(file)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{name} in {file} is 'a\\x00b'; it holds a NUL character" in line
+    assert list(tmp_path.iterdir()) == []

@@ -105,9 +105,12 @@ def parse_with_sources(
 def _known(
     pairs: list[tuple[str, object]], known: set[str], theirs: Sequence[str], where: str
 ) -> list[tuple[str, object]]:
-    for key, _ in pairs:
+    for key, value in pairs:
         if key.partition(".")[0] not in theirs or "." not in key:
             _check(f"key in {where}", key, known)
+        # A recorded prompt is the text of a file, which may hold anything.
+        if isinstance(value, str) and "\0" in value and key != "prompt":
+            raise ConfigError(f"{key} in {where}", value, "it holds a NUL character, which no name can; leave it out")
     return pairs
 
 
