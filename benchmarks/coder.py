@@ -76,7 +76,7 @@ def difference(kept: Report, label: str) -> str:
         value = asdict(bootstrap([float(ours[task] - theirs[task]) for task in both]))
         words = "greedily" if name == "greedy" else f"at T = {name}"
         found.append(f"{points(value)} {words} ({len(both)} problems)")
-    return f"\nSolved by {label} less by blocks, points, of what both played: {', '.join(found)}.\n"
+    return f"\nSolve rate of {label}, minus that of blocks on the same problems, in points: {', '.join(found)}.\n"
 
 
 def main(given: Sequence[str]) -> None:
