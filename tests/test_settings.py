@@ -219,5 +219,5 @@ def test_a_file_with_a_nul_character_in_a_name_is_refused(
     file.write_text(f'{name} = "a\\u0000b"\n')
     assert main(["train", "--config", str(file)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{name} in {file} is 'a\\x00b'; it holds a NUL character" in line
+    assert f"{name} is 'a\\x00b'; it holds a NUL character, which no name can; leave it out of {file}" in line
     assert list(tmp_path.iterdir()) == []

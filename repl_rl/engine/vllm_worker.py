@@ -17,9 +17,12 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.platforms import current_platform
 
+from repl_rl.engine.amx import request_amx_tiles
 from repl_rl.engine.bars import without_semaphores
 from repl_rl.engine.forbidden import present, silence
 
+# vLLM imports this module in its own process, before the weights are loaded.
+request_amx_tiles()
 _stderr: int | None = None
 """Copy of the original stderr while stderr is redirected."""
 

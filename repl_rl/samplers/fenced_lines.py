@@ -37,7 +37,7 @@ class FencedLineSampler(RolloutSampler):
     Each line of a block runs in this rollout's console when its newline is sampled. What the console prints follows
     the line as comments, and an expression is echoed. No prompt is spliced in, so a model writes code as it knows it.
     A block statement needs no blank line: the next statement ends it, and the output of both follows that line. Of an
-    error only the message is shown, because policies write tracebacks on when they see one in comments.
+    error only the message is shown, because policies continue a traceback that they see in comments.
 
     The rollout ends at an end token, and the last boxed answer of the text after the last block counts. It also ends
     with `submit_final_answer(...)` inside a block.

@@ -110,7 +110,7 @@ def _known(
             _check(f"key in {where}", key, known)
         # A recorded prompt is the text of a file, which may hold anything.
         if isinstance(value, str) and "\0" in value and key != "prompt":
-            raise ConfigError(f"{key} in {where}", value, "it holds a NUL character, which no name can; leave it out")
+            raise ConfigError(key, value, f"it holds a NUL character, which no name can; leave it out of {where}")
     return pairs
 
 
