@@ -28,6 +28,19 @@ _CLOCKS_S = 1.0
 """Largest difference between the clocks of processes and of files, seconds."""
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 """Error numbers of a kernel or file system without RENAME_EXCHANGE."""
+_SOCKET_ADDRESS_BYTES = 107
+"""Longest path that is the address of a Unix socket (unix(7))."""
+
+
+def folder_for_sockets(name_bytes: int) -> Path:
+    """Return the folder of temporary files, or /tmp if the addresses of sockets in it would be too long.
+
+    Args:
+        name_bytes: length of the longest path of a socket below the folder, bytes.
+    """
+    usual = Path(tempfile.gettempdir())
+    fits = len(os.fsencode(usual)) + len("/") + name_bytes <= _SOCKET_ADDRESS_BYTES
+    return usual if fits else Path("/tmp")
 
 
 @contextmanager

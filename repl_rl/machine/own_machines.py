@@ -4,7 +4,6 @@ import logging
 import os
 import secrets
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from ray.cluster_utils import Cluster as Machines
 from repl_rl.errors import ConfigError
 from repl_rl.machine import launched
 from repl_rl.machine.actors import brief
-from repl_rl.machine.folders import private_folder
+from repl_rl.machine.folders import folder_for_sockets, private_folder
 from repl_rl.machine.inherited import variables
 from repl_rl.machine.processes import descendants, end_now
 
@@ -39,6 +38,8 @@ _TRIES = 4
 _HEADLESS_S = 24 * 3600
 """Time that Ray keeps processes after their head is gone, seconds. By default, Ray would end this process after a
 minute, even with unsaved state."""
+_SOCKET_NAME_BYTES = 95
+"""Length of a socket's longest name, bytes. It has this process's folder and Ray's session with date and pid."""
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def machines_here(thing: str, simulated: int) -> Iterator[Machines]:
     Raises:
         ConfigError: the machines do not start.
     """
-    with private_folder(Path(tempfile.gettempdir()), "repl_rl-ray-") as folder:
+    with private_folder(folder_for_sockets(_SOCKET_NAME_BYTES), "repl_rl-ray-") as folder:
         yield from _machines(thing, simulated, folder)
 
 

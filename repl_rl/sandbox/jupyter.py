@@ -16,6 +16,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from repl_rl.errors import ConfigError, SandboxUnavailable
 from repl_rl.machine.assets import asset
 from repl_rl.machine.files import write_whole
+from repl_rl.machine.folders import folder_for_sockets
 from repl_rl.machine.outputs import refuse_other_file
 from repl_rl.sandbox import local
 from repl_rl.sandbox.forkserver import draw_uid
@@ -25,6 +26,7 @@ NAME = "repl-rl"
 PROVISIONER = "repl-rl-local"
 """Name of the entry point in the group `jupyter_client.kernel_provisioners`."""
 _KEPT = ("CAP_SETPCAP", "CAP_SETUID", "CAP_SETGID")
+_SOCKET_NAME_BYTES = len("repl-rl-12345678/kernel-5")
 _PRIVILEGES = ("--cap-drop", "ALL", *(word for name in _KEPT for word in ("--cap-add", name)))
 """Capabilities that a kernel of root needs to become another user."""
 
@@ -104,7 +106,7 @@ class BubblewrapProvisioner(LocalProvisioner):
         bwrap = _bubblewrap()
         # A restarted kernel keeps its folder, because its clients are connected there.
         if not self._folder:
-            self._folder = tempfile.mkdtemp(prefix="repl-rl-")
+            self._folder = tempfile.mkdtemp(prefix="repl-rl-", dir=folder_for_sockets(_SOCKET_NAME_BYTES))
         manager = self.parent
         if not isinstance(manager, KernelManager):
             raise ConfigError("kernel provisioner's parent", manager, "start kernels through a KernelManager")

@@ -265,7 +265,12 @@ def _start(kernel: ReplKernel, key: bytes, capture: Capture, place: Place, repl:
     context = zmq.Context()
     shell = context.socket(zmq.ROUTER)
     shell.linger = _SENDING_MS
-    shell.bind(f"ipc://{place.folder}/shell")
+    folder = place.folder
+    if place.temporary:
+        # The length of a socket's address is limited, and a folder of the machine may have a long path. The descriptor
+        # stays open, because ZeroMQ removes the socket by its address at the end.
+        folder = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}"
+    shell.bind(f"ipc://{folder}/shell")
     repl.before_traceback = capture.make_room
     repl.offer_submit()
     kernel.start_console(key, repl, capture, shell)

@@ -46,16 +46,28 @@ def test_files_of_an_isolated_kernel_of_root_are_not_roots() -> None:
     """Its folder of sockets is on the host, where a file of root that sets the user id would make anyone root."""
     assert main(["kernel", "install", "--user"]) == 0
     with started() as client:
+        folder = Path(client.manager.connection_file).parent
         ran = client.run(
             "import os\n"
-            "d = next(w for w in open('/proc/self/mountinfo').read().split() if w.startswith('/tmp/repl-rl-'))\n"
+            f"d = {str(folder)!r}\n"
             "open(d + '/mine', 'w').close(); os.chmod(d + '/mine', 0o4755)\n"
             "open('/tmp/scratch', 'w').close()\n"
-            "d, os.getuid(), os.stat(d + '/mine').st_uid"
+            "os.getuid(), os.stat(d + '/mine').st_uid"
         )
         (shown,) = ran.data("execute_result")
-        folder, uid, owner = ast.literal_eval(str(shown["text/plain"]))
-        assert uid == owner == Path(folder, "mine").stat().st_uid > 1_000_000
+        uid, owner = ast.literal_eval(str(shown["text/plain"]))
+        assert uid == owner == (folder / "mine").stat().st_uid > 1_000_000
+
+
+def test_an_isolated_kernel_starts_where_addresses_in_the_temporary_folder_would_be_too_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / "temporary files of a job of a cluster" / "whose path is longer than the address of a socket"
+    long.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert main(["kernel", "install", "--user"]) == 0
+    with started() as client:
+        assert client.run("6 * 7").data("execute_result") == [{"text/plain": "42"}]
 
 
 def test_the_place_and_the_name_can_be_chosen(

@@ -136,6 +136,26 @@ def _folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("repl_rl-ray-*"))
 
 
+_CONSOLE = """
+import asyncio
+from repl_rl.sandbox import open_sandbox
+
+async def main():
+    async with open_sandbox("nodes", warm=1) as sandbox, sandbox.session() as session:
+        print((await session.push("6 * 7")).text)
+
+asyncio.run(main())
+"""
+
+
+def test_a_cluster_starts_where_addresses_in_the_temporary_folder_would_be_too_long(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run([sys.executable, "-c", _CONSOLE], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "42", done.stderr
+
+
 def test_an_owner_that_is_killed_leaves_no_process_and_no_file() -> None:
     before = _folders()
     with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, cwd=ROOT, text=True) as owner:

@@ -90,6 +90,22 @@ def test_a_checkout_may_lie_anywhere_even_behind_a_long_path(tmp_path: Path) -> 
     assert ask(Path(sys.executable), ["6 * 7"], checkout=checkout, tmpdir=str(checkout)) == ["42\n"]
 
 
+def test_an_unsafe_console_runs_where_addresses_in_the_temporary_folder_would_be_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    async def main() -> None:
+        async with open_sandbox("unsafe", warm=0) as sandbox, sandbox.session() as session:
+            assert (await session.push("6 * 7")).text == "42\n"
+            assert (await session.push("import os; os.getcwd()")).text.startswith(f"'{folder}")
+
+    asyncio.run(main())
+    assert list(folder.iterdir()) == []
+
+
 def test_an_editable_package_is_seen_and_nothing_else_of_its_project(tmp_path: Path) -> None:
     python = environment(tmp_path / "env")
     project = tmp_path / "project"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from repl_rl.machine.launched import rank
 from repl_rl.record.trajectory import Trajectory
 from repl_rl.runs.folder import RunFolder
 from repl_rl.tasks import Curriculum, Task
@@ -47,8 +48,9 @@ def main(out: Path, stop_at: int, optimizer: str) -> None:
     model = tiny_model()
     source = Pausing(copy.deepcopy(model))
     source.stop_at = stop_at
-    folder = RunFolder(out, overwrite=False, resume=True)
-    with taken(folder, "seed = 0\n", resume=True, main=os.environ.get("RANK", "0") == "0") as state:
+    is_main = rank() == 0
+    folder = RunFolder(out, overwrite=False, resume=True, main=is_main)
+    with taken(folder, "seed = 0\n", resume=True, main=is_main) as state:
 
         def on_step(record: StepRecord, trajectories: Sequence[Trajectory]) -> None:
             folder.step(record.step, record.metrics, trajectories, record.credit)
