@@ -15,6 +15,7 @@ import pytest
 
 from repl_rl.sandbox import Limits, open_sandbox
 from repl_rl.sandbox.causes import INSTEAD, remedy_for
+from tests.processes import wait_for
 from tests.sandbox.places import NOBODY, PACKAGES, ROOT, VERSION, ask, base_python, environment, site_packages
 
 PLACES = ("/tmp", "/run", "/var/tmp", "/dev/shm", "/opt", os.path.expanduser("~"))
@@ -103,7 +104,7 @@ def test_an_unsafe_console_runs_where_addresses_in_the_temporary_folder_would_be
             assert (await session.push("import os; os.getcwd()")).text.startswith(f"'{folder}")
 
     asyncio.run(main())
-    assert list(folder.iterdir()) == []
+    wait_for(lambda: not list(folder.iterdir()), None, 60)
 
 
 def test_an_editable_package_is_seen_and_nothing_else_of_its_project(tmp_path: Path) -> None:

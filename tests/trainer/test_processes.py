@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def launch(processes: int, module: str, *arguments: str, limit_s: float = 280) -> list[str]:
     """Run a module in so many processes that know of each other, and see all of them end well; what each said."""
-    # As torchrun does, this process holds the store, so nobody can take its port before the first process listens.
+    # The store listens in this process, as in torchrun, because another program could take a port that is only chosen.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     workers = []
     for rank in range(processes):
