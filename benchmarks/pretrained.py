@@ -131,8 +131,10 @@ def publish_run(runs: Path) -> None:
 
 
 def typical(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """The rollout in the middle by its number of sampled tokens: neither the worst nor the best."""
-    ordered = sorted(trajectories, key=lambda t: (t.sampled_tokens, t.id))
+    """Return the rollout with the median number of sampled tokens, of those that print no path of this Python."""
+    own = (sys.prefix, sys.base_prefix, str(Path.home()))
+    published = [t for t in trajectories if not any(path in transcript(t) for path in own)]
+    ordered = sorted(published, key=lambda t: (t.sampled_tokens, t.id))
     return ordered[len(ordered) // 2]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import coder, gsm8k
 from benchmarks.pages import ROOT
-from benchmarks.pretrained import FOLDER, RUN, block, told
+from benchmarks.pretrained import FOLDER, RUN, block, told, typical
 from repl_rl.cli.train import TrainConfig
 from repl_rl.rollout.limits import RolloutLimits
 from repl_rl.settings.arguments import parse
@@ -36,6 +36,15 @@ def test_the_comparison_of_lines_and_blocks_is_that_of_the_kept_figures() -> Non
 def test_a_rollout_has_answered_by_a_call_or_in_a_box(lines: list[str], answered: bool) -> None:
     (t,) = asyncio.run(replace(world(lines), limits=RolloutLimits(max_lines=1)).collect([TASK]))
     assert coder.has_answered(t) is answered
+
+
+def test_the_published_rollout_prints_no_path_of_this_python() -> None:
+    limits = RolloutLimits(max_lines=1)
+    printing, plain = (
+        asyncio.run(replace(world([line]), limits=limits).collect([TASK]))[0]
+        for line in ("import sys; print(sys.prefix)\n", "x = 1\n")
+    )
+    assert typical([printing, printing, plain]) is plain
 
 
 def test_every_share_stands_in_a_generated_block() -> None:
