@@ -26,8 +26,10 @@ import json
 import keyword
 import pkgutil
 import re
+import subprocess
 import sys
 import sysconfig
+import tempfile
 import textwrap
 import time
 import tokenize
@@ -198,9 +200,10 @@ class Row:
 class Checkout:
     """All files of a checkout, with every use of the wanted identifiers."""
 
-    def __init__(self, root: Path, wanted: set[str]) -> None:
+    def __init__(self, root: Path, wanted: set[str], types: Path | None = None) -> None:
         self.root = root
         self.wanted = wanted
+        self.checked = checked_types(root) if types is None else json.loads(types.read_text(encoding="utf-8"))
         self.modules: dict[str, Module] = {}
         self.paths: dict[str, Module] = {}
         self.uses: list[Use] = []
@@ -278,6 +281,23 @@ class Checkout:
         decorators = [ast.unparse(d).partition("(")[0].rpartition(".")[2] for d in one.node.decorator_list]
         one.dataclass = "dataclass" in decorators or bool({"NamedTuple", "TypedDict", "BaseModel"} & one.external)
 
+    def checked_base(self, module: Module, node: ast.Attribute) -> Type:
+        """Return the type of the object of an attribute, as mypy infers it."""
+        found = self.checked.get(module.path, {}).get(f"{node.end_lineno}:{node.end_col_offset}")
+        if found is None:
+            return None
+        atoms: list[Atom] = []
+        for place in found:
+            home = self.paths.get(place[0]) if place is not None else None
+            if place is None:
+                atoms.append(("ext",))
+                continue
+            one = next((c for c in home.classes if c.qualname == place[1]), None) if home is not None else None
+            if one is None:
+                return None
+            atoms.append(("inst", one))
+        return tuple(atoms)
+
     def uses_of(self, module: Module) -> list[Use]:
         """Return the uses of one file."""
         if not self.by_module:
@@ -317,6 +337,15 @@ class Checkout:
             return None
         module = self.modules[str(key[1])]
         return next((one for one in module.classes if one.qualname == key[2]), None)
+
+
+def checked_types(root: Path) -> dict[str, dict[str, list[list[str] | None]]]:
+    """Return what checked_types.py finds in the checkout, in a process of its own."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        program = Path(__file__).with_name("checked_types.py").absolute()
+        subprocess.run([sys.executable, program, file.name], cwd=root, check=True)
+        found: dict[str, dict[str, list[list[str] | None]]] = json.loads(Path(file.name).read_text(encoding="utf-8"))
+    return found
 
 
 class Collector(ast.NodeVisitor):
@@ -1275,6 +1304,8 @@ class Resolver(ast.NodeVisitor):
         self.visit(node.value)
         if node.attr in self.checkout.wanted:
             keys = self.keys_of(self.inference.infer(node.value, self.scope), node.attr)
+            if not keys and self.embedded is None:
+                keys = self.keys_of(self.checkout.checked_base(self.module, node), node.attr)
             end = (node.end_lineno or 0, (node.end_col_offset or 0) - len(node.attr.encode()))
             self.use(node.attr, "attribute", keys, end)
 
@@ -1743,6 +1774,9 @@ class Plan:
     checkout: Checkout
     rows: list[Row]
     library: set[str]
+    bold: bool = False
+    doubts: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    planned: dict[Key, set[str]] = field(default_factory=lambda: defaultdict(set))
     parents: dict[Key, Key] = field(default_factory=dict)
     renames: dict[Key, str] = field(default_factory=dict)
     reasons: dict[Key, str] = field(default_factory=dict)
@@ -1780,6 +1814,11 @@ class Plan:
         """Rename two members together."""
         first, second = self.root(one), self.root(other)
         if first != second:
+            news = self.planned[first] | self.planned[second]
+            if self.bold and len(news) > 1:
+                self.doubts["not joined"].append(f"{first[1]} {first[-1]} and {second[1]}: {sorted(news)}")
+                return
+            self.planned[second] = news
             self.parents[first] = second
 
     def block(self, key: Key, reason: str) -> None:
@@ -1788,6 +1827,13 @@ class Plan:
         if root in self.renames:
             del self.renames[root]
             self.reasons[root] = reason
+
+    def text(self, key: Key, reason: str) -> None:
+        """Leave a symbol whose name is a text too; a bold plan renames it and lists the text."""
+        if self.bold:
+            self.doubts["texts"].append(f"{key[1]} {key[-1]} -> {self.new(key)}: {reason}")
+        else:
+            self.block(key, reason)
 
     def new(self, key: Key) -> str | None:
         """Return the new name of what a key refers to."""
@@ -1820,7 +1866,11 @@ class Plan:
                 row.label = "gone"
                 continue
             if "<locals>" in row.old:
-                row.label, row.reason = "ambiguous", "a function in a function"
+                scope = local_scope(module, row.old)
+                if scope is not None and row.last in scope.names:
+                    row.key = ("l", module.name, scope.number, row.last)
+                else:
+                    row.label = "gone" if scope is None or fresh not in scope.names else "done"
                 continue
             if len(parts) == 1:
                 key, then = ("g", module.name, row.old), ("g", module.name, fresh)
@@ -1839,6 +1889,9 @@ class Plan:
 
     def _link(self) -> None:
         """Link members that must keep one name: overrides, and what satisfies a protocol."""
+        for row in self.rows:
+            if row.key is not None:
+                self.planned[row.key].add(row.new)
         for text, keys in self.by_text.items():
             if text not in self.checkout.wanted:
                 continue
@@ -1848,7 +1901,7 @@ class Plan:
                         self.union(key, one.key(text))
             for key in keys:
                 protocol = self.owners[key]
-                if not protocol.is_protocol():
+                if not protocol.is_protocol() or (self.bold and key not in self.planned):
                     continue
                 needed = {name for one in protocol.ancestors() for name in one.members} - {"__slots__"}
                 for other in keys:
@@ -1864,8 +1917,23 @@ class Plan:
             for key in self.by_text[text]:
                 owner = self.owners[key]
                 double = not owner.module.path.startswith(PACKAGES) and not text.startswith("_")
+                if double and self.bold and not self._alike(owner, text):
+                    self.doubts["doubles"].append(f"{owner.module.path} {owner.qualname}.{text} keeps its name")
+                    continue
                 if double and len(news) == 1 and not (owner.outside() and text in self.library):
                     self.union(key, sample[text])
+
+    def _alike(self, double: Class, text: str) -> bool:
+        """Return True if a class of the tests stands for a renamed one: most of its public members are that one's."""
+        public = {name for name in double.members if not name.startswith("_")}
+        for key in self.by_text[text]:
+            owner = self.owners[key]
+            if key not in self.planned or not owner.module.path.startswith(PACKAGES):
+                continue
+            shared = sum(owner.find(name) is not None for name in public)
+            if owner in double.ancestors() or 2 * shared > len(public):
+                return True
+        return False
 
     def _components(self) -> None:
         news: dict[Key, set[str]] = defaultdict(set)
@@ -1882,7 +1950,7 @@ class Plan:
                 settings.add(root)
         for root, found in news.items():
             self.renames[root] = sorted(found)[0]
-            if len(found) > 1:
+            if len(found) > 1 and not self.bold:
                 self.block(root, f"one family of members gets several names: {sorted(found)}")
             if root in settings:
                 self.block(root, "a setting is a text too")
@@ -1894,11 +1962,11 @@ class Plan:
                 root = self.root(key)
                 if root not in self.renames:
                     continue
-                if owner.module.path.startswith(PACKAGES) and owner not in covered[root]:
+                if not self.bold and owner.module.path.startswith(PACKAGES) and owner not in covered[root]:
                     self.block(root, f"{owner.module.path} {owner.qualname}.{text} has no row and looks alike")
                 if owner.outside() & KEYED_BASES:
                     self.block(root, f"{owner.qualname} has keys that are texts")
-                elif owner.outside() and text in self.library:
+                elif owner.outside() and text in self.library and not self.bold:
                     self.block(root, f"{owner.qualname} may override a member of {sorted(owner.outside())}")
 
     def _block_texts(self) -> None:
@@ -1931,21 +1999,21 @@ class Plan:
                 if is_field and set(self.owners[key].family()) & dumped:
                     self.block(key, "its class is written by the names of its fields")
             if strings and specific:
-                self.block(key, f"a text at {place}")
+                self.text(key, f"a text at {place}")
             elif key[0] == "m" and any(self._reflected(*each) for each in strings):
-                self.block(key, f"a text at {place}, where attributes are got by name")
+                self.text(key, f"a text at {place}, where attributes are got by name")
             if text in self.checkout.external_keywords:
                 self.block(key, "a keyword of SimpleNamespace or of a mock")
             alone = {self.root(each) for each in self.counts[text]} == {self.root(key)}
             if text in self.checkout.split and not (alone and specific):
-                self.block(key, f"in a part of a program at {self.checkout.split[text]}")
+                self.text(key, f"in a part of a program at {self.checkout.split[text]}")
             for module, node in self.checkout.words.get(text, ()):
                 start, end = module.span(node)
                 source = module.text[start:end]
                 about = re.search(r"\b(repl_rl|repl_kernel)\b", source) is not None
                 called = re.search(rf"\bimport [\w, ]*\b{text}\b|\b{text}\(|[.:]{text}\b", source) is not None
                 if (not alone and about) or (alone and not specific and called):
-                    self.block(key, f"in a text at {module.path}:{node.lineno}")
+                    self.text(key, f"in a text at {module.path}:{node.lineno}")
         for module in self.checkout.paths.values():
             for name, found in module.bindings.items():
                 kinds = {each[0] for each in found}
@@ -1975,7 +2043,7 @@ class Plan:
         keys = set(self.by_text.get(use.text, ()))
         if use.kind == "keyword":
             keys = {key for key in keys if self.owners[key].dataclass}
-            return {self.root(key) for key in keys}, False
+            return {self.root(key) for key in keys}, self.bold and use.text in self.library
         own = {key for key in keys if key[1] == use.module.name}
         if use.text.startswith("_") and own:
             return {self.root(key) for key in own}, False
@@ -2000,6 +2068,10 @@ class Plan:
         for use in self.concerned:
             new, disagreeing = self.target(use)
             line = use.module.text.count("\n", 0, use.start) + 1 if disagreeing and use.start is not None else 0
+            if disagreeing and self.bold and use.kind in {"attribute", "keyword"} and not use.keys:
+                news = sorted({str(self.renames.get(key)) for key in self.candidates(use)[0]})
+                self.doubts["uses"].append(f"{use.module.path}:{line}: {use.text} ({use.kind}), perhaps {news}")
+                continue
             for key in disagreeing:
                 self.block(key, f"unresolved {use.kind} at {use.module.path}:{line}")
             if new is not None and use.start is None:
@@ -2017,7 +2089,7 @@ class Plan:
         for use in self.concerned:
             for key in use.keys:
                 new = self.new(key)
-                if new is None or key[0] != "g" or use.kind in {"attribute", "path"}:
+                if new is None or key[0] not in {"g", "l"} or use.kind in {"attribute", "path"}:
                     continue
                 scope: Scope | None = use.scope
                 while scope is not None:
@@ -2103,6 +2175,17 @@ class Plan:
                     self.edits[module.path].setdefault(place, (word, known[word]))
 
 
+def local_scope(module: Module, path: str) -> Scope | None:
+    """Return the scope of the function that holds a local name, given as `Class.method.<locals>.name`."""
+    nodes: Iterable[ast.AST] = [module.tree]
+    for part in path.split(".")[:-1]:
+        if part != "<locals>":
+            inside = (each for node in nodes for each in ast.walk(node) if each is not node)
+            nodes = [each for each in inside if isinstance(each, ast.ClassDef | Function) and each.name == part]
+    found = [module.functions[node] for node in nodes if node in module.functions]
+    return found[0] if len(found) == 1 else None
+
+
 def flatten(kind: Type) -> Iterator[Atom]:
     """Yield the atoms of a type, with those of its arguments."""
     for atom in kind or ():
@@ -2176,7 +2259,7 @@ def check(plan: Plan, root: Path) -> list[str]:
     if len(old.uses) != len(new.uses):
         problems.append(f"{len(old.uses)} uses became {len(new.uses)}")
     for one, other in zip(old.uses, new.uses, strict=False):
-        expected = tuple((*key[:-1], plan.new(key) or key[-1]) if key[0] in "gm" else key for key in one.keys)
+        expected = tuple((*key[:-1], plan.new(key) or key[-1]) if key[0] in "gml" else key for key in one.keys)
         if expected != other.keys:
             line = one.module.text.count("\n", 0, one.start or 0) + 1
             problems.append(f"{one.module.path}:{line}: {one.text} was {one.keys}, {other.text} is {other.keys}")
@@ -2192,6 +2275,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--report", type=Path, default=Path("rename_unique.txt"), help="file for rows that are left")
     parser.add_argument("--apply", action="store_true", help="write the files; without it, only count")
     parser.add_argument("--dry", action="store_true", help="only count")
+    parser.add_argument("--unchecked", action="store_true", help="do not resolve the changed checkout again")
+    parser.add_argument("--bold", action="store_true", help="rename names that are texts too, and list what to look at")
+    parser.add_argument("--types", type=Path, help="what checked_types.py found in the checkout; else it is run")
     parser.add_argument("--library-names", type=Path, help="file that keeps the names of libraries between runs")
     given = parser.parse_args(arguments)
     begun = time.monotonic()
@@ -2199,7 +2285,7 @@ def main(arguments: Sequence[str]) -> int:
     table = tomllib.loads(given.names.read_text(encoding="utf-8"))["rename"]
     rows = [Row(*row) for row in table if row[0] <= given.tier]
     wanted = {row.last for row in rows} | {row.new.rpartition(".")[2] for row in rows}
-    checkout = Checkout(root, {word for word in wanted if word.isidentifier()})
+    checkout = Checkout(root, {word for word in wanted if word.isidentifier()}, given.types)
     print(f"{len(checkout.paths)} files, {len(checkout.uses)} uses, {time.monotonic() - begun:.0f} s", flush=True)
     if given.library_names and given.library_names.exists():
         library = set(given.library_names.read_text(encoding="utf-8").split())
@@ -2208,7 +2294,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.library_names:
             given.library_names.write_text("\n".join(sorted(library)), encoding="utf-8")
     print(f"{len(library)} names of libraries, {time.monotonic() - begun:.0f} s", flush=True)
-    plan = Plan(checkout, rows, library)
+    plan = Plan(checkout, rows, library, given.bold)
     plan.make()
     counts = Counter(row.label for row in rows)
     print(", ".join(f"{label} {count}" for label, count in counts.most_common()))
@@ -2225,11 +2311,14 @@ def main(arguments: Sequence[str]) -> int:
         for number, text in enumerate(module.lines, 1):
             if re.search(r"\w\)?\.__(qual)?name__\b", text):
                 lines.append(f"a text is made of a name: {module.path}:{number}: {text.strip()}")
+    lines += [f"{kind}: {one}" for kind, found in plan.doubts.items() for one in sorted(set(found))]
     given.report.write_text("\n".join([*lines, *sorted(set(checkout.problems))]) + "\n", encoding="utf-8")
     print(f"{sum(map(len, plan.edits.values()))} edits in {len(plan.edits)} files, {time.monotonic() - begun:.0f} s")
     if not given.apply or given.dry:
         return 0
     write(root, plan.edits)
+    if given.unchecked:
+        return 0
     problems = check(plan, root)
     print("\n".join(problems[:200]))
     print(f"{len(problems)} differences, {time.monotonic() - begun:.0f} s")
