@@ -86,7 +86,7 @@ def block(kept: Report) -> str:
 
 def main(rows: Sequence[str]) -> None:
     """Publish rows of the form LABEL=DATA,DATA=EVAL,EVAL."""
-    kept: Report = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    kept: dict[str, Report] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     for row in rows:
         label, data, evaluations = row.split("=")
         kept[label] = figures([Path(one) for one in data.split(",")], [Path(one) for one in evaluations.split(",")])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import coder, gsm8k
+from benchmarks import coder, gsm8k, lora
 from benchmarks.pages import ROOT
 from benchmarks.pretrained import FOLDER, RUN, block, told, typical
 from repl_rl.cli.train import TrainConfig
@@ -28,6 +28,10 @@ def test_the_figures_of_public_problems_are_those_of_the_published_evaluations()
 
 def test_the_comparison_of_lines_and_blocks_is_that_of_the_kept_figures() -> None:
     assert coder.PAGE.text == coder.block(json.loads(coder.FIGURES.read_text()))
+
+
+def test_the_block_about_adapters_is_that_of_the_kept_figures() -> None:
+    assert lora.PAGE.text == lora.block(json.loads(lora.FIGURES.read_text()))
 
 
 @pytest.mark.parametrize(
