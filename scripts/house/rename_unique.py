@@ -340,7 +340,7 @@ class Checkout:
 
 
 def checked_types(root: Path) -> dict[str, dict[str, list[list[str] | None]]]:
-    """Return what checked_types.py finds in the checkout, in a process of its own."""
+    """Run checked_types.py in a separate process and return its result."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         program = Path(__file__).with_name("checked_types.py").absolute()
         subprocess.run([sys.executable, program, file.name], cwd=root, check=True)
@@ -1924,7 +1924,7 @@ class Plan:
                     self.union(key, sample[text])
 
     def _alike(self, double: Class, text: str) -> bool:
-        """Return True if a class of the tests stands for a renamed one: most of its public members are that one's."""
+        """Return True if a test class is a fake of a renamed class: it shares most of its public members."""
         public = {name for name in double.members if not name.startswith("_")}
         for key in self.by_text[text]:
             owner = self.owners[key]
