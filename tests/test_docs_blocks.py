@@ -48,6 +48,11 @@ def test_every_block_is_of_a_kind_that_something_holds() -> None:
     assert {language for text in SITE.values() for language, _ in fenced(text)} == set(KINDS)
 
 
+def test_the_navigation_of_the_site_has_every_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [page for page in SITE if page.startswith("docs/") and f" {page[5:]}\n" not in navigation] == []
+
+
 def test_pages_that_are_not_in_docs_have_no_blocks_that_would_be_run_nowhere() -> None:
     assert [name for name, text in SITE.items() if name not in PAGES and fenced(text)] == []
 
